@@ -132,12 +132,11 @@ format: $(STAMP_ALL)
 format-check: $(STAMP_ALL)
 	$(BIN)/ruff format --check
 
-# First the package, including linked folders, then scripts, benchmarks and tests. In tests
-# only annotated functions are checked, without the errors that torch's wide types cause:
-# the type of a submodule accessed as an attribute is "Tensor | Module".
-LOOSE := --follow-imports=silent --allow-untyped-defs --allow-incomplete-defs \
-	--allow-untyped-decorators --no-check-untyped-defs --disable-error-code=operator \
-	--disable-error-code=union-attr --disable-error-code=index \
+# First the package, including linked folders, then scripts, benchmarks and tests. Tests are
+# checked without the errors that torch's wide types cause: the type of a submodule accessed
+# as an attribute is "Tensor | Module".
+LOOSE := --follow-imports=silent --allow-untyped-decorators \
+	--disable-error-code=operator --disable-error-code=union-attr --disable-error-code=index \
 	--exclude '/.*/conftest\.py$$'  # mypy supports one module per name
 
 typecheck: $(STAMP_ALL)

@@ -29,6 +29,7 @@ import numpy as np
 import ray
 from harness.estimates import Estimate
 from harness.machine import machine
+from harness.turns import Alternative, measure
 from rich.console import Console
 from rich.table import Table
 from tensordict.nn import TensorDictModule
@@ -99,29 +100,16 @@ def make_policy() -> Any:
     )
 
 
-def timed(collector: Any) -> float:
-    """Collect a batch with new weights and return the seconds."""
-    begin = time.perf_counter()
-    collector.update_policy_weights_()
-    batch = collector.next()
-    seconds = time.perf_counter() - begin
-    del batch
-    return seconds
+def updating(collector: Any, say: Callable[[str], None]) -> Alternative:
+    """Return the call that collects a batch with new weights."""
 
+    def call() -> None:
+        collector.update_policy_weights_()
+        batch = collector.next()
+        del batch
+        say(f"a batch of {type(collector).__name__}")
 
-def overhead(
-    local: Any, there: Any, pairs: int, say: Callable[[str], None]
-) -> tuple[list[float], list[float]]:
-    """Collect batches in turn; return the seconds of each, local and with Ray."""
-    for collector in (local, there):
-        timed(collector)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for pair in range(pairs):
-        both = [(seconds[0], local), (seconds[1], there)]
-        for kept, collector in both if pair % 2 else both[::-1]:
-            kept.append(timed(collector))
-        say(f"pair {pair + 1} of {pairs}")
-    return seconds
+    return Alternative.once(call)
 
 
 def recovery(collector: Any, normal: float) -> float:
@@ -189,7 +177,7 @@ def predict(given: Inputs, nodes: int) -> Prediction:
     )
 
 
-def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything, with a Ray cluster on this machine."""
     # As when a collector starts Ray: actors have the local collector's priority.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -213,7 +201,9 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         sync=True,
         **shared,
     )
-    here_seconds, there_seconds = overhead(local, there, options.pairs, say)
+    both = {"ray": updating(there, say), "local": updating(local, say)}
+    taken = measure(both, options.pairs, seconds=0.0, clock=time.perf_counter)
+    here_seconds, there_seconds = taken["local"], taken["ray"]
     local.shutdown()
     normal = float(np.median(there_seconds))
     batch = there.next()
@@ -309,7 +299,7 @@ def main() -> None:
     if options.quick:
         options.frames, options.pairs = 400, 2
     console = Console()
-    result = measure(options, console)
+    result = run(options, console)
     show(result, console)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1))

@@ -1,4 +1,4 @@
-"""Writes the HTML report of a run next to its JSON.
+"""Writes the report of a run next to its JSON: Markdown and pictures.
 
 python benchmarks/report.py runs/benchmarks.json
 """

@@ -4,8 +4,8 @@
     python benchmarks/suite.py --quick              # five minutes
     python benchmarks/suite.py --resume             # continue an interrupted run
 
-Results are written to the JSON file after each experiment, and the HTML report next to
-it at the end. docs/benchmarks.md explains the protocol. If an experiment or a system
+Results are written to the JSON file after each experiment, and the report next to it
+at the end. docs/benchmarks.md explains the protocol. If an experiment or a system
 fails or hangs, this is recorded and the suite continues.
 """
 

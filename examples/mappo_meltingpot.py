@@ -143,7 +143,7 @@ def visit(visitor):
         assign=assign,
         episodes=args.games,
         seeds=args.seed,
-        max_episode_frames=args.limit,
+        max_frames_per_traj=args.limit,
         deterministic=False,
         **workers,
     )

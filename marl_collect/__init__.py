@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector as MultiSyncCollector
     from marl_collect.collectors import MultiSyncDataCollector as MultiSyncDataCollector
     from marl_collect.collectors import SyncDataCollector as SyncDataCollector
-    from marl_collect.collectors.evaluation import Evaluation as Evaluation
-    from marl_collect.collectors.evaluation import Evaluator as Evaluator
-    from marl_collect.collectors.evaluation import evaluate as evaluate
     from marl_collect.core.description import EnvDescription as EnvDescription
     from marl_collect.core.description import GroupDescription as GroupDescription
     from marl_collect.core.env import MultiAgentEnv as MultiAgentEnv
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from marl_collect.errors import ClosedError as ClosedError
     from marl_collect.errors import PolicyError as PolicyError
     from marl_collect.errors import WorkerError as WorkerError
+    from marl_collect.evaluation.evaluator import Evaluation as Evaluation
+    from marl_collect.evaluation.evaluator import Evaluator as Evaluator
+    from marl_collect.evaluation.evaluator import evaluate as evaluate
     from marl_collect.parallel_env import ParallelEnv as ParallelEnv
     from marl_collect.parallel_env import SerialEnv as SerialEnv
     from marl_collect.parallel_env.describe import describe as describe

@@ -18,6 +18,7 @@ import inspect
 import math
 import reprlib
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
@@ -110,6 +111,8 @@ class Options:
 
     Attributes:
         rejected_keywords: keywords that are refused with advice.
+        renamed_keywords: old names of options, with their present names. They are
+            accepted with a DeprecationWarning.
 
     Raises:
         TypeError: for a value of the wrong type.
@@ -117,6 +120,7 @@ class Options:
     """
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {}
+    renamed_keywords: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -187,23 +191,25 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
 # From declarations to constructors
 
 
-def constructor(
+def method(
     options: Callable[P, O],
-) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
-    """Let ``__init__(self, options)`` accept the fields of ``options`` as arguments."""
+) -> Callable[[Callable[[S, O], R]], Callable[Concatenate[S, P], R]]:
+    """Let a method, or a constructor, accept the fields of ``options`` as arguments."""
 
-    def decorate(init: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
-        caller = init.__qualname__.rpartition(".")[0]
+    def decorate(of_options: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
+        owner, _, name = of_options.__qualname__.rpartition(".")
+        caller = owner if name == "__init__" else f"{name}()"
 
-        def __init__(  # noqa: N807 - it becomes the method
-            self: S, /, *args: P.args, **kwargs: P.kwargs
-        ) -> None:
-            init(self, parse(options, caller, args, kwargs))
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return of_options(self, parse(options, caller, args, kwargs))
 
-        _describe(__init__, init, options)
-        return __init__
+        _describe(call, of_options, options)
+        return call
 
     return decorate
+
+
+constructor = method
 
 
 def function(
@@ -237,9 +243,9 @@ def parse(
         TypeError: if an argument is missing, unknown, or of a wrong type.
         ValueError: if a value is out of bounds.
     """
-    given = dict(keywords)
+    given = _with_present_names(kind, caller, keywords)
     known = {each.name: each for each in fields(kind)}
-    for name, value in keywords.items():
+    for name, value in list(given.items()):
         if name in known:
             continue
         other = kind.rejected_keywords.get(name)
@@ -259,6 +265,29 @@ def parse(
         texts = {each.name: f": {each.option.help}" for each in declared(kind)}
         raise TypeError(f"{missing[0]} must be given{texts.get(missing[0], '')}.")
     return kind(*args, **given)
+
+
+def _with_present_names(
+    kind: Any, caller: str, keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keywords with the present names of renamed options.
+
+    Raises:
+        TypeError: if both names of an option are given.
+    """
+    given = dict(keywords)
+    for old, new in kind.renamed_keywords.items():
+        if old not in given:
+            continue
+        if new in given:
+            raise TypeError(f"{caller} got {new} and its old name {old}: pass one.")
+        given[new] = given.pop(old)
+        warnings.warn(
+            f"{caller}: {old} is now called {new}, as for collectors.",
+            DeprecationWarning,
+            stacklevel=4,  # Above us are parse() and the decorated function.
+        )
+    return given
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:

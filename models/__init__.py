@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from marl_collect.models.mlp import MultiAgentMLP as MultiAgentMLP
     from marl_collect.models.policy import make_head as make_head
     from marl_collect.models.policy import make_policy as make_policy
+    from marl_collect.models.policy_options import HeadFactory as HeadFactory
     from marl_collect.models.policy_options import NetworkFactory as NetworkFactory
     from marl_collect.models.policy_options import PolicyOptions as PolicyOptions
     from marl_collect.models.recurrent.module import RecurrentModule as RecurrentModule

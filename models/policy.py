@@ -83,7 +83,10 @@ def group_policy(
     leaves = observation_leaves(group.observation, (name, "observation"))
     in_keys = [leaf.key for leaf in leaves]
     with torch.device(_device(options.device)):
-        head = make_head(group, head_options, check_mask=options.check_mask)
+        if options.head is not None:
+            head = options.head(group, head_options)
+        else:
+            head = make_head(group, head_options, check_mask=options.check_mask)
         out_keys = [key for key in head.in_keys if key[-1] != "action_mask"]
         explore = None
         if options.epsilon is not None:
@@ -161,8 +164,7 @@ def make_head(
     raise TypeError(
         f"There is no head for the action space {space} of group {options.group!r}: "
         "expected Discrete, or a one-dimensional MultiDiscrete, MultiBinary or Box. "
-        "Build the policy by hand from a network that writes the distribution's "
-        "parameters and a ProbabilisticTensorDictModule."
+        "Pass make_policy(head=...) a function that builds a head for it."
     )
 
 

@@ -8,6 +8,8 @@ import torch
 from tensordict.nn import InteractionType
 from torch import nn
 
+from marl_collect.core.description import GroupDescription
+from marl_collect.models.distributions.heads import ActionHead, HeadOptions
 from marl_collect.models.mlp import LayerFactory
 
 Recurrence = Literal["gru", "lstm"]
@@ -41,6 +43,19 @@ class NetworkFactory(Protocol):
         ...
 
 
+class HeadFactory(Protocol):
+    """Builds the head of one group, which selects the distribution of its actions."""
+
+    def __call__(self, group: GroupDescription, options: HeadOptions) -> ActionHead:
+        """Return the head; call ``make_head`` for the default one.
+
+        Args:
+            group: has the action space.
+            options: to pass to the head.
+        """
+        ...
+
+
 @final
 @dataclass(frozen=True)
 class PolicyOptions:
@@ -54,6 +69,8 @@ class PolicyOptions:
             observation space.
         network: builds the network between observation and head; see
             ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``.
+        head: builds the head, which turns outputs of the network into actions; see
+            ``HeadFactory``. ``None`` chooses one for the action space (``make_head``).
         num_cells: units of the hidden layers of the ``MultiAgentMLP``.
         activation_class: builds the activations of the ``MultiAgentMLP``.
         recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
@@ -76,14 +93,14 @@ class PolicyOptions:
 
     Raises:
         ValueError: for an unknown ``recurrent``, an ``epsilon`` that is no
-            probability, or for options that contradict
-            ``network``.
+            probability, or for options that contradict ``network`` or ``head``.
     """
 
     centralised: bool = False
     share_params: bool = True
     agent_ids: bool = False
     network: NetworkFactory | None = None
+    head: HeadFactory | None = None
     num_cells: tuple[int, ...] = _NUM_CELLS
     activation_class: LayerFactory = nn.Tanh
     recurrent: Recurrence | None = None
@@ -107,6 +124,11 @@ class PolicyOptions:
         if self.epsilon is not None and not 0 <= self.epsilon <= 1:
             raise ValueError(
                 f"epsilon must be a probability from 0 to 1, but is {self.epsilon}."
+            )
+        if self.head is not None and not self.check_mask:
+            raise ValueError(
+                "head replaces the default head, which check_mask=False would "
+                "configure. Leave check_mask out, and set it in the head factory."
             )
         if self.network is None:
             return

@@ -48,7 +48,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
         path: of the file.
         policy: what ``make_policy(what, **options)`` returned.
         what: an environment, a factory, or a description, as for ``make_policy``.
-        **options: of ``make_policy``. ``network`` is not supported, because a file
+        **options: of ``make_policy``, without ``network`` and ``head``, because a file
             holds no code.
 
     Raises:
@@ -91,6 +91,12 @@ def policy_state(
     """
     plain = dict(options)
     plain.pop("device", None)
+    for name in ("network", "head"):
+        if plain.get(name) is not None:
+            raise ValueError(
+                f"A policy with {name}= cannot be saved, because a file holds no code. "
+                "Save its state_dict with torch.save, and build the policy again."
+            )
     kind = plain.get("activation_class")
     if kind is not None:
         names = {kind: name for name, kind in ACTIVATIONS.items()}

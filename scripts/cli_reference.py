@@ -46,7 +46,7 @@ EXAMPLES = {
     "export": "export data --out spread.hdf5",
     "import": "import spread.hdf5 --format hdf5 --out again",
     "play": "play simple_spread_v3 --episodes 3",
-    "render": "render simple_spread_v3 --out spread.gif --max-frames 10",
+    "render": "render simple_spread_v3 --out spread.gif --max-frames-per-traj 10",
     "compare": (
         "compare simple_spread_v3 --setup ippo-local-shared --setup mappo-local-own "
         "--frames 400 --seeds 2 --workers 1 --set frames_per_batch=200 "

@@ -36,7 +36,7 @@ def main() -> None:
     pictures = play(
         factory,
         policy,
-        max_frames=arguments.frames,
+        max_frames_per_traj=arguments.frames,
         deterministic=not arguments.stochastic,
         seed=arguments.seed,
         overlay=True,

@@ -147,14 +147,14 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_every_quoted_message_is_provoked():
+def test_every_quoted_message_is_provoked() -> None:
     assert sorted(QUOTES) == sorted(PROVOKED)
     assert len(QUOTES) == 20
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("quote", QUOTES)
-def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path):
+def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path) -> None:
     if "imageio" in quote:
         pytest.importorskip("imageio", reason="needs the extra video")
     if "AutoROM" in quote:

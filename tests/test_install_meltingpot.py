@@ -29,7 +29,9 @@ def members(path: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_an_archive_that_can_be_fetched_reaches_the_build(tmp_path, monkeypatch):
+def test_an_archive_that_can_be_fetched_reaches_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_archive(tmp_path / "source.tar.gz", "assets/saved_models/bot")
     monkeypatch.setattr(script, "URL", source.as_uri())
 
@@ -39,8 +41,11 @@ def test_an_archive_that_can_be_fetched_reaches_the_build(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("source", ["missing", "not an archive", "without assets"])
 def test_without_a_usable_archive_the_build_gets_an_empty_folder(
-    source, tmp_path, monkeypatch, capsys
-):
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = tmp_path / "source.tar.gz"
     if source == "not an archive":
         path.write_text("<html>Sign in to this network</html>")
@@ -53,7 +58,9 @@ def test_without_a_usable_archive_the_build_gets_an_empty_folder(
     assert "cannot be had" in capsys.readouterr().err
 
 
-def test_an_archive_fetched_beforehand_needs_no_network(tmp_path, monkeypatch):
+def test_an_archive_fetched_beforehand_needs_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(script, "URL", "file:///nowhere")
     source = write_archive(tmp_path / "mine.tar.gz", "assets/x")
 
@@ -61,19 +68,19 @@ def test_an_archive_fetched_beforehand_needs_no_network(tmp_path, monkeypatch):
     assert members(tmp_path / script.ARCHIVE) == ["assets/x"]
 
 
-def test_the_installed_version_is_the_one_in_the_constraints():
+def test_the_installed_version_is_the_one_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     assert f"dm-meltingpot=={script.VERSION}" in lines
 
 
-def test_the_download_shows_total_rate_and_time_left():
+def test_the_download_shows_total_rate_and_time_left() -> None:
     assert script._amount(300_000_000, 900_000_000, 10.0) == (
         "300 of 900 MB, 30.0 MB/s, 0:20 left"
     )
     assert script._amount(300_000_000, 0, 10.0) == "300 MB, 30.0 MB/s"
 
 
-def test_the_progress_of_pip_counts_packages_and_megabytes():
+def test_the_progress_of_pip_counts_packages_and_megabytes() -> None:
     log = PipLog()
     assert log.text() == "step 1 of 2: 0 packages, 0 MB: pip starts"
     for line in (
@@ -94,7 +101,7 @@ def test_the_progress_of_pip_counts_packages_and_megabytes():
     assert log.summary() == "3 packages installed"
 
 
-def test_the_log_of_pip_is_shown_if_it_fails():
+def test_the_log_of_pip_is_shown_if_it_fails() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "run_pip.py"), "install"]
     command += ["--no-index", "--no-deps"]
     fine = subprocess.run([*command, "numpy"], capture_output=True, text=True)

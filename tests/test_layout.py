@@ -124,7 +124,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_a_room_imports_only_from_layers_below():
+def test_a_room_imports_only_from_layers_below() -> None:
     known = sources()
     floor = {name: n for n, layer in enumerate(LAYERS) for name in layer}
     upward = [
@@ -137,7 +137,7 @@ def test_a_room_imports_only_from_layers_below():
     assert upward == []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_circle() -> None:
     known = sources()
     imports = {name: modules_imported(path, known) for name, path in known.items()}
     # A package's own file lists public names; nothing runs there.
@@ -156,7 +156,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert left == {}
 
 
-def test_every_room_has_a_layer_and_few_modules_are_loose():
+def test_every_room_has_a_layer_and_few_modules_are_loose() -> None:
     loose = [
         path.stem
         for path in (ROOT / "marl_collect").glob("*.py")
@@ -167,7 +167,7 @@ def test_every_room_has_a_layer_and_few_modules_are_loose():
     assert len(loose) <= LOOSE_MODULES
 
 
-def test_every_package_is_listed_in_pyproject():
+def test_every_package_is_listed_in_pyproject() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
 
@@ -178,7 +178,7 @@ def test_every_package_is_listed_in_pyproject():
 
 
 @pytest.mark.parametrize("path", ENGINE, ids=dotted)
-def test_the_engine_imports_neither_environments_nor_models(path: Path):
+def test_the_engine_imports_neither_environments_nor_models(path: Path) -> None:
     tree = parsed(path)
     names = imported(ast.walk(tree))
     outside = OUTSIDE_COMMANDS if "cli" in path.parts else OUTSIDE_ENGINE
@@ -194,31 +194,31 @@ def test_the_engine_imports_neither_environments_nor_models(path: Path):
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=dotted)
-def test_training_knows_no_environment(path: Path):
+def test_training_knows_no_environment(path: Path) -> None:
     names = imported(ast.walk(parsed(path)))
     assert not [n for n in names if n.startswith("marl_collect.envs")]
 
 
 @pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
-def test_importing_an_environment_module_imports_no_torch(path: Path):
+def test_importing_an_environment_module_imports_no_torch(path: Path) -> None:
     names = imported(nodes_at_import_time(parsed(path)))
     assert not {name for name in names if name.partition(".")[0] in TORCH}
 
 
 @pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
-def test_an_environment_module_knows_one_family_of_libraries(path: Path):
+def test_an_environment_module_knows_one_family_of_libraries(path: Path) -> None:
     used = {name.partition(".")[0] for name in imported(ast.walk(parsed(path)))}
     assert len([family for family in FAMILIES if used & family]) <= 1
 
 
 @pytest.mark.parametrize("path", sorted(LINKS["models"].rglob("*.py")), ids=dotted)
-def test_models_know_neither_processes_nor_environments(path: Path):
+def test_models_know_neither_processes_nor_environments(path: Path) -> None:
     others = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
     assert not [n for n in imported(ast.walk(parsed(path))) if others.match(n)]
 
 
 @pytest.mark.parametrize("folder", LINKS)
-def test_the_link_is_committed_as_a_link(folder: str):
+def test_the_link_is_committed_as_a_link(folder: str) -> None:
     command = ["git", "ls-files", "--stage", f"marl_collect/{folder}"]
     staged = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     mode, blob, *_ = staged.stdout.decode().split()
@@ -230,7 +230,7 @@ def test_the_link_is_committed_as_a_link(folder: str):
 
 
 @pytest.mark.parametrize("folder", LINKS)
-def test_a_mapped_folder_refuses_its_second_name(folder: str):
+def test_a_mapped_folder_refuses_its_second_name(folder: str) -> None:
     code = f"import {folder}"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
@@ -239,7 +239,7 @@ def test_a_mapped_folder_refuses_its_second_name(folder: str):
     assert f"Import marl_collect.{folder}, not {folder}" in run.stderr.decode()
 
 
-def test_test_files_have_names_of_their_own():
+def test_test_files_have_names_of_their_own() -> None:
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     assert len({path.name for path in files}) == len(files)
     packages = [path.parent.name for path in (ROOT / "tests").rglob("__init__.py")]
@@ -250,7 +250,9 @@ BUILD = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.a
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no_links"])
-def test_a_wheel_holds_the_three_folders_and_nothing_else(links: bool, tmp_path: Path):
+def test_a_wheel_holds_the_three_folders_and_nothing_else(
+    links: bool, tmp_path: Path
+) -> None:
     checkout = tmp_path / "checkout"
     for name in tracked():
         copy = checkout / name

@@ -48,7 +48,7 @@ def plan(target: str, venv: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("line", DECLARED)
-def test_the_constraints_give_each_requirement_a_version_it_allows(line: str):
+def test_the_constraints_give_each_requirement_a_version_it_allows(line: str) -> None:
     requirement = Requirement(line)
     if requirement.name == PROJECT["name"]:
         assert requirement.extras <= set(EXTRAS)
@@ -56,7 +56,7 @@ def test_the_constraints_give_each_requirement_a_version_it_allows(line: str):
         assert requirement.specifier.contains(pins()[requirement.name])
 
 
-def test_all_means_every_extra():
+def test_all_means_every_extra() -> None:
     (line,) = EXTRAS["all"]
     everything = Requirement(line).extras
     bench = Requirement(EXTRAS["bench"][0]).extras
@@ -64,7 +64,9 @@ def test_all_means_every_extra():
 
 
 @pytest.mark.parametrize(("target", "last"), [("demo", "marl-collect"), ("test", "-m")])
-def test_a_first_run_installs_the_tested_versions(target, last, tmp_path):
+def test_a_first_run_installs_the_tested_versions(
+    target: str, last: str, tmp_path: Path
+) -> None:
     commands = plan(target, tmp_path / "venv")
     installing = [
         each for each in commands if " install " in each or "scripts/" in each
@@ -75,18 +77,18 @@ def test_a_first_run_installs_the_tested_versions(target, last, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "format-check"])
-def test_a_second_run_installs_nothing(target, tmp_path):
+def test_a_second_run_installs_nothing(target: str, tmp_path: Path) -> None:
     for stamp in (".made", ".installed-demo", ".installed-all"):
         (tmp_path / stamp).touch()
     (command,) = plan(target, tmp_path)
     assert " install " not in command
 
 
-def test_tests_leave_the_demo_installed(tmp_path):
+def test_tests_leave_the_demo_installed(tmp_path: Path) -> None:
     assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 2
 
 
-def test_each_extra_is_installed_alone_and_used():
+def test_each_extra_is_installed_alone_and_used() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     (matrix,) = re.findall(r"extra: \[(.*?)\]", workflow, re.DOTALL)
     assert {each.strip() for each in matrix.split(",")} == {'""', *EXTRAS}
@@ -98,7 +100,7 @@ def test_each_extra_is_installed_alone_and_used():
 
 
 @pytest.mark.parametrize("name", ["ci", "release"])
-def test_the_workflows_run_commands_that_exist(name: str):
+def test_the_workflows_run_commands_that_exist(name: str) -> None:
     yaml = pytest.importorskip("yaml", reason="needs the extra dev")
     path = ROOT / ".github" / "workflows" / f"{name}.yml"
     jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"]
@@ -125,7 +127,7 @@ def test_the_workflows_run_commands_that_exist(name: str):
             }
 
 
-def test_the_release_workflow_finds_the_version():
+def test_the_release_workflow_finds_the_version() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     (command,) = re.findall(r"run: (grep -qx .*)", text)
     version = re.findall(

@@ -9,7 +9,6 @@ file                its one job
 ``figures.py``      small figures about ours
 ``scaling.py``      1 to 64 sleeping workers
 ``puffer.py``       PufferLib on workloads with identical code
-``others.py``       the other peers, stepping with random actions
 ``grid.py``         further workloads and policies
 ``plan.py``         all of them, in order
 ==================  ===========================================================

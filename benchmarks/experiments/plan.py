@@ -1,6 +1,6 @@
 """All experiments, in order: what is first is measured even if time runs out."""
 
-from experiments import figures, grid, headline, others, puffer, scaling
+from experiments import figures, grid, headline, puffer, scaling
 from experiments.experiment import Experiment
 from experiments.settings import Settings
 
@@ -12,7 +12,6 @@ def plan(settings: Settings) -> list[Experiment]:
         *figures.experiments(settings),
         *scaling.headline(settings),
         *puffer.experiments(settings),
-        *others.experiments(settings),
         *scaling.experiments(settings),
         *grid.experiments(settings),
     ]

@@ -10,12 +10,7 @@ import os
 from collections.abc import Callable
 from typing import final
 
-from marl_collect.parallel_env.semaphore import (
-    NBYTES,
-    Semaphore,
-    SpinWait,
-    semaphore,
-)
+from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, SpinWait
 from marl_collect.processes.status_board import fence
 from marl_collect.processes.survival import die_with_parent
 
@@ -53,8 +48,8 @@ class Posting:
             spin: seconds that all look before going to sleep.
         """
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
-        self._go = [semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
-        done = semaphore(memory, count * NBYTES, fresh=True)
+        self._go = [Semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
+        done = Semaphore(memory, count * NBYTES, fresh=True)
         self._done = SpinWait(done, spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]

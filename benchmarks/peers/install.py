@@ -1,7 +1,7 @@
 """Makes an environment for each peer that needs one of its own, with a deadline.
 
     python benchmarks/peers/install.py                     # all, into .peers/
-    python benchmarks/peers/install.py --only pufferlib --minutes 5
+    python benchmarks/peers/install.py --minutes 5
 
 A failure ends nothing: it is recorded with its reason in ``installed.json``, and the
 report shows it. ``suite.py`` finds the environments by that file.
@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers.installed import REPORT, folder
 
-TORCH = "torch==2.13.0"
 _VERSIONS = (
     "import importlib.metadata as m, json, sys; "
     "print(json.dumps({d.metadata['Name'].lower(): d.version "
@@ -62,22 +61,6 @@ PEERS = {
         ),
         "import pufferlib.vector, pufferlib.emulation, pettingzoo",
         ("pufferlib", "numpy", "gymnasium", "pettingzoo"),
-    ),
-    "supersuit": Peer(
-        (("supersuit", "pettingzoo[sisl]", "mpe2"),),
-        "import supersuit; from pettingzoo.sisl import multiwalker_v9",
-        ("supersuit", "numpy", "gymnasium", "pettingzoo"),
-    ),
-    "agilerl": Peer(
-        # Gymnasium's extra that it asks for builds a Box2D of its own, with swig.
-        (("swig", "wheel"), (TORCH, "agilerl", "pettingzoo[sisl]", "mpe2")),
-        "from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv",
-        ("agilerl", "torch", "tensordict", "numpy", "gymnasium", "pettingzoo"),
-    ),
-    "rllib": Peer(
-        ((TORCH, "ray[rllib]", "pettingzoo[sisl]", "mpe2"),),
-        "from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner",
-        ("ray", "torch", "numpy", "gymnasium", "pettingzoo"),
     ),
 }
 

@@ -4,18 +4,13 @@ The frames of all environments go into memory that is allocated once, and every 
 read when it is full: the same work for everybody.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
-from harness.windows import Measure, measure_parts
 
 FRAMES = 1000
 _WORD = 8
-_ACTIONS = 256
-
-Step = Callable[[Any], tuple[Mapping[str, Any], int]]
-"""Take actions; return arrays by name, and how many episodes ended."""
 
 
 @final
@@ -44,37 +39,3 @@ class Store:
             flat = held.reshape(-1)
             (flat if flat.nbytes % _WORD else flat.view(np.int64)).sum()
         return True
-
-
-def measure_steps(step: Step, draw: Callable[[], Any], environments: int) -> Measure:
-    """Return a measure of steps with actions that were drawn beforehand.
-
-    Args:
-        step: of all ``environments`` at once.
-        draw: one joint action for all of them.
-        environments: how many frames a step is.
-    """
-    drawn = [draw() for _ in range(_ACTIONS)]
-    steps = max(1, FRAMES // environments)
-    store = Store(steps)
-    number = 0
-
-    def part() -> tuple[int, int, bool]:
-        nonlocal number
-        full, episodes = False, 0
-        while not full:
-            actions = drawn[number % _ACTIONS]
-            arrays, ended = step(actions)
-            full = store.put({**arrays, **_named(actions)})
-            episodes += ended
-            number += 1
-        return steps * environments, episodes, episodes > 0
-
-    part()
-    return measure_parts(part)
-
-
-def _named(actions: Any) -> dict[str, Any]:
-    if isinstance(actions, Mapping):
-        return {f"action {name}": value for name, value in actions.items()}
-    return {"action": actions}

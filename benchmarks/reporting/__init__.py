@@ -8,7 +8,7 @@ file             its one job
 ``storing.py``   ours against loops that store, beside the targets
 ``readme.py``    the README's table
 ``tables.py``    the report's tables
-``plots.py``     the report's plots, as SVG
-``page.py``      the report: one HTML file that needs nothing else
+``plots.py``     the report's plots
+``page.py``      the report: a Markdown file, and its pictures beside it
 ===============  ==============================================================
 """

@@ -1,11 +1,8 @@
-"""The report's plots, as SVG text that needs no font and no script."""
+"""The report's plots."""
 
-import io
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import matplotlib as mpl
 from experiments import scaling
 from experiments.figures import PROCESSES
 from experiments.headline import DIRECT, OURS, STOCK, STORED
@@ -14,22 +11,15 @@ from matplotlib.figure import Figure
 
 from reporting.reading import MissingError, Reading
 
-mpl.rcParams["svg.fonttype"] = "none"
-mpl.rcParams["font.family"] = "sans-serif"
-mpl.rcParams["svg.hashsalt"] = "marl_collect"
-
-Draw = Callable[[Reading], Figure | None]
 _PREDICTED_CORES = (2, 4, 8, 16, 32, 64)
 
 
-def plots(reading: Reading) -> list[tuple[str, str]]:
-    """Return title and SVG of every plot that the run has figures for."""
-    found = []
-    for number, (title, draw) in enumerate(_PLOTS.items()):
+def plots(reading: Reading) -> Iterator[tuple[str, str, Figure]]:
+    """Yield name, title and figure of every plot that the run has figures for."""
+    for title, draw in _PLOTS.items():
         figure = draw(reading)
         if figure is not None:
-            found.append((title, _svg(figure, f"plot{number}")))
-    return found
+            yield draw.__name__, title, figure
 
 
 def rates(reading: Reading) -> Figure | None:
@@ -174,7 +164,7 @@ _SCALING_LABELS = (
     scaling.FREE_SLEEPERS,
     scaling.BARRIER,
 )
-_PLOTS: dict[str, Draw] = {
+_PLOTS: dict[str, Callable[[Reading], Figure | None]] = {
     "Headline rows": rates,
     "Sleeping workers": curves,
     "PufferLib": puffer,
@@ -199,16 +189,3 @@ def _of_ideal(
 def _error(estimate: Estimate) -> Any:
     middle = estimate.median
     return [[middle - estimate.low], [estimate.high - middle]]
-
-
-def _svg(figure: Figure, prefix: str) -> str:
-    """Return an SVG element whose ids collide with those of no other plot."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'xlink:href="#', f'href="#{prefix}-', text)
-    return re.sub(r"url\(#", f"url(#{prefix}-", text)

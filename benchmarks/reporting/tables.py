@@ -1,4 +1,4 @@
-"""The report's tables: rows of plain text, marked by what they are."""
+"""The report's tables: rows of plain text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +27,12 @@ class Section:
         text: a paragraph above the table.
         head: names of the columns.
         rows: cells; the first is text, the others are set to the right.
-        kind: of each row, for its colour: ``"pass"``, ``"fail"`` or nothing.
     """
 
     title: str
     text: str
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    kind: tuple[str, ...] = ()
 
 
 def sections(reading: Reading) -> list[Section]:
@@ -68,8 +66,7 @@ def _targets(reading: Reading) -> Section:
         "Pass and fail go by the median; the interval is open where it lies on both "
         "sides of the bound."
     )
-    kinds = tuple(v.word for v in verdicts)
-    return Section("Targets", text, head, rows, kinds)
+    return Section("Targets", text, head, rows)
 
 
 def _limits(reading: Reading) -> Iterator[Section]:
@@ -214,6 +211,6 @@ def _peers(reading: Reading) -> Section:
     for name, found in reading.run["peers"].items():
         versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
         rows.append((name, found["status"], found["reason"], versions))
-    text = "Made by benchmarks/peers/install.py; other peers share our environment."
+    text = "Made by benchmarks/peers/install.py; TorchRL runs in ours."
     head = ("peer", "installation", "reason", "versions")
     return Section("Environments of the peers", text, head, rows)

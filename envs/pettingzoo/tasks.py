@@ -6,12 +6,11 @@ new version of PettingZoo needs no change here.
 """
 
 import difflib
-import dis
 import importlib
 import importlib.util
-import inspect
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,8 +92,8 @@ _REMOVED = {
 DOWNLOAD_ROMS = "AutoROM --accept-license (downloads the ROMs)"
 """What an Atari task without ROMs needs."""
 
-_DEEPEST = 4
-"""Number of callables through which a task may pass its keyword arguments on."""
+_RENDER_MODE = "render_mode"
+"""An argument that every environment of PettingZoo has."""
 
 _VERSIONED = re.compile(r"(?P<name>\w+)_v(?P<version>\d+)")
 
@@ -175,66 +174,48 @@ def locate(task: str) -> tuple[str, str]:
 def defaults(task: str) -> dict[str, Any]:
     """Return the keyword arguments of a task and their defaults, as far as known.
 
-    Several tasks pass ``**kwargs`` on to another function or class, whose name occurs
-    in their code; its arguments are added.
+    If the task passes ``**kwargs`` on, the arguments of its environment are added.
 
     Raises:
         UnknownTaskError: if the task is unknown.
         MissingPackageError: if a package is missing.
     """
     family, name = locate(task)
-    module = _import(FAMILIES[family], name, task)
-    found: dict[str, Any] = {}
-    builder: Any = getattr(module, "raw_env", None)
-    for _ in range(_DEEPEST):
-        if builder is None:
-            break
-        found = defaults_of(builder) | found
-        builder = _passed_on(builder)
-    return found
+    builder = getattr(_import(FAMILIES[family], name, task), "raw_env", None)
+    own = {} if builder is None else defaults_of(builder)
+    if builder is None or _RENDER_MODE in own:
+        return own
+    return _environment_defaults(builder) | own
 
 
-def _passed_on(builder: Any) -> Any:
-    """Return the callable that gets the ``**kwargs`` of ``builder``, if it is found."""
-    if not _takes_anything(builder):
-        return None
-    library = builder.__module__.split(".")[0]
-    for function in [_function(builder), *_later_calls(builder)]:
-        code = dis.get_instructions(function)
-        # Not the names of attributes: `self.env` may be unrelated to a function `env`.
-        for name in [each.argval for each in code if each.opname == "LOAD_GLOBAL"]:
-            found = function.__globals__.get(name)
-            home = str(getattr(found, "__module__", ""))
-            if not callable(found) or not home.startswith(library) or "utils" in home:
-                continue
-            if found is not builder and (defaults_of(found) or _takes_anything(found)):
-                return found
-    return None
+def _environment_defaults(builder: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of the environment that gets the ``**kwargs`` of ``builder``.
 
-
-def _later_calls(builder: Any) -> list[Any]:
-    """Return the methods of a class that pass a mapping on, as in ``f(**self.kwargs)``.
-
-    A constructor may keep its arguments for a method that builds the world.
+    It is the callable with a ``render_mode``, which all of PettingZoo's environments
+    have. Its name is in the builder's module, or a module that this one imports from.
     """
-    methods = vars(builder).values() if isinstance(builder, type) else ()
-    return [
-        method
-        for method in methods
-        if inspect.isfunction(method)
-        and any(
-            each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(method)
-        )
+    home = sys.modules[builder.__module__]
+    library = builder.__module__.partition(".")[0]
+    sources = [
+        sys.modules[function.__module__] for function in _callables(home, library)
     ]
+    for module in [home, *sources]:
+        for function in _callables(module, library):
+            arguments = defaults_of(function)
+            if _RENDER_MODE in arguments:
+                return arguments
+    return {}
 
 
-def _takes_anything(builder: Any) -> bool:
-    code = getattr(_function(builder), "__code__", None)
-    return code is not None and bool(code.co_flags & inspect.CO_VARKEYWORDS)
-
-
-def _function(builder: Any) -> Any:
-    return getattr(builder, "__init__") if inspect.isclass(builder) else builder  # noqa: B009
+def _callables(module: ModuleType, library: str) -> list[Callable[..., Any]]:
+    """Return what a module names of its library, without wrappers and conversions."""
+    return [
+        value
+        for value in vars(module).values()
+        if callable(value)
+        and (home := str(getattr(value, "__module__", ""))).startswith(library)
+        and "utils" not in home
+    ]
 
 
 def advice_on(task: str) -> str:

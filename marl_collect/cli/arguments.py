@@ -17,8 +17,14 @@ Policy = Annotated[
 ]
 AsInFile = Annotated[bool, typer.Option(help="As for the policy in the file.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
-MaxFrames = Annotated[
-    int | None, typer.Option(min=1, help="Truncate episodes at this length.")
+MaxFramesPerTraj = Annotated[
+    int | None,
+    typer.Option(
+        "--max-frames-per-traj",
+        "--max-frames",
+        min=1,
+        help="Truncate episodes at this length.",
+    ),
 ]
 Stochastic = Annotated[
     bool,

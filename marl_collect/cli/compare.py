@@ -13,6 +13,7 @@ from marl_collect.cli.comparing import (
 )
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.training.algorithms import ALGORITHMS
 
 _WHAT = "What is compared"
 _WHERE = "Output"
@@ -31,9 +32,9 @@ def compare(  # noqa: PLR0913 - one argument per option
     setup: Annotated[
         list[str] | None,
         typer.Option(
-            help="A setup, such as `mappo-local-shared-ids`: algorithm (ippo, mappo, "
-            "vdn or qmix), observations (local or centralised), networks (shared or "
-            "own), and optionally ids. Repeatable.  "
+            help="A setup, such as `mappo-local-shared-ids`: algorithm "
+            f"({', '.join(ALGORITHMS)}), observations (local or centralised), "
+            "networks (shared or own), and optionally ids. Repeatable.  "
             "[default: all that fit the task]",
             rich_help_panel=_WHAT,
             show_default=False,

@@ -15,7 +15,7 @@ _Format = Annotated[
     typer.Option(
         "--format",
         help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}; "
-        "`vault` is only imported.",
+        "`minari` is only exported, `vault` only imported.",
     ),
 ]
 
@@ -231,9 +231,7 @@ def export(
 
 
 def import_(
-    source: Annotated[
-        str, typer.Argument(help="File or folder; for `minari` also an id.")
-    ],
+    source: Annotated[str, typer.Argument(help="File or folder.")],
     *,
     file_format: _Format,
     target: Annotated[Path, typer.Option("--out", help="New folder of the dataset.")],

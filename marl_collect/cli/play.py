@@ -6,7 +6,7 @@ from rich.text import Text
 from marl_collect.cli.arguments import (
     AsInFile,
     Episodes,
-    MaxFrames,
+    MaxFramesPerTraj,
     Policy,
     Seed,
     Settings,
@@ -27,7 +27,7 @@ def play(  # noqa: PLR0913 - one argument per option
     centralised: AsInFile = False,
     share_params: AsInFile = True,
     episodes: Episodes = 5,
-    max_frames: MaxFrames = None,
+    max_frames_per_traj: MaxFramesPerTraj = None,
     stochastic: Stochastic = False,
     seed: Seed = 0,
     env: Settings = None,
@@ -45,7 +45,7 @@ def play(  # noqa: PLR0913 - one argument per option
         factory = find_factory(task, settings)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(task, settings):
-        from marl_collect.collectors.evaluation import evaluate
+        from marl_collect.evaluation.evaluator import evaluate
         from marl_collect.parallel_env.describe import describe
 
         description = describe(factory)
@@ -55,7 +55,7 @@ def play(  # noqa: PLR0913 - one argument per option
                 factory,
                 episodes=episodes,
                 deterministic=not stochastic,
-                max_episode_frames=max_frames,
+                max_frames_per_traj=max_frames_per_traj,
                 seeds=seed,
             )
     table = Table(title=f"{task}: {episodes} episodes")

@@ -10,7 +10,7 @@ from rich.text import Text
 from marl_collect.cli.arguments import (
     AsInFile,
     Episodes,
-    MaxFrames,
+    MaxFramesPerTraj,
     Policy,
     Seed,
     Settings,
@@ -35,7 +35,7 @@ def render(  # noqa: PLR0913 - one argument per option
     centralised: AsInFile = False,
     share_params: AsInFile = True,
     episodes: Episodes = 1,
-    max_frames: MaxFrames = None,
+    max_frames_per_traj: MaxFramesPerTraj = None,
     stochastic: Stochastic = False,
     overlay: Annotated[
         bool,
@@ -68,7 +68,7 @@ def render(  # noqa: PLR0913 - one argument per option
             factory,
             module,
             episodes=episodes,
-            max_frames=max_frames,
+            max_frames_per_traj=max_frames_per_traj,
             deterministic=not stochastic,
             seed=seed,
             overlay=overlay,

@@ -1,4 +1,4 @@
-"""Collectors, which iterate over batches of experience, and ``evaluate``."""
+"""Collectors, which iterate over batches of experience."""
 
 from typing import TYPE_CHECKING
 

@@ -106,13 +106,14 @@ class SingleBackend(Backend):
         acting = replace(options.acting(0), device=str(_home(module, options)))
         warn_if_pinned(self.description, size)
         parts = self._engine.parts()
-        self._runners = [make_runner(module, part, acting) for part in parts]
+        runners = [make_runner(module, part, acting) for part in parts]
         first = (options.worker_idx or 0) * size
-        limit = options.max_frames_per_traj or 0
-        plan = Plan(seed, range(first, first + size), limit)
+        plan = Plan(seed, range(first, first + size), options.max_frames_per_traj)
         self._counter = _StepCounter()
-        self._rollout = make_rollout(parts, self._runners, plan, self._counter)
-        runner = self._runners[0]
+        self._rollout = make_rollout(
+            parts, runners, plan, self._counter, check_actions=acting.check_actions
+        )
+        runner = runners[0]
         contents = BatchContents(
             traj_ids=options.track_traj_ids,
             step_count=options.max_frames_per_traj is not None,
@@ -199,7 +200,7 @@ class SingleBackend(Backend):
 
     def explain(self) -> list[str]:
         """Describe how the policy runs, and why."""
-        return [self._runners[0].explain()]
+        return [self._rollout.explain()]
 
     def attribute(self, owner: str, name: str) -> list[Any]:
         """Return an attribute of the environments or of the policy."""

@@ -132,7 +132,6 @@ class RolloutWorker:
         self._parts = self.engine.parts()
         self._plan: Plan
         self._policy: Any = None
-        self._runners: list[PolicyRunner]
         self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
         self._reader: Reader | None = None
         self._vector: torch.Tensor
@@ -294,7 +293,7 @@ class RolloutWorker:
     @execute.register
     def _(self, command: messages.Explain) -> None:
         del command
-        self._context.send(messages.Done(self._runners[0].explain()))
+        self._context.send(messages.Done(self._rollout.explain()))
 
     def _take(self, weights: messages.Weights) -> None:
         """Load these weights, and the settings that come with them."""
@@ -335,9 +334,14 @@ class RolloutWorker:
         self._use([make_runner(policy, part, acting) for part in self._parts], layout)
 
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
-        self._runners = runners
         progress = LineProgress(self._context, self.engine.size)
-        self._rollout = make_rollout(self._parts, runners, self._plan, progress)
+        self._rollout = make_rollout(
+            self._parts,
+            runners,
+            self._plan,
+            progress,
+            check_actions=self._assignment.acting.check_actions,
+        )
         share_imports()
         self._context.send(messages.PolicyReady(runners[0].signature, layout))
 

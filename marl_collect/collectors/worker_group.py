@@ -300,7 +300,7 @@ class WorkerGroup:
         """Wait for the environments of new workers, number them, and send plans."""
         found = self._replies(indices, messages.WorkerReady)
         first = found[0].description if indices.start == 0 else self.description
-        limit = self._options.max_frames_per_traj or 0
+        limit = self._options.max_frames_per_traj
         for index, ready in zip(indices, found, strict=True):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
             begin, self._environments = (

@@ -5,7 +5,6 @@ Readers therefore see all of it or nothing, even after a crash.
 """
 
 import os
-import sys
 from pathlib import Path
 
 
@@ -24,8 +23,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in ``folder`` are on the disk."""
-    if sys.platform != "win32":  # Windows has no such call, and orders renames.
-        sync(folder, os.O_RDONLY)
+    sync(folder, os.O_RDONLY)
 
 
 def sync(path: Path, mode: int) -> None:

@@ -151,7 +151,7 @@ def _number(value: float) -> float | str:
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    values = [bound] * math.prod(shape) if not isinstance(bound, list) else bound
-    return np.array(
-        [float(v) if isinstance(v, str) else v for v in values], dtype
-    ).reshape(shape)
+    if not isinstance(bound, list):
+        return np.full(shape, float(bound) if isinstance(bound, str) else bound, dtype)
+    values = [float(v) if isinstance(v, str) else v for v in bound]
+    return np.array(values, dtype).reshape(shape)

@@ -1,14 +1,15 @@
-"""Evaluates policies against other policies, with interval estimates.
+"""Evaluates policies on whole episodes, alone and against other policies.
 
 ====================  ===========================================================
 file                  contents
 ====================  ===========================================================
+``evaluator.py``      ``evaluate`` and ``Evaluator``, which play the episodes
 ``cross_playing.py``  every policy of a population against every policy
 ``scenarios.py``      focal and background populations, as in MeltingPot
 ``intervals.py``      interquartile means and bootstrap intervals
 ====================  ===========================================================
 
-``marl_collect.evaluate`` plays the episodes; its workers are those of collectors.
+The workers are those of collectors.
 """
 
 from typing import TYPE_CHECKING

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from marl_collect.collectors.evaluation import EvaluationArguments, evaluate
 from marl_collect.core.factories import spread
+from marl_collect.evaluation.evaluator import EvaluationArguments, evaluate
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
 from marl_collect.options import parse
 from marl_collect.parallel_env.describe import describe

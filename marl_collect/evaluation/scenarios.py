@@ -12,7 +12,6 @@ from typing import Any, final
 
 import numpy as np
 
-from marl_collect.collectors.evaluation import evaluate
 from marl_collect.evaluation.cross_playing import (
     agents_of,
     check_arguments,
@@ -21,6 +20,7 @@ from marl_collect.evaluation.cross_playing import (
     members,
     per_capita,
 )
+from marl_collect.evaluation.evaluator import evaluate
 from marl_collect.evaluation.intervals import Interval, bootstrap
 
 _FOCAL, _BACKGROUND = "focal_", "background_"

@@ -20,12 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
-from marl_collect.parallel_env.semaphore import (
-    NBYTES,
-    Semaphore,
-    SpinWait,
-    semaphore,
-)
+from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, SpinWait
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import fence
 
@@ -186,7 +181,7 @@ class Signals:
         return self._view[begin : begin + count * _SIZES[code]].cast(code)
 
     def _semaphore(self, segment: Segment, *, fresh: bool) -> Semaphore:
-        return semaphore(segment.buffer, self._take(NBYTES), fresh=fresh)
+        return Semaphore(segment.buffer, self._take(NBYTES), fresh=fresh)
 
     def _take(self, size: int) -> int:
         begin = self._end

@@ -1,7 +1,7 @@
 """Chooses the runner of a policy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from marl_collect.core.env import EnvBatch
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.assigned_runner import AssignedRunner
-from marl_collect.policies.checked import CheckedRunner
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
@@ -49,20 +48,13 @@ def make_runner(
         options: how the policy is run.
     """
     options = options or ActingOptions()
-    runner: PolicyRunner
     if isinstance(policy, AssignedPolicies):
-        alone = replace(options, check_actions=False)
         runners = [
-            _make_single(policy[name], engine, alone, every_action=False)
+            _make_single(policy[name], engine, options, every_action=False)
             for name in policy.names
         ]
-        size = engine.size
-        runner = AssignedRunner(policy, runners, engine.description, size)
-    else:
-        runner = _make_single(policy, engine, options)
-    if options.check_actions and not isinstance(runner, RandomRunner):
-        return CheckedRunner(runner, engine.description)
-    return runner
+        return AssignedRunner(policy, runners, engine.description, engine.size)
+    return _make_single(policy, engine, options)
 
 
 def _make_single(

@@ -8,9 +8,9 @@ trainer's end), ``WorkerContext`` (the worker's end) and the cells of the status
     +--------------------------+  control     +---------------------------+
     | WorkerPool               | -----------> | fresh interpreter, one    |
     |   WorkerHandle x n       |              | thread, modules preloaded |
-    |     WorkerProcess        |              | forks, waits for children |
-    |       ForkedChild        | <----------- +---------------------------+
-    |       Connection         |  status x n         | fork       ^ control socket
+    |     ForkedChild          |              | forks, waits for children |
+    |     Connection           | <----------- +---------------------------+
+    |                          |  status x n         | fork       ^ control socket
     |   StatusBoard            |                     v            | of its own, for
     +--------------------------+  command x n +---------------------------+ nested
          |            ^---------------------> | worker: run_worker()      | pools

@@ -7,13 +7,13 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 from marl_collect.errors import Failure, WorkerError
 from marl_collect.processes.status_board import STOP, Phase
-from marl_collect.processes.worker_handle import WorkerHandle
-from marl_collect.processes.worker_process import WorkerProcess, limit_blocking
+from marl_collect.processes.worker_handle import WorkerHandle, limit_blocking
 
 CLOSE_SECONDS: Final = 10.0
 """Seconds that workers may take to end when the user closes."""
@@ -30,17 +30,16 @@ _SIGNAL_SHARE: Final = 0.2
 _KILL_SECONDS: Final = 3.0
 
 
-def ask_to_end(handles: Sequence[WorkerHandle], last_message: bytes | None) -> None:
+def ask_to_end(handles: Sequence[WorkerHandle]) -> None:
     """Ask workers to end, without waiting and without reading from them.
 
     Args:
         handles: all workers of a pool. They may have ended already.
-        last_message: pickled message to send first, if any.
     """
     for handle in handles:
         handle.line.cells[STOP] = 1
     for handle in handles:
-        _ask(handle.process, last_message)
+        _shut(handle.connection)
 
 
 def await_end(
@@ -63,14 +62,14 @@ def await_end(
     failures: list[WorkerError] = []
     _drain(handles, min(term, begin + _STOPPED_SECONDS), failures)
     for handle in handles:
-        if handle.process.exitcode is None and _is_stopped(handle.process.pid):
-            handle.process.kill()
+        if handle.exitcode is None and _is_stopped(handle.pid):
+            handle.kill()
     _drain(handles, term, failures)
     reported = {failure.worker for failure in failures}
     for handle in handles:
         if handle.line.read().phase is Phase.CLOSE and handle.index not in reported:
             failures += _trouble_in_close(handle, deadline - begin)
-        handle.process.terminate()
+        handle.terminate()
     _drain(handles, deadline, failures)
     return tuple(failures)
 
@@ -78,20 +77,20 @@ def await_end(
 def kill(handles: Sequence[WorkerHandle]) -> None:
     """Kill workers that still run, and wait for their end."""
     for handle in handles:
-        handle.process.kill()
+        handle.kill()
     deadline = time.monotonic() + _KILL_SECONDS
     for handle in handles:
-        handle.process.join(max(0.0, deadline - time.monotonic()))
+        handle.join(max(0.0, deadline - time.monotonic()))
 
 
 def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]:
-    exitcode = handle.process.exitcode
+    exitcode = handle.exitcode
     if exitcode is None:
         detail = f"its environments did not close in {seconds:.2g} s, so it is killed"
         return [handle.describe("hung", detail)]
     if exitcode == 0 or handle.has_failed:
         return []
-    return [handle.describe("ended unexpectedly", handle.process.describe_end())]
+    return [handle.describe("ended unexpectedly", handle.describe_end())]
 
 
 def _is_stopped(pid: int) -> bool:
@@ -102,16 +101,9 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _ask(process: WorkerProcess, last_message: bytes | None) -> None:
-    """Close the socket to a worker for writing, without blocking."""
-    connection = process.connection
-    # The socket may be full, or its other end closed.
-    with contextlib.suppress(OSError):
-        if last_message is not None:
-            os.set_blocking(connection.fileno(), False)
-            connection.send_bytes(last_message)
-    with contextlib.suppress(OSError):
-        os.set_blocking(connection.fileno(), True)
+def _shut(connection: Connection) -> None:
+    """Close the socket to a worker for writing."""
+    with contextlib.suppress(OSError):  # Its other end may be closed.
         limit_blocking(connection, 1)
         with socket.socket(fileno=os.dup(connection.fileno())) as copy:
             copy.shutdown(socket.SHUT_WR)
@@ -122,17 +114,16 @@ def _drain(
 ) -> None:
     """Read what workers send until all have ended or the deadline has passed."""
     talking = set(range(len(handles)))
-    processes = [handle.process for handle in handles]
     while True:
         poller = select.poll()
         sources: dict[int, int] = {}
-        for worker, process in enumerate(processes):
+        for worker, handle in enumerate(handles):
             if worker in talking:
-                sources[process.connection.fileno()] = worker
-                poller.register(process.connection.fileno(), select.POLLIN)
-            if process.exitcode is None:
-                poller.register(process.sentinel, select.POLLIN)
-        running = any(process.exitcode is None for process in processes)
+                sources[handle.connection.fileno()] = worker
+                poller.register(handle.connection.fileno(), select.POLLIN)
+            if handle.exitcode is None:
+                poller.register(handle.sentinel, select.POLLIN)
+        running = any(handle.exitcode is None for handle in handles)
         left = deadline - time.monotonic()
         if running and left <= 0:
             return  # Even if more can be read: a worker may never stop sending.
@@ -142,18 +133,18 @@ def _drain(
         for fd, _ in ready:
             if fd in sources:
                 worker = sources[fd]
-                if not _read_one(processes[worker], worker, failures):
+                if not _read_one(handles[worker], failures):
                     talking.discard(worker)
 
 
-def _read_one(process: WorkerProcess, worker: int, failures: list[WorkerError]) -> bool:
+def _read_one(handle: WorkerHandle, failures: list[WorkerError]) -> bool:
     """Read one message; return whether more may come."""
     try:
-        message = pickle.loads(process.connection.recv_bytes())
+        message = pickle.loads(handle.connection.recv_bytes())
     except (EOFError, OSError):
         return False
     except Exception:  # noqa: BLE001 - the message is not needed
         return True
     if isinstance(message, Failure):
-        failures.append(message.to_worker_error(worker))
+        failures.append(message.to_worker_error(handle.index))
     return True

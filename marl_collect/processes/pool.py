@@ -39,8 +39,11 @@ from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.starting import Main, Starter
 from marl_collect.processes.status_board import PREEMPT, StatusBoard, WorkerProgress
-from marl_collect.processes.worker_handle import ABSENT, Absent, WorkerHandle
-from marl_collect.processes.worker_process import resident_bytes
+from marl_collect.processes.worker_handle import (
+    ABSENT,
+    WorkerHandle,
+    resident_bytes,
+)
 
 _WAKE_SECONDS: Final = 2.0
 """How long closing waits for a thread that reads, once all workers have ended."""
@@ -121,11 +124,7 @@ class WorkerPool:
         self.status_board: Final = StatusBoard.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.status_board.close)
-            processes = self._starter.start(jobs, self.status_board.handle)
-            self._handles = [
-                WorkerHandle(worker, process, self.status_board.lines[worker])
-                for worker, process in enumerate(processes)
-            ]
+            self._handles = self._starter.start(jobs, self.status_board)
             self._release = undo.pop_all()
         self._watch = HangWatch(self.status_board, start_timeout)
         self._closed = False
@@ -150,20 +149,13 @@ class WorkerPool:
             handle.sent += 1
             handle.write(data)
 
-    def receive(
-        self,
-        workers: Iterable[int] | None = None,
-        *,
-        timeout: float | Absent | None = ABSENT,
-    ) -> tuple[int, Any]:
+    def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
         """Wait for the next message of some workers; return its sender and the message.
 
         Workers that are ready at the same time are served round-robin.
 
         Args:
             workers: indices of the workers to wait for, by default all.
-            timeout: seconds without progress after which a busy worker is
-                killed; None for no limit; by default the pool's.
 
         Returns:
             The worker's index and its message.
@@ -173,7 +165,6 @@ class WorkerPool:
             WorkerError: a worker died and left nothing to read, or hung.
             ClosedError: the pool is closed, or another thread is closing it.
         """
-        limit = self._timeout if timeout is ABSENT else timeout
         with self._reading:
             self.check_open()
             handles = self._chosen(workers)
@@ -184,8 +175,8 @@ class WorkerPool:
             handles.sort(key=lambda handle: (handle.index < self._next, handle.index))
             while True:
                 # First, because other workers may always have data to read.
-                self._check_hang(handles, limit)
-                for handle in self._wait(handles, self._watch.pause(limit)):
+                self._check_hang(handles)
+                for handle in self._wait(handles, self._watch.pause(self._timeout)):
                     message = self._read(handles, handle, handle.take)
                     if message is not ABSENT:
                         self._next = handle.index + 1
@@ -206,7 +197,7 @@ class WorkerPool:
             handles = self._chosen(workers)
             for handle in handles:
                 self._read(handles, handle, handle.read_ahead)
-            self._check_hang(handles, self._timeout)
+            self._check_hang(handles)
 
     def _read(
         self,
@@ -277,11 +268,9 @@ class WorkerPool:
         ready.update(owners[fd].index for fd, _ in readable)
         return [handle for handle in handles if handle.index in ready]
 
-    def _check_hang(
-        self, handles: Sequence[WorkerHandle], timeout: float | None
-    ) -> None:
+    def _check_hang(self, handles: Sequence[WorkerHandle]) -> None:
         sent = {handle.index: handle.sent for handle in handles}
-        found = self._watch.find(sent, timeout)
+        found = self._watch.find(sent, self._timeout)
         if found is None:
             return
         worker, seconds = found
@@ -312,14 +301,15 @@ class WorkerPool:
         with self._reading:
             old = self._handles[worker]
             if old.has_failed:  # It closes its environments.
-                old.process.join(ERROR_CLOSE_SECONDS)
-            old.process.kill()
-            old.process.join(5.0)
+                old.join(ERROR_CLOSE_SECONDS)
+            old.kill()
+            old.join(5.0)
             old.line.clear()
             self._watch.restart(worker)
-            (process,) = self._starter.start([job], self.status_board.handle, worker)
-            self._handles[worker] = WorkerHandle(worker, process, old.line)
-            old.process.close()
+            self._handles[worker : worker + 1] = self._starter.start(
+                [job], self.status_board, worker
+            )
+            old.close()
 
     def preempt(self, worker: int, *, preempted: bool) -> None:
         """Let the rollouts of a worker end early, or no longer."""
@@ -327,7 +317,7 @@ class WorkerPool:
 
     def resident_bytes(self, worker: int) -> int:
         """Return a worker's resident memory; 0 if it has ended."""
-        return resident_bytes(self._handles[worker].process.pid)
+        return resident_bytes(self._handles[worker].pid)
 
     def progress(self, worker: int) -> WorkerProgress:
         """Return a worker's current line of the status board."""
@@ -336,12 +326,7 @@ class WorkerPool:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
-        return tuple(handle.process.pid for handle in self._handles)
-
-    @property
-    def exitcodes(self) -> tuple[int | None, ...]:
-        """Exit code of each worker: ``-N`` for signal ``N``, None while it runs."""
-        return tuple(handle.process.exitcode for handle in self._handles)
+        return tuple(handle.pid for handle in self._handles)
 
     @property
     def closed(self) -> bool:
@@ -389,21 +374,18 @@ class WorkerPool:
 
     # Closing
 
-    def close(
-        self, timeout: float = CLOSE_SECONDS, *, message: object = ABSENT
-    ) -> tuple[WorkerError, ...]:
+    def close(self, timeout: float = CLOSE_SECONDS) -> tuple[WorkerError, ...]:
         """End all workers; may be called twice, and from any thread.
 
-        Workers are first asked to end: the ``STOP`` cell of their lines is set,
-        ``message`` is sent, and their sockets are closed for writing, so that
-        ``WorkerContext.receive`` raises EOFError. SIGTERM and SIGKILL follow.
+        Workers are first asked to end: the ``STOP`` cell of their lines is set, and
+        their sockets are closed for writing, so that ``WorkerContext.receive`` raises
+        EOFError. SIGTERM and SIGKILL follow.
 
         A signal handler may call it too: a ``receive`` that it interrupts raises
         ``ClosedError``.
 
         Args:
             timeout: seconds until SIGKILL.
-            message: sent to each worker first.
 
         Returns:
             Errors that workers raised while they closed, and crashes and hangs.
@@ -421,10 +403,7 @@ class WorkerPool:
         locked = False
         try:
             if timeout > 0:
-                last_message = None
-                if message is not ABSENT:
-                    last_message = cloudpickle.dumps(message, protocol=5)
-                ask_to_end(handles, last_message)
+                ask_to_end(handles)
                 # A thread that waits in receive() checks once a second.
                 locked = self._reading.acquire(timeout=timeout)
                 if locked:
@@ -436,7 +415,7 @@ class WorkerPool:
             # The end of its workers wakes a thread that still reads.
             locked = locked or self._reading.acquire(timeout=_WAKE_SECONDS)
             for handle in handles:
-                handle.process.close()
+                handle.close()
             if locked:
                 self._reading.release()
             self._release.close()

@@ -74,8 +74,6 @@ class Segment:
         if free is not None and nbytes > free:
             raise MemoryError(_too_little(what, nbytes, free, hint))
         try:
-            if os.name == "nt":
-                return cls(mmap.mmap(-1, nbytes), None)
             # Reserved now, so that a shortage does not show in the middle of a batch.
             populate = getattr(mmap, "MAP_POPULATE", 0)
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate

@@ -13,8 +13,8 @@ import cloudpickle
 from marl_collect.processes.bootstrap import WorkerSetup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod
-from marl_collect.processes.shared_memory import MemoryHandle
-from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
+from marl_collect.processes.status_board import StatusBoard
+from marl_collect.processes.worker_handle import SOCKET_SECONDS, WorkerHandle
 
 Main = Callable[[WorkerContext, Any], None]
 
@@ -64,8 +64,8 @@ class Starter:
         return job
 
     def start(
-        self, jobs: Sequence[bytes], status_board: MemoryHandle, first: int = 0
-    ) -> list[WorkerProcess]:
+        self, jobs: Sequence[bytes], status_board: StatusBoard, first: int = 0
+    ) -> list[WorkerHandle]:
         """Start a worker per job, in parallel, and return when all of them run.
 
         They have not unpickled their jobs by then: errors in that arrive as the first
@@ -81,20 +81,21 @@ class Starter:
             RuntimeError: the fork server could not preload a module.
         """
         deadline = time.monotonic() + (self.start_timeout or _LONG_SECONDS)
-        processes: list[WorkerProcess] = []
+        handles: list[WorkerHandle] = []
         try:
-            for _ in jobs:
-                processes.append(  # noqa: PERF401 - those before an error are ended
-                    WorkerProcess.start(self.start_method, self.preload, deadline)
+            for worker in range(first, first + len(jobs)):
+                line = status_board.lines[worker]
+                handles.append(
+                    WorkerHandle.start(
+                        worker, line, self.start_method, self.preload, deadline
+                    )
                 )
-            for worker, (process, job) in enumerate(
-                zip(processes, jobs, strict=True), start=first
-            ):
-                self._instruct(process, worker, job, status_board)
-            for process in processes:
-                process.confirm(deadline)
+            for handle, job in zip(handles, jobs, strict=True):
+                self._instruct(handle, job, status_board)
+            for handle in handles:
+                handle.confirm(deadline)
         except BaseException as error:
-            self._abandon(processes)
+            self._abandon(handles)
             number = error.errno if isinstance(error, OSError) else None
             if number in _CAUSES:
                 raise OSError(
@@ -103,23 +104,18 @@ class Starter:
                     "fewer workers",
                 ) from error
             raise
-        return processes
+        return handles
 
     def _instruct(
-        self,
-        process: WorkerProcess,
-        worker: int,
-        job: bytes,
-        status_board: MemoryHandle,
+        self, handle: WorkerHandle, job: bytes, status_board: StatusBoard
     ) -> None:
-        setup = WorkerSetup(
-            worker, f"{self.name}-{worker}", status_board, self.num_threads
-        )
+        worker, board = handle.index, status_board.handle
+        setup = WorkerSetup(worker, f"{self.name}-{worker}", board, self.num_threads)
         # It may have died already. Waiting for its first message reports that.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             try:
-                process.connection.send_bytes(pickle.dumps(setup, protocol=5))
-                process.connection.send_bytes(job)
+                handle.connection.send_bytes(pickle.dumps(setup, protocol=5))
+                handle.connection.send_bytes(job)
             except BlockingIOError:
                 raise TimeoutError(
                     f"worker {worker} has not read its job of {len(job)} bytes within "
@@ -127,13 +123,13 @@ class Starter:
                     "or the process stopped"
                 ) from None
 
-    def _abandon(self, processes: Sequence[WorkerProcess]) -> None:
+    def _abandon(self, handles: Sequence[WorkerHandle]) -> None:
         deadline = time.monotonic() + _ABANDON_SECONDS
-        for process in processes:
+        for handle in handles:
             # A signal needs the pid. A process that has not started yet finds its
             # socket closed, and exits.
             with contextlib.suppress(OSError):
-                process.confirm(deadline)
-                process.kill()
-                process.join(_ABANDON_SECONDS)
-            process.close()
+                handle.confirm(deadline)
+                handle.kill()
+                handle.join(_ABANDON_SECONDS)
+            handle.close()

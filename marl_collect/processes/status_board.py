@@ -30,7 +30,6 @@ ENVIRONMENT: Final = 2  # current environment, counted over all workers, plus 1
 MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
 WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
 REPLAYED: Final = 5  # replayed steps; they are progress, but no steps of a rollout
-USER: Final = 8  # cells 8 to 13 are free for the pool's user
 # Written by the trainer:
 STOP: Final = 14  # not 0: stop as soon as possible
 PREEMPT: Final = 15  # not 0: finish the rollout early

@@ -6,7 +6,6 @@ import fcntl
 import os
 import select
 import signal
-import sys
 import threading
 
 _PR_SET_PDEATHSIG = 1
@@ -40,8 +39,7 @@ def enable_fault_dumps() -> None:
 
 def set_name(name: str) -> None:
     """Set the name in ``ps -o comm`` and ``top``; truncated to 15 bytes."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
 
 
 def die_with_parent(parent: int) -> None:
@@ -53,10 +51,9 @@ def die_with_parent(parent: int) -> None:
     Args:
         parent: process id of the parent, to detect that it has ended already.
     """
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(1)
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def die_at_hangup(fd: int) -> None:

@@ -1,17 +1,31 @@
 """The pool's handle of one worker: its process, its messages, and how it ended."""
 
 import math
+import os
 import pickle
+import resource
 import select
+import signal
+import socket
+import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final, final
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
+from marl_collect.processes.children import Child, wait_end
+from marl_collect.processes.launcher import StartMethod, launch
 from marl_collect.processes.status_board import Line
-from marl_collect.processes.worker_process import SOCKET_SECONDS, WorkerProcess
+
+SOCKET_SECONDS: Final = 60
+"""How long one read or write of a socket may block when the other process is stopped in
+the middle of a message. A whole message may take longer."""
 
 _EXIT_SECONDS: Final = (
     1.0  # From the end of a process's socket to the end of the process.
@@ -26,7 +40,7 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.ABSENT
-"""Marks a missing message or argument, since None is a valid one."""
+"""Marks a missing message, since None is a valid one."""
 
 
 @final
@@ -35,24 +49,95 @@ class WorkerHandle:
 
     Attributes:
         index: the worker's index in the pool.
-        process: its process.
         line: its line of the status board.
+        connection: our end of its command socket.
         sent: messages sent to it.
     """
 
-    def __init__(self, index: int, process: WorkerProcess, line: Line) -> None:
+    def __init__(
+        self, index: int, line: Line, child: Child, connection: Connection
+    ) -> None:
         self.index: Final = index
-        self.process: Final = process
         self.line: Final = line
+        self.connection: Final = connection
+        self._child = child
+        limit_blocking(connection, SOCKET_SECONDS)
         self.sent = 0
         self._writing = threading.Lock()  # A large message takes several writes.
         self._read_ahead: deque[object] = deque()
-        self._fds = [process.connection.fileno(), process.sentinel]
+        self._fds = [connection.fileno(), child.sentinel]
         self._failure: Failure | None = None
         self.failed_at = math.inf
         """When it failed, died or hung, on ``time.monotonic``."""
         # Only its arguments: the error itself would keep its traceback's frames alive.
         self._error: tuple[Any, ...] | None = None
+
+    @classmethod
+    def start(
+        cls,
+        index: int,
+        line: Line,
+        start_method: StartMethod,
+        preload: Sequence[str],
+        deadline: float,
+    ) -> "WorkerHandle":
+        """Start a process without waiting for it; call ``confirm`` next."""
+        return cls(index, line, *launch(start_method, preload, deadline))
+
+    # Process
+
+    def confirm(self, deadline: float) -> None:
+        """Wait until the process is known to run; see ``Child.confirm``."""
+        self._child.confirm(deadline)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that is readable once the process has ended."""
+        return self._child.sentinel
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code; ``-N`` if signal ``N`` ended it; None while it runs."""
+        return self._child.poll()
+
+    def describe_end(self) -> str:
+        """Describe in words how it ended."""
+        return self._child.describe_end()
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._child.send_signal(signal.SIGKILL)
+
+    def _abort(self) -> None:
+        """Send SIGABRT: the process prints its Python stack to stderr and dies."""
+        with suppress(OSError):  # A core dump would take longer than we wait.
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_CORE)
+            resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, hard))
+        self._child.send_signal(signal.SIGABRT)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; return whether it has.
+
+        Args:
+            timeout: seconds; None for no limit.
+        """
+        return wait_end(self._child, timeout)
+
+    def close(self) -> None:
+        """Close our file descriptors; does not end the process."""
+        self.connection.close()
+        self._child.close()
+
+    # Messages
 
     def write(self, data: bytes) -> None:
         """Send pickled data.
@@ -65,7 +150,7 @@ class WorkerHandle:
         """
         try:
             with self._writing:
-                self.process.connection.send_bytes(data)
+                self.connection.send_bytes(data)
         except BlockingIOError:
             problem = f"read nothing of a message for {SOCKET_SECONDS} s"
             raise self.give_up(problem) from None
@@ -73,7 +158,7 @@ class WorkerHandle:
             pass
         except OSError:
             # A signal handler may have closed the pool: reading reports that.
-            if not self.process.connection.closed:
+            if not self.connection.closed:
                 raise
 
     @property
@@ -136,17 +221,16 @@ class WorkerHandle:
         return message
 
     def _read(self) -> object:
-        connection = self.process.connection
-        if self._at_end or not _is_readable(connection.fileno()):
+        if self._at_end or not _is_readable(self.connection.fileno()):
             return ABSENT
         try:
-            data = connection.recv_bytes()
+            data = self.connection.recv_bytes()
         except BlockingIOError:
             problem = f"stopped in the middle of a message for {SOCKET_SECONDS} s"
             raise self.give_up(problem) from None
         except (EOFError, OSError):
             del self._fds[0]
-            self.process.join(_EXIT_SECONDS)  # It is ending; the sentinel follows.
+            self.join(_EXIT_SECONDS)  # It is ending; the sentinel follows.
             return ABSENT
         try:
             message: object = pickle.loads(data)
@@ -159,12 +243,12 @@ class WorkerHandle:
         return message
 
     def _has_ended(self) -> bool:
-        return self.process.exitcode is not None
+        return self.exitcode is not None
 
     def _raise_end(self) -> None:
         if self._error is not None:
             raise WorkerError(*self._error)
-        error = self.describe("ended unexpectedly", self.process.describe_end())
+        error = self.describe("ended unexpectedly", self.describe_end())
         self._error, self.failed_at = error.args, time.monotonic()
         raise error
 
@@ -172,10 +256,10 @@ class WorkerHandle:
         """Kill a worker that does not respond, and return the error to raise."""
         error = self.describe(problem, detail)
         self._error, self.failed_at = error.args, time.monotonic()
-        self.process.abort()  # Prints its Python stack.
-        if not self.process.join(1.0):
-            self.process.kill()
-            self.process.join(5.0)
+        self._abort()
+        if not self.join(1.0):
+            self.kill()
+            self.join(5.0)
         return error
 
     def describe(self, problem: str, detail: str = "") -> WorkerError:
@@ -185,8 +269,8 @@ class WorkerHandle:
             self.index,
             problem,
             detail,
-            pid=self.process.pid,
-            exitcode=self.process.exitcode,
+            pid=self.pid,
+            exitcode=self.exitcode,
             phase=progress.phase.label,
             environment=progress.environment,
         )
@@ -196,3 +280,20 @@ def _is_readable(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def limit_blocking(connection: Connection, seconds: int) -> None:
+    """Limit how long reads and writes block; they then raise BlockingIOError."""
+    copy = socket.socket(fileno=os.dup(connection.fileno()))
+    with copy:
+        value = struct.pack("@ll", seconds, 0)
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if it ended or it is unknown."""
+    with suppress(OSError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

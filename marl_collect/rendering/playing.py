@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from marl_collect.collectors import Collector, ExplorationType
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv, require_factory
+from marl_collect.errors import warn
 from marl_collect.rendering.overlay import Crop, Overlay, caption
 from marl_collect.rendering.pictures import Picture, require_single, take
 
@@ -18,10 +19,11 @@ def play(
     policy: Any = None,
     *,
     episodes: int = 1,
-    max_frames: int | None = None,
+    max_frames_per_traj: int | None = None,
     deterministic: bool = True,
     seed: int = 0,
     overlay: bool = False,
+    max_frames: int | None = None,
 ) -> Iterator[Picture]:
     """Yield a picture of every frame of complete episodes, including the first.
 
@@ -32,15 +34,22 @@ def play(
         create_env_fn: the factory; PettingZoo's need ``render_mode="rgb_array"``.
         policy: as for collectors; None for random actions.
         episodes: number of episodes.
-        max_frames: truncate episodes at this length.
+        max_frames_per_traj: truncate episodes at this length.
         deterministic: take deterministic actions instead of sampling them.
         seed: of the episodes and the actions.
         overlay: whether to write episode, step, and each agent's return so far above
             the picture. Small pictures are enlarged. Needs the extra ``video``.
+        max_frames: old name of ``max_frames_per_traj``.
 
     Raises:
         ValueError: if the environment renders no pictures.
     """
+    if max_frames is not None:
+        warn(
+            "play(): max_frames is now called max_frames_per_traj, as for collectors.",
+            DeprecationWarning,
+        )
+        max_frames_per_traj = max_frames
     require_factory(create_env_fn, "create_env_fn")
     taken: list[tuple[bool, Picture]] = []
     filmed = _Filmed(require_single(create_env_fn()), taken.append, overlay=overlay)
@@ -49,7 +58,7 @@ def play(
         lambda: filmed,
         policy,
         frames_per_batch=1,  # Pictures are yielded frame by frame.
-        max_frames_per_traj=max_frames,
+        max_frames_per_traj=max_frames_per_traj,
         exploration_type=kind,
         seed=seed,
     )

@@ -28,14 +28,20 @@ def make_rollout(
     policies: Sequence[PolicyRunner],
     plan: Plan,
     progress: ProgressReporter | None = None,
+    *,
+    check_actions: bool = False,
 ) -> "Rollout | AlternatingRollout":
     """Return a ``Rollout`` of one part, or an ``AlternatingRollout`` of several.
 
     Each part has its own runner of the policy.
     """
     if len(parts) == 1:
-        return Rollout(parts[0], policies[0], plan, progress)
-    return AlternatingRollout(parts, policies, plan, progress)
+        return Rollout(
+            parts[0], policies[0], plan, progress, check_actions=check_actions
+        )
+    return AlternatingRollout(
+        parts, policies, plan, progress, check_actions=check_actions
+    )
 
 
 @final
@@ -48,6 +54,8 @@ class AlternatingRollout:
         policies: Sequence[PolicyRunner],
         plan: Plan,
         progress: ProgressReporter | None = None,
+        *,
+        check_actions: bool = False,
     ) -> None:
         """Create a ``Rollout`` for each part."""
         self._progress = _JointReporter(progress or ProgressReporter(), len(parts))
@@ -58,11 +66,18 @@ class AlternatingRollout:
             rows = slice(begin, begin + part.size)
             self._rows.append(rows)
             mine = _part_of(plan, rows)
-            self._rollouts.append(Rollout(part, policy, mine, self._progress))
+            rollout = Rollout(
+                part, policy, mine, self._progress, check_actions=check_actions
+            )
+            self._rollouts.append(rollout)
             who = f"environments {mine.environments}"
             check_same_signature(policies[0].signature, policy.signature, who)
             begin += part.size
         self.plan = plan
+
+    def explain(self) -> str:
+        """Return how actions are computed, and why."""
+        return self._rollouts[0].explain()
 
     def use_plan(self, plan: Plan) -> None:
         """Switch to another plan. Its first episodes begin with the next frame."""

@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         seed: seed from which episodes and noise are derived.
         environments: indices of the environments, over all workers.
-        max_frames_per_traj: frames after which a trajectory is cut; 0 for no limit.
+        max_frames_per_traj: frames after which a trajectory is cut; None for no limit.
         episodes: number of each environment's last episode, if there were any.
         generation: how often the worker was restarted. Each generation has its own
             noise.
@@ -56,7 +56,7 @@ class Plan:
 
     seed: int
     environments: range
-    max_frames_per_traj: int = 0
+    max_frames_per_traj: int | None = None
     episodes: tuple[int, ...] = ()
     generation: int = 0
     given_seeds: tuple[tuple[int, ...], ...] = ()
@@ -97,7 +97,7 @@ def left_behind(
 
 @final
 @dataclass(frozen=True)
-class Ended:
+class EpisodeEnd:
     """An episode that is over but whose last frames are not in the slot yet.
 
     Attributes:
@@ -157,7 +157,7 @@ class RunningEpisodes:
             return given[episode]
         return episode_seed(self.plan.seed, self.plan.environments[k], episode)
 
-    def end(self, k: int, begin: int, end: int) -> Ended:
+    def end(self, k: int, begin: int, end: int) -> EpisodeEnd:
         """Return the data of environment k's ended episode that ``sum_up`` needs.
 
         Args:
@@ -165,9 +165,9 @@ class RunningEpisodes:
             begin: first frame of the episode in its last slot.
             end: the frame after its last one there.
         """
-        return Ended(k, self._running[k], begin, end)
+        return EpisodeEnd(k, self._running[k], begin, end)
 
-    def sum_up(self, ended: Ended, slot: Arrays) -> Episode:
+    def sum_up(self, ended: EpisodeEnd, slot: Arrays) -> Episode:
         """Write the ids of an ended episode into ``slot`` and return its summary."""
         k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
         self._stamp(k, running, slot, begin, end)
@@ -195,7 +195,7 @@ class RunningEpisodes:
 
     def limit(self, k: int, frame: int) -> int:
         """Return the frame at which the trajectory that runs at ``frame`` is cut."""
-        if self.plan.max_frames_per_traj == 0:
+        if self.plan.max_frames_per_traj is None:
             return NEVER
         return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
 

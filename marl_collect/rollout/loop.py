@@ -6,7 +6,7 @@ see ``marl_collect.buffers.frame_writer``.
 """
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -21,7 +21,14 @@ from marl_collect.core.flags import Flags
 from marl_collect.core.replay import replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
-from marl_collect.rollout.episodes import NEVER, Ended, Episode, Plan, RunningEpisodes
+from marl_collect.rollout.action_check import action_check
+from marl_collect.rollout.episodes import (
+    NEVER,
+    Episode,
+    EpisodeEnd,
+    Plan,
+    RunningEpisodes,
+)
 
 Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, list[Episode]]
@@ -57,11 +64,21 @@ class Rollout:
         policy: PolicyRunner,
         plan: Plan,
         progress: ProgressReporter | None = None,
+        *,
+        check_actions: bool = False,
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
         This memory holds the current observations and hidden states, so later frames
         do not depend on what the user does to a filled slot.
+
+        Args:
+            engine: the environments.
+            policy: what acts in them.
+            plan: which episodes to collect.
+            progress: receives what this rollout is doing.
+            check_actions: whether to check the policy's actions before the environments
+                execute them. Random actions are always valid.
         """
         self._engine = engine
         engine.first = plan.environments.start
@@ -105,7 +122,16 @@ class Rollout:
         }
         self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
+        checks = check_actions and not isinstance(policy, RandomRunner)
+        self._check = action_check(self._description, self._memory) if checks else None
         self._last: list[LastObservation] = []
+
+    def explain(self) -> str:
+        """Return how actions are computed, and why."""
+        explained = self._policy.explain()
+        if self._check is None:
+            return explained
+        return f"{explained} Actions are checked in every frame."
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
@@ -165,14 +191,9 @@ class Rollout:
         begins = [0] * engine.size
         limits = [running.limit(k, 0) for k in range(len(begins))]
         limit = min(limits)
-        ended: list[Ended] = []
-        policy = self._random if random else self._policy
-        policy.begin(writer.frames, self._generators)
-        if random:
-            # The policy may have acted before: a state of random frames can be loaded.
-            for key, value in self._unwritten.items():
-                self._memory[key][...] = value
-        act, done, writes_acts = policy.act, self._done, writer.writes_acts
+        ended: list[EpisodeEnd] = []
+        act = self._begin_acting(writer.frames, random=random)
+        done, writes_acts = self._done, writer.writes_acts
         nobody = bytes(len(done))
         progress = self._progress
         frame = -1
@@ -197,6 +218,24 @@ class Rollout:
         end = frame + 1
         self._suspend(slot, writer, begins, end, version)
         return end, [running.sum_up(episode, slot) for episode in ended]
+
+    def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
+        """Prepare for ``frames`` frames; return the function that acts in each."""
+        policy = self._random if random else self._policy
+        policy.begin(frames, self._generators)
+        if random:
+            # The policy may have acted before: a state of random frames can be loaded.
+            for key, value in self._unwritten.items():
+                self._memory[key][...] = value
+        act, check = policy.act, self._check
+        if random or check is None:
+            return act
+
+        def act_and_check(frame: int) -> None:
+            act(frame)
+            check(frame)
+
+        return act_and_check
 
     def _suspend(
         self,
@@ -224,10 +263,10 @@ class Rollout:
         writer: SlotWriter,
         begins: list[int],
         limits: list[int],
-    ) -> list[Ended]:
+    ) -> list[EpisodeEnd]:
         """Begin new episodes after those that ended at ``frame``; return the latter."""
         finished = [k for k, is_done in enumerate(self._done) if is_done]
-        ended: list[Ended] = []
+        ended: list[EpisodeEnd] = []
         for k in finished:
             ended.append(self._episodes.end(k, begins[k], frame + 1))
             begins[k] = frame + 1

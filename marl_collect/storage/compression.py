@@ -32,13 +32,46 @@ def check_compression(name: str) -> None:
 def load_codec(
     name: str,
 ) -> tuple[Callable[[Any], bytes], Callable[[Any, NDArray[np.uint8]], Any]]:
-    """Return the functions that encode a frame, and decode one into memory."""
+    """Return the functions that encode a frame, and decode one into memory.
+
+    Decoding raises a ``ValueError`` if the frame does not fill the memory exactly.
+    """
     module = CODECS[name]
     if module is None:
         return (lambda frame: frame.tobytes()), _copy
     codec = importlib.import_module(module)
-    return lambda frame: codec.compress(frame, 1), codec.decompress
+    size_of = {"lz4": _size_of_lz4, "zstd": _size_of_zstd}[name]
+
+    def decode(stored: Any, out: NDArray[np.uint8]) -> None:
+        # The codecs leave the end of `out` as it is if the frame is shorter.
+        size = size_of(bytes(stored[:18]))
+        if size != len(out):
+            raise ValueError(f"a frame has {size:,} bytes, not {len(out):,}")
+        codec.decompress(stored, out)
+
+    return lambda frame: codec.compress(frame, 1), decode
 
 
 def _copy(stored: Any, out: NDArray[np.uint8]) -> None:
     out[:] = np.frombuffer(stored, np.uint8)
+
+
+def _size_of_lz4(header: bytes) -> int:
+    """Return the size that numcodecs stores in front of the block."""
+    return int.from_bytes(header[:4], "little")
+
+
+def _size_of_zstd(header: bytes) -> int:
+    """Return the size of the content, from the frame header (RFC 8878, 3.1.1.1).
+
+    Raises:
+        ValueError: if the header does not have it. The writer's always do.
+    """
+    descriptor = header[4]
+    flag, single, dictionary = descriptor >> 6, descriptor >> 5 & 1, descriptor & 3
+    length = (single, 2, 4, 8)[flag]
+    if not length:
+        raise ValueError("a frame does not say its size")
+    begin = 5 + (not single) + (0, 1, 2, 4)[dictionary]
+    size = int.from_bytes(header[begin : begin + length], "little")
+    return size + 256 if flag == 1 else size

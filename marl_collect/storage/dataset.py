@@ -1,6 +1,6 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.core import notebooks
 from marl_collect.core.tensordicts import assemble
+from marl_collect.options import method
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.episodes import EndedEpisode
@@ -21,7 +22,7 @@ from marl_collect.storage.index import (
     join_indexes,
     read_episodes,
 )
-from marl_collect.storage.loading import Loader, Of
+from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
@@ -181,54 +182,17 @@ class Dataset(Sequence[TensorDictBase]):
         """All frames, including those of episodes that did not end."""
         return Transitions(self._maps, list(all_spans(self._maps)))
 
-    def loader(
-        self,
-        *,
-        batch_size: int,
-        of: Of = "transitions",
-        length: int | None = None,
-        shuffle: bool = True,
-        seed: int | None = None,
-        workers: int = 0,
-        pin_memory: bool | None = None,
-    ) -> Loader:
-        """Return mini-batches for training: seeded and resumable.
+    @method(LoaderArguments)
+    def loader(self, options: LoaderArguments) -> Loader:
+        """Return mini-batches of single frames ``[n]`` for training.
 
-        Args:
-            batch_size: items per mini-batch.
-            of: ``"transitions"`` yields ``[n]``; ``"trajectories"`` complete episodes
-                ``[n, longest]``; ``"sequences"`` pieces ``[n, length]`` of complete
-                episodes. The last two are padded, with ``("collector", "mask")``.
-            length: frames of a sequence.
-            shuffle: draw a new order for every epoch.
-            seed: of the order; random if None.
-            workers: processes that read; 0 reads in this one.
-            pin_memory: read into pinned memory, for a GPU; None does so if there is a
-                CUDA device.
+        ``transitions``, ``trajectories``, ``trajectories.sequences(length)`` and every
+        selection of keys, frames or episodes have this method too.
 
         Raises:
             ValueError: if there is nothing to load, or an argument does not fit.
         """
-        if (length is not None) != (of == "sequences"):
-            raise ValueError(
-                f'length is {length}, and of is {of!r}: of="sequences" needs a length, '
-                "and the others have none."
-            )
-        sources: dict[str, Callable[[], Any]] = {
-            "transitions": lambda: self.transitions,
-            "trajectories": lambda: self.trajectories,
-            "sequences": lambda: self.trajectories.sequences(length or 0),
-        }
-        if of not in sources:
-            raise ValueError(f"of is {of!r}, but must be one of {', '.join(sources)}.")
-        return Loader(
-            sources[of](),
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            workers=workers,
-            pin_memory=pin_memory,
-        )
+        return Loader(self.transitions, options)
 
     def __repr__(self) -> str:
         """Return the path, the task and the sizes."""

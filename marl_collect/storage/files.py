@@ -14,6 +14,8 @@ from marl_collect.core.atomic import sync, sync_folder
 from marl_collect.core.closing import Closing
 
 LOCK: Final = ".lock"
+_SPARE: Final = 16 * 2**20
+"""Bytes that are kept free for what writing adds to the numbers."""
 
 
 def remove(path: Path) -> None:
@@ -31,6 +33,29 @@ def size_of(folder: Path) -> int:
         for parent, _, names in os.walk(folder)
         for name in names
     )
+
+
+def check_space(folder: Path, nbytes: int, what: str) -> None:
+    """Check that numbers fit on a disk before they are written.
+
+    Where tensors are written through a memory map, or by HDF5, a full disk kills the
+    process instead of raising an error.
+
+    Args:
+        folder: on the disk.
+        nbytes: size of the numbers, without compression.
+        what: has them, for the error.
+
+    Raises:
+        OSError: if they do not fit.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < nbytes + _SPARE:
+        raise OSError(
+            errno.ENOSPC,
+            f"The disk is full: {what} {nbytes:,} bytes, but only {free:,} are free",
+            str(folder),
+        )
 
 
 def sync_tree(folder: Path) -> None:

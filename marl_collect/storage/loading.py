@@ -1,18 +1,88 @@
-"""``dataset.loader``: seeded, resumable mini-batches for training."""
+"""Seeded, resumable mini-batches for training: ``loader`` of a dataset's selections."""
 
+import abc
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, final
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from marl_collect.storage.selection import Sequences, Trajectories
-from marl_collect.storage.transitions import Transitions
+from marl_collect.options import Option, Options, method
 
-Of = Literal["transitions", "trajectories", "sequences"]
+
+@final
+@dataclass(frozen=True)
+class LoaderArguments(Options):
+    """The arguments of ``loader``."""
+
+    batch_size: Annotated[
+        int,
+        Option("items per mini-batch; with several ranks, of each rank", at_least=1),
+    ]
+    _: KW_ONLY
+    shuffle: Annotated[bool, Option("draw a new order for every epoch")] = True
+    seed: Annotated[int | None, Option("of the order; random if None")] = None
+    drop_last: Annotated[
+        bool,
+        Option("leave out the last mini-batch of an epoch if it is smaller"),
+    ] = False
+    rank: Annotated[
+        int,
+        Option("which part of each epoch to yield, of `world_size` parts", at_least=0),
+    ] = 0
+    world_size: Annotated[
+        int,
+        Option(
+            "number of processes that train together. As in torch's "
+            "`DistributedSampler`, all ranks get equally many items: some items are "
+            "repeated, or with `drop_last` left out. Give all ranks one seed",
+            at_least=1,
+        ),
+    ] = 1
+    resume: Annotated[
+        bool,
+        Option(
+            "whether a loop after an unfinished one, such as one that was left with "
+            "`break`, yields the rest of its epoch. By default it begins the next one"
+        ),
+    ] = False
+    workers: Annotated[
+        int,
+        Option(
+            "processes that read, which are kept for the next epochs; 0 reads in this "
+            "process",
+            at_least=0,
+        ),
+    ] = 0
+    pin_memory: Annotated[
+        bool | None,
+        Option("whether to read into pinned memory, for a GPU; None: if there is one"),
+    ] = None
+
+
+class Loadable(abc.ABC):
+    """Items that are read many at once, in any order."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Number of items."""
+
+    @abc.abstractmethod
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        """Read items; torch's ``DataLoader`` calls this method."""
+
+    @method(LoaderArguments)
+    def loader(self, options: LoaderArguments) -> "Loader":
+        """Return mini-batches for training: seeded and resumable.
+
+        Raises:
+            ValueError: if there is nothing to load, or an argument does not fit.
+        """
+        return Loader(self, options)
 
 
 @final
@@ -20,72 +90,97 @@ class Loader:
     """Yields every item once per epoch, in mini-batches.
 
     One ``for`` loop is one epoch. The order depends on the seed and the epoch only, not
-    on the number of workers. ``state_dict`` after a batch and ``load_state_dict`` in
-    another process continue with the next batch.
-
-    Attributes:
-        epoch: number of the epoch that is running, or comes next.
+    on the number of workers. Several loops at a time are independent: each is an epoch
+    of its own. ``state_dict`` after a batch and ``load_state_dict`` in another process
+    continue with the next batch.
     """
 
-    def __init__(
-        self,
-        source: Transitions | Trajectories | Sequences,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int | None,
-        workers: int,
-        pin_memory: bool | None,
-    ) -> None:
-        """Prepare the loader; see ``Dataset.loader``."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, but is {batch_size}.")
-        if workers < 0:
-            raise ValueError(f"workers must be at least 0, but is {workers}.")
+    def __init__(self, source: Loadable, options: LoaderArguments) -> None:
+        """Prepare the loader; see ``Loadable.loader``."""
+        rank, world_size = options.rank, options.world_size
+        if rank >= world_size:
+            raise ValueError(
+                f"rank must be less than world_size={world_size}, but is {rank}."
+            )
+        if world_size > 1 and options.seed is None:
+            raise ValueError(
+                f"{world_size} ranks must draw the same order: give all of them one "
+                "seed."
+            )
         if not len(source):
             raise ValueError(f"There is nothing to load in {source!r}.")
         self._source = source
-        self._batch_size = batch_size
-        self._shuffle = shuffle
+        self._options = options
+        seed = options.seed
         self._seed = int(torch.randint(2**31 - 1, ())) if seed is None else seed
-        self._workers = workers
-        can_pin = torch.cuda.is_available()
-        self._pin = can_pin if pin_memory is None else pin_memory and can_pin
-        self.epoch = 0
-        self._done = 0  # Batches of the epoch that were yielded.
+        self._pin = torch.cuda.is_available() and options.pin_memory is not False
+        self._readers: list[_Reader] = []  # Those that no loop uses.
+        # Of the latest loop. The next one begins an epoch, or continues this one.
+        self._epoch, self._done = 0, 0
+        self._continues = True
+        if not len(self):
+            raise ValueError(
+                f"drop_last leaves no batch of {options.batch_size} for each of "
+                f"{world_size} ranks in {source!r}."
+            )
 
     def __repr__(self) -> str:
         """Return the data and the size of a batch."""
-        return f"Loader({self._source!r}, batch_size={self._batch_size})"
+        return f"Loader({self._source!r}, batch_size={self._options.batch_size})"
 
     def __len__(self) -> int:
         """Number of batches of an epoch; the last one may be smaller."""
-        return math.ceil(len(self._source) / self._batch_size)
+        options = self._options
+        if options.drop_last:
+            return len(self._source) // options.world_size // options.batch_size
+        items = math.ceil(len(self._source) / options.world_size)
+        return math.ceil(items / options.batch_size)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch of the latest loop; of the next one if that is done."""
+        return self._epoch + (self._done == len(self))
 
     def __iter__(self) -> Iterator[TensorDict]:
-        """Yield the rest of the epoch, or the next one if nothing is left."""
-        batches = self._order()[self._done :]
-        loader: Any = DataLoader(
-            self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
-            batch_sampler=batches,
-            num_workers=self._workers,
-            pin_memory=self._pin,
-            collate_fn=_unchanged,
-        )
-        for batch in loader:
-            self._done += 1
-            if self._done == len(self):
-                self.epoch, self._done = self.epoch + 1, 0
+        """Yield an epoch; or its rest, see ``resume`` and ``load_state_dict``."""
+        if not self._continues or self._done == len(self):
+            self._epoch, self._done = self._epoch + 1, 0
+        self._continues = self._options.resume
+        return self._loop(self._epoch, self._done)
+
+    def _loop(self, epoch: int, done: int) -> Iterator[TensorDict]:
+        batches = self._order(epoch)[done:]
+        for batch in self._read(batches):
+            done += 1
+            if epoch == self._epoch:
+                self._done = done
             yield batch
+
+    def _read(self, batches: list[list[int]]) -> Iterator[TensorDict]:
+        if not self._options.workers:
+            for indices in batches:
+                batch = self._source.__getitems__(indices)
+                yield batch.pin_memory() if self._pin else batch
+            return
+        reader = (
+            self._readers.pop()
+            if self._readers
+            else _Reader(self._source, self._options.workers, pin_memory=self._pin)
+        )
+        try:
+            yield from reader.read(batches)
+        finally:
+            self._readers.append(reader)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""
         return {
             "seed": self._seed,
             "epoch": self.epoch,
-            "batches": self._done,
+            "batches": self._done % len(self),
             "items": len(self._source),
-            "batch_size": self._batch_size,
+            "batch_size": self._options.batch_size,
+            "world_size": self._options.world_size,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -95,21 +190,55 @@ class Loader:
             ValueError: if the state is of a loader with other items or batches.
         """
         here = self.state_dict()
-        for name in ("items", "batch_size"):
+        for name in ("items", "batch_size", "world_size"):
             if state[name] != here[name]:
                 raise ValueError(
                     f"The state is of a loader with {name} {state[name]}, but this one "
                     f"has {here[name]}. Open the same dataset with the same arguments."
                 )
-        self._seed, self.epoch = state["seed"], state["epoch"]
-        self._done = state["batches"]
+        self._seed = state["seed"]
+        self._epoch, self._done = state["epoch"], state["batches"]
+        self._continues = True
 
-    def _order(self) -> list[list[int]]:
+    def _order(self, epoch: int) -> list[list[int]]:
+        """Return the items of each of this rank's batches."""
+        size, ranks = self._options.batch_size, self._options.world_size
         order = np.arange(len(self._source))
-        if self._shuffle:
-            order = np.random.default_rng([self._seed, self.epoch]).permutation(order)
-        edges = range(self._batch_size, len(order), self._batch_size)
-        return [part.tolist() for part in np.split(order, list(edges))]
+        if self._options.shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(order)
+        if self._options.drop_last:
+            order = order[: len(order) // ranks * ranks]
+        else:
+            order = np.resize(order, math.ceil(len(order) / ranks) * ranks)  # Repeats.
+        order = order[self._options.rank :: ranks]
+        batches = [
+            part.tolist() for part in np.split(order, range(size, len(order), size))
+        ]
+        return batches[: len(self)]
+
+
+@final
+class _Reader:
+    """Worker processes that read batches for one loop at a time.
+
+    torch keeps worker processes only while one ``DataLoader`` is used again. It takes
+    its sampler when it is made, so the batches of a loop are put into that.
+    """
+
+    def __init__(self, source: Loadable, workers: int, *, pin_memory: bool) -> None:
+        self._batches: list[list[int]] = []
+        self._loader: Any = DataLoader(
+            source,  # type: ignore[arg-type] # has __len__ and __getitems__
+            batch_sampler=self._batches,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            collate_fn=_unchanged,
+            persistent_workers=True,
+        )
+
+    def read(self, batches: Sequence[list[int]]) -> Iterator[TensorDict]:
+        self._batches[:] = batches
+        yield from self._loader
 
 
 def _unchanged(batch: TensorDict) -> TensorDict:

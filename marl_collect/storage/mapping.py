@@ -80,8 +80,8 @@ class MappedBatches:
         self.index = index
         self.keys = index.keys if keys is None else keys
         self._maps: OrderedDict[int, _Batch] = OrderedDict()
-        self._checked: set[tuple[int, Key]] = set()
-        """Raw files whose checksums were right."""
+        self._checked: dict[tuple[int, Key], tuple[int, ...]] = {}
+        """Raw files whose checksums were right, and which files they were."""
         self._most = max(1, _MOST // max(1, len(self.keys)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,10 +228,12 @@ class MappedBatches:
             flat = torch.from_file(
                 str(path), shared=False, size=nbytes // dtype.itemsize, dtype=dtype
             )
-        if file is not None and (batch, field.key) not in self._checked:
+        status = path.lstat()
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if file is not None and self._checked.get((batch, field.key)) != now:
             content: Any = flat.view(torch.uint8).numpy()
             check_sum(name, zlib.crc32(content), file.checksum)
-            self._checked.add((batch, field.key))
+            self._checked[batch, field.key] = now
         return flat.view(count, *field.shape)
 
     def _packed(self, batch: int, field: KeyField, file: StoredFile) -> PackedFile:
@@ -271,6 +273,8 @@ class MappedBatches:
         Raises:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
+        for field in self.keys:
+            self._checked.pop((batch, field.key), None)
         for file in self._map(batch, self.keys).packed.values():
             file.verify()
 

@@ -17,6 +17,7 @@ from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField
+from marl_collect.storage.loading import Loadable
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Span, read_spans
@@ -26,7 +27,7 @@ Found = tuple[EndedEpisode, tuple[Span, ...]]
 
 
 @final
-class Trajectories(Sequence[TensorDict]):
+class Trajectories(Sequence[TensorDict], Loadable):
     """Complete episodes, in the order in which they ended.
 
     ``trajectories[i]`` reads one episode ``[T]`` into new memory. A slice, a filter or
@@ -223,83 +224,135 @@ class Trajectories(Sequence[TensorDict]):
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
         return self._padded(indices)
 
-    def sequences(self, length: int) -> "Sequences":
-        """Cut the episodes into pieces of ``length`` frames."""
-        return Sequences(self._batches, [spans for _, spans in self._found], length)
+    def sequences(
+        self, length: int, *, stride: int | None = None, burn_in: int = 0
+    ) -> "Sequences":
+        """Cut the episodes into pieces of ``length`` frames.
+
+        Args:
+            length: frames of a piece.
+            stride: frames from the beginning of a piece to that of the next one; less
+                than ``length`` makes pieces overlap. None: ``length``.
+            burn_in: frames of the episode in front of each piece, from which a
+                recurrent network computes its state. Pieces are then ``[burn_in +
+                length]``. Where the episode has fewer frames in front, the first
+                columns are padded.
+
+        Raises:
+            ValueError: if the numbers do not fit.
+        """
+        episodes = [spans for _, spans in self._found]
+        stride = length if stride is None else stride
+        return Sequences(self._batches, episodes, length, stride, burn_in)
 
     def _padded(self, chosen: Sequence[int]) -> TensorDict:
         pieces = [self._found[i][1] for i in chosen]
         lengths = [self._found[i][0].length for i in chosen]
-        return _read_padded(self._batches, pieces, max(lengths))
+        return _read_padded(self._batches, pieces, max(lengths), [0] * len(pieces))
 
 
 @final
-class Sequences:
+class Sequences(Loadable):
     """Pieces of episodes with the same number of frames, for recurrent networks.
 
-    Every frame is in one piece. The last piece of an episode is padded with zeros;
+    Every frame of an episode is in a piece. The last piece is padded with zeros behind
+    its frames, and pieces with ``burn_in`` in front of them;
     ``("collector", "mask")`` says which frames are valid.
     """
 
     def __init__(
-        self, batches: MappedBatches, episodes: Sequence[tuple[Span, ...]], length: int
+        self,
+        batches: MappedBatches,
+        episodes: Sequence[tuple[Span, ...]],
+        length: int,
+        stride: int,
+        burn_in: int,
     ) -> None:
         """Cut episodes, given as spans; nothing is read yet.
 
         Raises:
-            ValueError: if the length is less than one.
+            ValueError: if the numbers do not fit.
         """
         if length < 1:
             raise ValueError(f"length must be at least 1, but is {length}.")
+        if not 1 <= stride <= length:
+            raise ValueError(
+                f"stride must be between 1 and length={length}, but is {stride}: "
+                "every frame is in a piece."
+            )
+        if burn_in < 0:
+            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
         self._batches = batches
-        self._length = length
-        self._pieces = [piece for spans in episodes for piece in _cut(spans, length)]
+        self._width = burn_in + length
+        # Of each piece: the columns in front of its first frame, and its frames.
+        self._pieces: list[tuple[int, tuple[Span, ...]]] = []
+        for spans in episodes:
+            frames = _frames_of(spans)
+            # The last piece is the first one that reaches the end.
+            pieces = 1 + max(0, -(-(frames - length) // stride))
+            for begin in range(0, pieces * stride, stride):
+                padding = max(0, burn_in - begin)
+                piece = _part(spans, begin - burn_in + padding, begin + length)
+                self._pieces.append((padding, piece))
 
     def __len__(self) -> int:
         """Number of pieces."""
         return len(self._pieces)
 
     def __getitem__(self, index: int) -> TensorDict:
-        """Read one piece ``[length]``."""
+        """Read one piece ``[burn_in + length]``."""
         return self.__getitems__([operator.index(index)])[0]
 
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Read one piece after the other."""
+        return (self[i] for i in range(len(self)))
+
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        """Read pieces ``[n, length]``; torch's ``DataLoader`` calls this method."""
-        pieces = [self._pieces[i] for i in indices]
-        return _read_padded(self._batches, pieces, self._length)
+        """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
+        padding, pieces = zip(*(self._pieces[i] for i in indices), strict=True)
+        return _read_padded(self._batches, pieces, self._width, padding)
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
-        return (
-            f"Sequences({self._batches.name!r}, {len(self)} of {self._length} frames)"
-        )
+        return f"Sequences({self._batches.name!r}, {len(self)} of {self._width} frames)"
 
 
-def _cut(spans: Sequence[Span], length: int) -> list[tuple[Span, ...]]:
-    """Cut an episode into pieces; a piece may lie in several batches."""
-    pieces: list[list[Span]] = [[]]
-    room = length
-    for batch, row, begin, end in spans:
-        while begin < end:
-            if not room:
-                pieces.append([])
-                room = length
-            stop = min(end, begin + room)
-            pieces[-1].append((batch, row, begin, stop))
-            room -= stop - begin
-            begin = stop
-    return [tuple(piece) for piece in pieces if piece]
+def _frames_of(spans: Sequence[Span]) -> int:
+    return sum(end - begin for _, _, begin, end in spans)
+
+
+def _part(spans: Sequence[Span], begin: int, end: int) -> tuple[Span, ...]:
+    """Return the frames ``begin`` to ``end`` of an episode, which may be shorter."""
+    part = []
+    at = 0  # Frame of the episode at which the span begins.
+    for batch, row, first, last in spans:
+        low, high = max(begin - at, 0), min(end - at, last - first)
+        if low < high:
+            part.append((batch, row, first + low, first + high))
+        at += last - first
+    return tuple(part)
 
 
 def _read_padded(
-    batches: MappedBatches, pieces: Sequence[Sequence[Span]], width: int
+    batches: MappedBatches,
+    pieces: Sequence[Sequence[Span]],
+    width: int,
+    padding: Sequence[int],
 ) -> TensorDict:
-    """Read pieces ``[n, width]``, padded with zeros, and their mask."""
-    lengths = torch.tensor([sum(s[3] - s[2] for s in spans) for spans in pieces])
-    out = _read(
-        batches, pieces, range(0, len(pieces) * width, width), [len(pieces), width]
-    )
-    out.set(VALID, torch.arange(width) < lengths[:, None])
+    """Read pieces ``[n, width]`` and their mask.
+
+    Args:
+        batches: to read from.
+        pieces: the spans of each piece.
+        width: frames of a row.
+        padding: frames of zeros in front of each piece; behind it they fill the row.
+    """
+    first = torch.tensor(padding)[:, None]
+    last = first + torch.tensor([_frames_of(spans) for spans in pieces])[:, None]
+    begins = [row * width + space for row, space in enumerate(padding)]
+    out = _read(batches, pieces, begins, [len(pieces), width])
+    column = torch.arange(width)
+    out.set(VALID, (first <= column) & (column < last))
     return out
 
 

@@ -9,13 +9,14 @@ from tensordict import TensorDict
 
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble
+from marl_collect.storage.loading import Loadable
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Frames, Span, read_frames
 
 
 @final
-class Transitions:
+class Transitions(Loadable):
     """Frames, each with its ``next``, in the order in which they were collected.
 
     It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at

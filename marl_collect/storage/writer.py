@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import math
-import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from marl_collect.storage.files import (
     LOCK,
     FolderLock,
     HeldFolder,
+    check_space,
     remove,
     rename_synced,
 )
@@ -59,9 +59,6 @@ from marl_collect.storage.ranges import range_of
 from marl_collect.storage.remote import check_local
 
 _INCOMPLETE: Final = ".incomplete"
-_SPARE: Final = 16 * 2**20
-"""Bytes that are kept free. Tensors are written through a memory map: there a full disk
-kills the process instead of raising an error."""
 
 
 @final
@@ -175,7 +172,9 @@ class Writer(Closing):
         nbytes = {k: t.numel() * t.element_size() for k, t in flatten(batch).items()}
         packed = packed_keys(keys, self._compression)
         self._folder.check()
-        self._check_space(sum(n for k, n in nbytes.items() if k not in packed))
+        raw = sum(n for k, n in nbytes.items() if k not in packed)
+        complete = len(self._index.batches)
+        check_space(self.path, raw, f"{complete} batches are complete, the next has")
         finder = copy.deepcopy(self._finder)
         ended = finder.add(batch)
         _check_returns(ended)
@@ -266,15 +265,6 @@ class Writer(Closing):
             raise ValueError(
                 f"The batch does not fit the dataset {self.path}: {key} is {found}, "
                 f"but in the dataset {expected}. Write to another folder."
-            )
-
-    def _check_space(self, nbytes: int) -> None:
-        free = shutil.disk_usage(self.path).free
-        if free < nbytes + _SPARE:
-            raise OSError(
-                f"The disk of {self.path} is full: the batch has {nbytes:,} bytes, but "
-                f"only {free:,} are free. The {len(self._index.batches)} batches "
-                "before it are complete."
             )
 
 

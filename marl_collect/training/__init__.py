@@ -7,6 +7,7 @@ file                          contents
 ============================  =====================================================
 ``options.py``                settings of a run; the setups that are compared
 ``presets.py``                settings for tasks that were tried
+``algorithms.py``             table of algorithms
 ``learner.py``                base class of learners; training rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO

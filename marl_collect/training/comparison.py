@@ -12,14 +12,15 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.interruption import Interruption
 from marl_collect.models.saved_policy import CONFIG, load_policy
 from marl_collect.rendering import play, write_video
+from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.evaluating import (
     FINAL_SEED,
     EvaluationRecord,
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.learner import NotFiniteError
-from marl_collect.training.options import PPO, Setup, TrainingOptions, grid
+from marl_collect.training.learner import NotFiniteError, learner_of
+from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import markdown, results_json
 from marl_collect.training.results import read_runs
@@ -68,20 +69,28 @@ class Comparison:
 def default_setups(
     description: EnvDescription, options: TrainingOptions
 ) -> list[Setup]:
-    """Return the setups that an environment supports; see ``options.grid``."""
-    groups = description.groups.values()
+    """Return the setups of all algorithms that an environment supports."""
     options = replace(options, initial=None)  # Checked with the setups that train.
-    every = grid(value=True, agent_ids=any(group.n_agents > 1 for group in groups))
     possible = []
-    for setup in every:
+    for setup in every_setup(description):
         try:
             make_learner(description, setup, options, 0)
         except (TypeError, ValueError):
-            if setup.algorithm in PPO:
+            if learner_of(setup.algorithm).every_task:
                 raise
-            continue  # Value decomposition needs one group and Discrete actions.
+            continue
         possible.append(setup)
     return possible
+
+
+def every_setup(description: EnvDescription) -> list[Setup]:
+    """Return the default setups of all algorithms, whether they fit or not."""
+    ids = any(group.n_agents > 1 for group in description.groups.values())
+    return [
+        setup
+        for algorithm in ALGORITHMS
+        for setup in learner_of(algorithm).default_setups(algorithm, agent_ids=ids)
+    ]
 
 
 def check_setups(comparison: Comparison) -> None:
@@ -155,7 +164,7 @@ def check_video(comparison: Comparison) -> None:
         ValueError: if the environment renders no pictures.
     """
     if comparison.video is not None:
-        list(play(comparison.video, max_frames=1, overlay=True))
+        list(play(comparison.video, max_frames_per_traj=1, overlay=True))
 
 
 def run_all(
@@ -214,7 +223,9 @@ def _record_video(
     pictures = play(
         factory,
         load_policy(run),
-        max_frames=options.max_frames_per_traj or description.time_limit or 1000,
+        max_frames_per_traj=options.max_frames_per_traj
+        or description.time_limit
+        or 1000,
         deterministic=options.deterministic,
         seed=FINAL_SEED,
         overlay=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from marl_collect.collectors.evaluation import Evaluator
+from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.training.learner import NotFiniteError
 from marl_collect.training.options import TrainingOptions
 
@@ -69,7 +69,7 @@ def evaluator_of(
         policy,
         factory,
         deterministic=options.deterministic and policy is not None,
-        max_episode_frames=options.max_frames_per_traj,
+        max_frames_per_traj=options.max_frames_per_traj,
         num_workers=options.workers,
         envs_per_worker=options.envs_per_worker,
         seeds=SEED,

@@ -1,17 +1,19 @@
 """Base class of learners, and the rewards that they train with."""
 
 import abc
+import importlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.costs import Costs, StepMeter
-from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
 Metrics = dict[str, float]
 
@@ -24,12 +26,18 @@ class Learner(abc.ABC):
     """Owns networks and an optimiser, and learns from batches ``[B, T]``.
 
     Attributes:
+        every_task: whether the learner supports every task. Setups of the others are
+            left out of a comparison if they do not fit its task.
         policy: the policy that collectors use.
+        policy_options: with which ``make_policy`` built it; saved with its weights.
         networks: all trained modules by name, including the policy.
         optimizer: of all their parameters.
         prefetch: whether the next batch is collected during training.
+        warm_up_frames: how many frames are collected with random actions first.
     """
 
+    every_task: ClassVar[bool] = True
+    warm_up_frames: int | None = None
     policy: nn.Module
     networks: dict[str, nn.Module]
     optimizer: torch.optim.Optimizer
@@ -56,9 +64,25 @@ class Learner(abc.ABC):
         self.description = description
         self.setup = setup
         self.options = options
+        self.policy_options = policy_options(setup, options)
         self.device = _available(options.device)
         self.generator = torch.Generator().manual_seed(seed)
         self._meter: StepMeter | None = None
+
+    @classmethod
+    def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
+        """Return the setups of an algorithm that are compared by default.
+
+        Args:
+            algorithm: of this learner.
+            agent_ids: whether a group has several agents, which identities tell apart.
+        """
+        setups = [
+            Setup(algorithm, centralised, share_params)
+            for centralised in (False, True)
+            for share_params in (True, False)
+        ]
+        return [*setups, Setup(algorithm, agent_ids=True)] if agent_ids else setups
 
     @abc.abstractmethod
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
@@ -151,6 +175,13 @@ class Learner(abc.ABC):
             )
         self.optimizer.step()
         return loss.detach(), logged, norm
+
+
+def learner_of(algorithm: str) -> type[Learner]:
+    """Import the learner of an algorithm."""
+    module, _, name = ALGORITHMS[algorithm].partition(":")
+    learner: type[Learner] = getattr(importlib.import_module(module), name)
+    return learner
 
 
 def _available(name: str) -> torch.device:

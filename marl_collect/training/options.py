@@ -1,18 +1,16 @@
 """Settings of training runs, as frozen dataclasses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import torch
 
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared
+from marl_collect.training.algorithms import ALGORITHMS
 
-Algorithm = Literal["ippo", "mappo", "vdn", "qmix"]
-ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
-PPO = ("ippo", "mappo")
 Activation = Literal["tanh", "relu", "elu"]
 
 
@@ -23,16 +21,28 @@ class Setup:
     Attributes:
         algorithm: PPO whose critic reads each agent's own observation (``"ippo"``) or
             those of all agents (``"mappo"``), or value decomposition with a sum
-            (``"vdn"``) or a monotonic mixer (``"qmix"``).
+            (``"vdn"``) or a monotonic mixer (``"qmix"``); see ``algorithms.py``.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         agent_ids: whether the networks get each agent's one-hot identity.
     """
 
-    algorithm: Algorithm
+    algorithm: str
     centralised: bool = False
     share_params: bool = True
     agent_ids: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the algorithm.
+
+        Raises:
+            ValueError: if there is no such algorithm.
+        """
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"There is no algorithm {self.algorithm!r}: expected "
+                f"{', '.join(ALGORITHMS)}."
+            )
 
     @property
     def name(self) -> str:
@@ -52,7 +62,7 @@ class Setup:
         for algorithm, seeing, sharing, ids in product(
             ALGORITHMS, (False, True), (True, False), (False, True)
         ):
-            setup = cls(algorithm, seeing, sharing, ids)  # type: ignore[arg-type]
+            setup = cls(algorithm, seeing, sharing, ids)
             if setup.name == name:
                 return setup
         raise ValueError(
@@ -60,27 +70,6 @@ class Setup:
             "-local or -centralised, then -shared or -own, then optionally -ids; for "
             "example mappo-local-shared-ids."
         )
-
-
-def grid(*, value: bool, agent_ids: bool) -> list[Setup]:
-    """Return the setups that are compared by default.
-
-    Args:
-        value: whether VDN and QMIX can be trained.
-        agent_ids: whether a group has several agents, which identities tell apart.
-    """
-    setups = [
-        Setup(algorithm, centralised, share_params)
-        for algorithm in ("ippo", "mappo")
-        for centralised in (False, True)
-        for share_params in (True, False)
-    ]
-    if agent_ids:
-        setups += [Setup("ippo", agent_ids=True), Setup("mappo", agent_ids=True)]
-    if value:
-        ids = agent_ids
-        setups += [Setup("vdn", agent_ids=ids), Setup("qmix", agent_ids=ids)]
-    return setups
 
 
 @dataclass(frozen=True)
@@ -190,7 +179,8 @@ class TrainingOptions(Options):
     """All settings of a run except its task, setup and seed.
 
     A frame is one step of one environment, regardless of the number of agents. ``ppo``
-    has the options of IPPO and MAPPO, ``value`` those of VDN and QMIX.
+    has the options of IPPO and MAPPO, ``value`` those of VDN and QMIX. An algorithm
+    with settings of its own has a field here.
     """
 
     frames: Annotated[
@@ -336,14 +326,22 @@ class TrainingOptions(Options):
 
     @property
     def _parts(self) -> dict[str, Options]:
-        return {"": self, "ppo.": self.ppo, "value.": self.value}
+        inner = {
+            f"{each.name}.": part
+            for each in fields(self)
+            if isinstance(part := getattr(self, each.name), Options)
+        }
+        return {"": self, **inner}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the options from the result of ``asdict``, also if read from JSON."""
-        flat = {k: v for k, v in data.items() if not isinstance(v, Mapping)}
-        for part in ("ppo", "value"):
-            flat |= {f"{part}.{k}": v for k, v in data.get(part, {}).items()}
+        flat: dict[str, Any] = {}
+        for name, value in data.items():
+            if isinstance(value, Mapping):
+                flat |= {f"{name}.{option}": v for option, v in value.items()}
+            else:
+                flat[name] = value
         return cls().with_settings(flat)
 
 
@@ -360,9 +358,5 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
 
 
 def policy_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
-    """Return the options of ``make_policy``."""
-    shared = {"centralised": setup.centralised, **network_options(setup, options)}
-    if setup.algorithm in PPO:
-        return shared
-    epsilon = options.value.epsilon_start
-    return {**shared, "epsilon": epsilon, "return_log_prob": False}
+    """Return the options of ``make_policy`` that do not depend on the algorithm."""
+    return {"centralised": setup.centralised, **network_options(setup, options)}

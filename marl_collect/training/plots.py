@@ -145,11 +145,11 @@ def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
         return {"": dict(setups)}
     panels: dict[str, dict[str, list[Run]]] = {}
     for name, group in setups.items():
-        algorithm = name.split("-")[0]
-        # Value decomposition has one setup per algorithm, so these share a panel.
-        title = "vdn, qmix" if algorithm in ("vdn", "qmix") else algorithm
-        panels.setdefault(title, {})[name] = group
-    return panels
+        panels.setdefault(name.split("-")[0], {})[name] = group
+    # Algorithms with one setup, such as value decomposition, share a panel.
+    single = [algorithm for algorithm, lines in panels.items() if len(lines) == 1]
+    shared = {name: run for one in single for name, run in panels.pop(one).items()}
+    return {**panels, ", ".join(single): shared} if single else panels
 
 
 def _lines(

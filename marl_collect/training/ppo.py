@@ -25,12 +25,7 @@ from marl_collect.models import (
 from marl_collect.policies.assigned import ACTS
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
-from marl_collect.training.options import (
-    Setup,
-    TrainingOptions,
-    network_options,
-    policy_options,
-)
+from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 
@@ -58,9 +53,7 @@ class PPOLearner(Learner):
         if options.recurrent is not None:
             _check_sequences(options)
         self.prefetch = options.ppo.prefetch
-        self.policy = make_policy(description, **policy_options(setup, options)).to(
-            self.device
-        )
+        self.policy = make_policy(description, **self.policy_options).to(self.device)
         self.critic = make_critic(
             description,
             centralised=setup.algorithm == "mappo",

@@ -13,9 +13,9 @@ from typing import Any, Protocol, final
 import torch
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.interruption import Interruption
+from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.costs import Costs
@@ -24,8 +24,8 @@ from marl_collect.training.evaluating import (
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.learner import Learner, NotFiniteError
-from marl_collect.training.options import PPO, Setup, TrainingOptions, policy_options
+from marl_collect.training.learner import Learner, NotFiniteError, learner_of
+from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import (
     EVALUATIONS,
     LAST,
@@ -88,15 +88,7 @@ def make_learner(
             fit.
         FileNotFoundError: if there are no initial weights at the path.
     """
-    learner: Learner
-    if setup.algorithm in PPO:
-        from marl_collect.training.ppo import PPOLearner
-
-        learner = PPOLearner(description, setup, options, seed)
-    else:
-        from marl_collect.training.value_decomposition import ValueLearner
-
-        learner = ValueLearner(description, setup, options, seed)
+    learner = learner_of(setup.algorithm)(description, setup, options, seed)
     if options.initial is not None:
         networks = learner.networks | learner.unrolled
         load_networks(options.initial, networks, description)
@@ -188,9 +180,6 @@ class Trainer:
 
     def _collector(self, learner: Learner) -> MultiSyncCollector:
         options = self.options
-        warm_up = None
-        if self.setup.algorithm not in PPO:
-            warm_up = options.value.warm_up_frames
         return MultiSyncCollector(
             self.task.factory,
             learner.policy,
@@ -199,7 +188,7 @@ class Trainer:
             num_workers=options.workers,
             envs_per_worker=options.envs_per_worker,
             max_frames_per_traj=options.max_frames_per_traj,
-            init_random_frames=warm_up,
+            init_random_frames=learner.warm_up_frames,
             prefetch=learner.prefetch,
             seed=self.seed,
         )
@@ -297,7 +286,7 @@ class Trainer:
         if record.team >= best:
             self.folder.write_checkpoint(
                 BEST,
-                self._described()
+                self._described(learner)
                 | {"frames": frames, "networks": learner.state_dict()["networks"]},
             )
         self._write_evaluations()
@@ -329,13 +318,12 @@ class Trainer:
             )
         return saved
 
-    def _described(self) -> dict[str, Any]:
-        options = policy_options(self.setup, self.options)
-        return policy_state(self.task.description, options)
+    def _described(self, learner: Learner) -> dict[str, Any]:
+        return policy_state(self.task.description, learner.policy_options)
 
     def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
         trained = learner.state_dict()
-        state = self._described() | {
+        state = self._described(learner) | {
             "networks": trained["networks"],  # For load_policy; saved once.
             "learner": trained,
             "collector": collector.state_dict(),

@@ -32,7 +32,6 @@ from marl_collect.training.options import (
     TrainingOptions,
     ValueOptions,
     network_options,
-    policy_options,
 )
 
 
@@ -43,6 +42,8 @@ class ValueLearner(Learner):
     Agents that do not act contribute 0 to the mixture. QMIX's mixer reads the
     observations of all agents, so the environment need not have a state.
     """
+
+    every_task = False  # One group with Discrete actions.
 
     def __init__(
         self,
@@ -65,6 +66,11 @@ class ValueLearner(Learner):
         torch.manual_seed(seed)
         self.value = options.value
         self.prefetch = options.value.prefetch
+        self.warm_up_frames = options.value.warm_up_frames
+        self.policy_options |= {
+            "epsilon": options.value.epsilon_start,
+            "return_log_prob": False,
+        }
         self.name, self.group = _only_group(description)
         if options.recurrent is not None:
             raise ValueError(
@@ -84,7 +90,7 @@ class ValueLearner(Learner):
         self.leaves = observation_leaves(
             self.group.observation, (self.name, "observation")
         )
-        made: Any = make_policy(description, **policy_options(setup, options))
+        made: Any = make_policy(description, **self.policy_options)
         self.policy = made.to(self.device)
         self.values = made[0]
         """Reads observations and writes values of actions."""
@@ -103,6 +109,11 @@ class ValueLearner(Learner):
             batch_size=self.value.minibatch_frames,
             generator=self.generator,
         )
+
+    @classmethod
+    def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
+        """Return the one setup that is compared by default."""
+        return [Setup(algorithm, agent_ids=agent_ids)]
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:

@@ -8,9 +8,7 @@ from experiments.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PYTHONS = {
-    name: Path("python") for name in ("pufferlib", "supersuit", "agilerl", "rllib")
-}
+PYTHONS = {"pufferlib": Path("python")}
 EVERYTHING = Settings(minutes=90, pythons=PYTHONS)
 FIELDS = (
     "framework_us",
@@ -91,6 +89,8 @@ def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:
         "resumed": False,
         "wall_seconds": 60.0,
         "workers": 2,
-        "peers": {"rllib": {"status": "failed", "reason": "no disk", "versions": {}}},
+        "peers": {
+            "pufferlib": {"status": "failed", "reason": "no disk", "versions": {}}
+        },
     }
     return {"format": 1, "runs": [run], "experiments": experiments}

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import suite
@@ -69,7 +70,7 @@ RUNNERS = {
 
 
 @pytest.fixture(autouse=True)
-def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in RUNNERS.items():
         lines = [line.removeprefix(" " * 8) for line in text.splitlines()]
         (tmp_path / f"{name}.py").write_text("\n".join(lines))
@@ -180,11 +181,11 @@ for spin in (0.0, 1e-3):
 """
 
 
-def test_processes_in_lockstep_all_take_every_step():
+def test_processes_in_lockstep_all_take_every_step() -> None:
     run_python("-c", MEETING, env=environment_of_benchmarks(), check=True)
 
 
-def test_a_storing_loop_keeps_the_data_of_a_collector():
+def test_a_storing_loop_keeps_the_data_of_a_collector() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     env = our_factory("simple_spread")()
     observed = env.description.observed()
@@ -222,7 +223,7 @@ def _in_order(values: list[bytes], within: bytes) -> bool:
     return True
 
 
-def test_rates_with_and_between_resets_are_reported():
+def test_rates_with_and_between_resets_are_reported() -> None:
     window = Window()
     window.add(100, 1.0, 0, reset=False)
     window.add(100, 3.0, 2, reset=True)
@@ -239,7 +240,7 @@ def test_rates_with_and_between_resets_are_reported():
 def test_batches_begun_during_a_reset_do_not_count_as_between_resets(
     ahead: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def batch(ended: float):
+    def batch(ended: float) -> Any:
         done = torch.zeros(2, 5, 1, dtype=torch.bool)
         done[0, 2] = ended
         return TensorDict({"next": {"done": done}}, (2, 5))
@@ -256,7 +257,7 @@ def test_batches_begun_during_a_reset_do_not_count_as_between_resets(
     assert answer["frames_between"] == pytest.approx(expected, abs=20)
 
 
-def test_an_estimate_is_the_median_of_paired_ratios():
+def test_an_estimate_is_the_median_of_paired_ratios() -> None:
     ours, others = [2.0, 4.0, 30.0], [1.0, 2.0, 10.0]
     estimate = Estimate.of_ratios(ours, others)
     assert estimate.median == 2.0
@@ -264,7 +265,7 @@ def test_an_estimate_is_the_median_of_paired_ratios():
     assert estimate == Estimate.of_ratios(ours, others)
 
 
-def test_windows_are_as_long_as_the_time_allows():
+def test_windows_are_as_long_as_the_time_allows() -> None:
     ahead = [Cost(30, 10), Cost(0, 5, least=4.0)]
     assert Budget(60).window(ahead) == LONGEST
     assert Budget(0.5).window(ahead) == SHORTEST
@@ -274,13 +275,15 @@ def test_windows_are_as_long_as_the_time_allows():
     assert 30 + windows == pytest.approx(78, abs=2)
 
 
-def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = Experiment("a/good", "good", {"x": System("fake_steady")}, 1, 1.0)
     bad = Experiment("b/bad", "bad", {}, 1, 1.0, candidates={"x": {}}, notes={})
     monkeypatch.setattr(suite, "plan", lambda _: [bad, good])
     original = Experiment.run
 
-    def run(self, window, say):
+    def run(self: Experiment, window: Any, say: Any) -> Any:
         if self.name == "b/bad":
             raise RuntimeError("broken")
         return original(self, window, say)
@@ -297,9 +300,12 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
     assert found["a/good"]["status"] == "ok"
 
     measured = []
-    monkeypatch.setattr(
-        Experiment, "run", lambda self, *_: measured.append(self.name) or {}
-    )
+
+    def note(self: Experiment, *_: Any) -> dict[str, Any]:
+        measured.append(self.name)
+        return {}
+
+    monkeypatch.setattr(Experiment, "run", note)
     suite.run(Settings(minutes=60), Results(path, resume=True))
     assert measured == ["b/bad"]
 
@@ -307,7 +313,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
     assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
 
 
-def test_the_fastest_of_a_grid_is_measured():
+def test_the_fastest_of_a_grid_is_measured() -> None:
     steady = System("fake_steady")
     candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
     found = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
@@ -316,7 +322,7 @@ def test_the_fastest_of_a_grid_is_measured():
     assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
 
 
-def test_the_fastest_is_chosen_by_ratios_within_a_round():
+def test_the_fastest_is_chosen_by_ratios_within_a_round() -> None:
     # The second has the higher median, but is slower in two of three rounds.
     parts = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
     assert parts["a"] > 1.0 > parts["b"]
@@ -324,7 +330,7 @@ def test_the_fastest_is_chosen_by_ratios_within_a_round():
     assert beside_the_others({"a": [0, 2], "b": [0, 6]}) == {"a": 0.25, "b": 0.75}
 
 
-def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate():
+def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate() -> None:
     grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
     labels = {"x": grid, "y": grid}
     experiment = Experiment("a", "a", {}, 1, candidates=labels, fastest_by={"y": "own"})
@@ -334,7 +340,7 @@ def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate():
     assert grids["y"]["rates"]["unfit"] is None
 
 
-def test_steps_of_unfinished_batches_count():
+def test_steps_of_unfinished_batches_count() -> None:
     """Otherwise the rate depends on when the window ends, as batches come in waves."""
     done = iter([1000, 1640])
     measure = counting_steps(lambda _: {"frames": 0, "rate": 0.0}, lambda: next(done))
@@ -344,7 +350,7 @@ def test_steps_of_unfinished_batches_count():
     assert found["rate_of_batches"] == 0.0
 
 
-def test_unsupported_options_of_a_runner_are_errors():
+def test_unsupported_options_of_a_runner_are_errors() -> None:
     with pytest.raises(ValueError, match="5 environments cannot be shared by 2"):
         System("", options={"environments": 5}).shares(2)
     for factory in (our_factory, torchrl_factory):
@@ -352,14 +358,14 @@ def test_unsupported_options_of_a_runner_are_errors():
             factory("multiwalker", {"spins": 3})
 
 
-def test_results_of_another_format_are_refused(tmp_path):
+def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text('{"format": 0}')
     with pytest.raises(ValueError, match="format 0.*format 1"):
         load(path)
 
 
-def test_results_contain_no_local_paths(tmp_path):
+def test_results_contain_no_local_paths(tmp_path: Path) -> None:
     results = Results(tmp_path / "result.json", resume=False)
     here = Path(__file__).resolve()
     results.note("reason", f"File {here}, {sys.prefix}/lib, {tmp_path}/x")
@@ -369,7 +375,7 @@ def test_results_contain_no_local_paths(tmp_path):
     assert str(tmp_path) not in text
 
 
-def test_pauses_have_the_declared_mean_and_variation():
+def test_pauses_have_the_declared_mean_and_variation() -> None:
     drawn = pauses(3, 1.0)
     assert statistics.mean(drawn) == pytest.approx(MILLISECONDS / 1000)
     assert statistics.pstdev(drawn) / statistics.mean(drawn) == pytest.approx(1, 0.1)
@@ -380,7 +386,7 @@ def test_pauses_have_the_declared_mean_and_variation():
 @pytest.mark.parametrize(
     "name", [n for n, w in WORKLOADS.items() if w.family == "pettingzoo"]
 )
-def test_workloads_have_the_groups_and_sizes_of_the_table(name: str):
+def test_workloads_have_the_groups_and_sizes_of_the_table(name: str) -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     env = our_factory(name)()

@@ -1,5 +1,7 @@
 """Trajectories as nested tensors; other forms are tested with TorchRL's behaviour."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,13 +10,13 @@ from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
-def batch():
+def batch() -> Any:
     with Collector(CountingEnv, RandomPolicy(), frames_per_batch=40) as collector:
         return collector.next()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_trajectories_have_the_batch_size_of_torchrl(batch):
+def test_nested_trajectories_have_the_batch_size_of_torchrl(batch: Any) -> None:
     nested = split_trajectories(batch, as_nested=True)
     padded = split_trajectories(batch)
     assert nested.batch_size == (len(padded), -1)
@@ -26,7 +28,7 @@ def test_nested_trajectories_have_the_batch_size_of_torchrl(batch):
     assert (again["valid"] == padded["collector", "mask"]).all()
 
 
-def test_nested_trajectories_may_be_jagged(batch):
+def test_nested_trajectories_may_be_jagged(batch: Any) -> None:
     nested = split_trajectories(batch, as_nested=torch.jagged)
     lengths = split_trajectories(batch)["collector", "mask"].sum(-1)
     observation = nested["hunter", "observation"]
@@ -34,6 +36,6 @@ def test_nested_trajectories_may_be_jagged(batch):
     assert [len(row) for row in observation.unbind()] == lengths.tolist()
 
 
-def test_other_layouts_are_refused(batch):
+def test_other_layouts_are_refused(batch: Any) -> None:
     with pytest.raises(ValueError, match=r"torch\.jagged"):
         split_trajectories(batch, as_nested=torch.sparse_coo)

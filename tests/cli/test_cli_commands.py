@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from marl_collect.testing.counting import CountingEnv
 COUNTING = "marl_collect.testing.counting:CountingEnv"
 
 
-def run(*arguments: str):
+def run(*arguments: str) -> Any:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     text = re.sub(r"[\s│]+", " ", result.stdout + result.stderr)
     return result.exit_code, text
@@ -59,7 +60,9 @@ def test_help_lists_every_option_and_defaults() -> None:
     assert "[default: runs/TASK-N]" in text
 
 
-def test_an_unknown_task_is_refused_with_similar_names(tmp_path: Path, monkeypatch):
+def test_an_unknown_task_is_refused_with_similar_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     monkeypatch.chdir(tmp_path)
     code, text = run("collect", "multiwalkr_v9")
@@ -69,12 +72,14 @@ def test_an_unknown_task_is_refused_with_similar_names(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_that_is_not_installed_is_refused_with_its_extra(monkeypatch):
+def test_a_task_that_is_not_installed_is_refused_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import importlib.util
 
     find_spec = importlib.util.find_spec
 
-    def without(name: str, package: str | None = None):
+    def without(name: str, package: str | None = None) -> Any:
         return None if name in ("mpe2", "meltingpot") else find_spec(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
@@ -99,14 +104,16 @@ def test_a_task_that_is_not_installed_is_refused_with_its_extra(monkeypatch):
         (["--policy", "best"], "expected mlp, random, the folder of a run"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_starts(arguments, message):
+def test_wrong_options_are_refused_before_anything_starts(
+    arguments: Any, message: str
+) -> None:
     code, text = run("collect", COUNTING, *arguments)
     assert code == 2
     assert message in text
 
 
 @pytest.mark.parametrize("task", ["nowhere:make", "os:nothing", "os:sep"])
-def test_a_factory_that_does_not_exist_is_refused(task: str):
+def test_a_factory_that_does_not_exist_is_refused(task: str) -> None:
     code, text = run("collect", task)
     assert code == 2
     assert task in text
@@ -128,7 +135,9 @@ def test_envs_lists_tasks_of_every_family() -> None:
     assert "Available tasks: 1." in text
 
 
-def test_bench_needs_an_installed_environment_family(monkeypatch):
+def test_bench_needs_an_installed_environment_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("torchrl", reason="needs the extra torchrl")
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     monkeypatch.setattr(cli_bench, "available_tasks", lambda: {"own/...": "missing"})
@@ -278,7 +287,9 @@ def test_errors_about_an_environment_have_no_traceback() -> None:
     assert "group_map must be one of ['all_in_one_group'" in text
 
 
-def test_a_scenario_without_bots_is_a_short_error(monkeypatch):
+def test_a_scenario_without_bots_is_a_short_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     settings = pytest.importorskip("marl_collect.envs.meltingpot.settings")
     name = next(iter(n for n in settings.scenarios() if settings.lacks_bots(n)), None)
@@ -290,7 +301,7 @@ def test_a_scenario_without_bots_is_a_short_error(monkeypatch):
     assert f"The bots of scenario {name} are not installed" in text
 
 
-def test_atari_without_roms_is_not_counted(monkeypatch):
+def test_atari_without_roms_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("multi_agent_ale_py", reason="needs the extra atari")
     from marl_collect.envs.pettingzoo import tasks
 
@@ -357,12 +368,12 @@ def test_the_settings_of_every_pettingzoo_task_are_found() -> None:
 
 
 def test_play_prints_the_returns_of_each_episode() -> None:
-    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames", "6")
+    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames-per-traj", "6")
     assert code == 0, text
     assert "3 episodes" in text
     assert "hunter, mean" in text
     played = evaluate(
-        None, CountingEnv, episodes=3, max_episode_frames=6, deterministic=True
+        None, CountingEnv, episodes=3, max_frames_per_traj=6, deterministic=True
     )
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2

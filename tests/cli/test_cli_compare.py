@@ -8,8 +8,10 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -50,12 +52,12 @@ SMALL = [
 ]
 
 
-def run(*arguments: str):
+def run(*arguments: str) -> Any:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path):
+def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> None:
     arguments = ["compare", TASK, *SMALL, "--setup", "vdn-local-shared", "--seeds", "2"]
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
@@ -130,7 +132,7 @@ def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) 
     assert errors == "Interrupted before the first run began.\n"
 
 
-def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
+def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
     arguments = ["compare", TASK, *SMALL, "--env", "n_prey=1", "--out", str(tmp_path)]
     code, text = run(
         *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
@@ -140,7 +142,7 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_display_shows_the_whole_comparison_at_80_columns():
+def test_the_display_shows_the_whole_comparison_at_80_columns() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     progress = TrainingProgress(console, runs=4, frames=1_000_000)
     setup = Setup.parse("mappo-centralised-shared-ids")
@@ -165,7 +167,7 @@ def evaluation(frames: int) -> EvaluationRecord:
     return EvaluationRecord(frames, 2, [1.0], [3])
 
 
-def test_the_default_setups_are_those_that_can_be_trained():
+def test_the_default_setups_are_those_that_can_be_trained() -> None:
     names = {s.name for s in default_setups(describe(CountingEnv), TrainingOptions())}
     assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
     one = describe(partial(CountingEnv, n_prey=0))
@@ -176,7 +178,7 @@ def test_the_default_setups_are_those_that_can_be_trained():
     assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
 
 
-def test_settings_are_printed_with_values_and_meanings():
+def test_settings_are_printed_with_values_and_meanings() -> None:
     code, text = run("compare", "simple_spread_v3", "--settings", "--frames", "4000")
     assert code == 0
     shown = re.sub(r"\s+", " ", text)
@@ -201,8 +203,8 @@ def test_settings_are_printed_with_values_and_meanings():
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(
-    arguments, message, tmp_path: Path, monkeypatch
-):
+    arguments: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, text = run(*arguments)
     assert code == 2
@@ -210,7 +212,9 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_setting_of_the_environment_is_named(tmp_path: Path, monkeypatch):
+def test_a_wrong_setting_of_the_environment_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     monkeypatch.chdir(tmp_path)
     code, text = run("compare", "simple_spread_v3", "--env", "N=abc")
@@ -220,7 +224,7 @@ def test_a_wrong_setting_of_the_environment_is_named(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path):
+def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path) -> None:
     with FolderLock(tmp_path / ".lock"):
         code, text = run(
             "compare", TASK, *SMALL, "--seeds", "1", "--out", str(tmp_path)
@@ -233,7 +237,7 @@ def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path):
 # imageio's reader leaves closing a pipe to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_videos_have_the_overlay(tmp_path: Path):
+def test_videos_have_the_overlay(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     imageio = pytest.importorskip("imageio", reason="needs the extra video")
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
@@ -266,7 +270,7 @@ def unseen():
 
 
 @pytest.fixture
-def odd_tasks(tmp_path: Path, monkeypatch):
+def odd_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return the name of a module with tasks that fail, in the current folder."""
     (tmp_path / "odd_tasks_of_compare.py").write_text(ODD_TASKS)
     monkeypatch.chdir(tmp_path)
@@ -279,7 +283,9 @@ ONE = [part for part in SMALL if part not in ("n_prey=0", "--env")]
 ONE += ["--setup", "ippo-local-own", "--seeds", "1", "--out", "out"]
 
 
-def test_an_error_of_the_environment_has_the_worker_s_traceback_only(odd_tasks):
+def test_an_error_of_the_environment_has_the_worker_s_traceback_only(
+    odd_tasks: Any,
+) -> None:
     code, text = run("compare", f"{odd_tasks}:failing", *ONE)
     assert code == 1
     assert text.count("Traceback (most recent call last)") == 1
@@ -287,7 +293,7 @@ def test_an_error_of_the_environment_has_the_worker_s_traceback_only(odd_tasks):
     assert "raise CountingError" in text
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     arguments = ["compare", TASK, *SMALL, "--set", "ppo.lr=1e30", "--seeds", "1"]
     arguments += ["--setup", "ippo-local-own", "--setup", "vdn-local-shared"]
     arguments += ["--out", str(tmp_path)]
@@ -302,7 +308,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
         assert "| vdn-local-shared | 1 |" in page
 
 
-def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks):
+def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks: Any) -> None:
     pytest.importorskip("imageio", reason="needs the extra video")
     code, text = run("compare", f"{odd_tasks}:unseen", *ONE, "--video")
     assert code == 2

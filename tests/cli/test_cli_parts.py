@@ -2,6 +2,8 @@
 
 import io
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +34,8 @@ from marl_collect.testing.counting import CountingEnv
     ],
 )
 def test_batches_are_equal_and_barely_exceed_the_requested_frames(
-    frames, workers, per_worker, asked, expected
-):
+    frames: int, workers: int, per_worker: int, asked: Any, expected: int
+) -> None:
     request = CollectRequest(
         task="t",
         env_kwargs={},
@@ -51,7 +53,7 @@ def test_batches_are_equal_and_barely_exceed_the_requested_frames(
     assert request.batch_frames == expected
 
 
-def test_settings_are_json_or_text():
+def test_settings_are_json_or_text() -> None:
     given = ["n=3", "x=0.5", "on=true", "off=False", 'o=["RGB"]', "name=a=b", "e="]
     assert parse_settings(given) == {
         "n": 3,
@@ -64,14 +66,14 @@ def test_settings_are_json_or_text():
     }
 
 
-def test_free_folder_returns_the_first_unused_number(tmp_path):
+def test_free_folder_returns_the_first_unused_number(tmp_path: Path) -> None:
     assert free_folder(tmp_path, "sisl/multiwalker_v9").name == "multiwalker_v9-1"
     (tmp_path / "multiwalker_v9-1").mkdir()
     assert free_folder(tmp_path, "multiwalker_v9").name == "multiwalker_v9-2"
     assert free_folder(tmp_path, "my.module:make").name == "my.module-make-1"
 
 
-def test_the_returns_line_shows_the_team_and_each_agent():
+def test_the_returns_line_shows_the_team_and_each_agent() -> None:
     def episode(*returns: float) -> EndedEpisode:
         return EndedEpisode(0, 3, 4, terminated=True, returns={"g": returns})
 
@@ -81,7 +83,7 @@ def test_the_returns_line_shows_the_team_and_each_agent():
     assert line.endswith("team 45.00 · g 4.50 per agent")
 
 
-def test_the_progress_fits_into_80_columns_and_shows_the_time_left():
+def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     display = ProgressDisplay(console, "a_long_name_v3" * 5, 10**8, enabled=False)
     done = 0
@@ -97,7 +99,7 @@ def test_the_progress_fits_into_80_columns_and_shows_the_time_left():
     assert all(len(Text.from_ansi(line)) <= 80 for line in shown[1].splitlines())
 
 
-def test_a_conversion_shows_its_progress_in_80_columns():
+def test_a_conversion_shows_its_progress_in_80_columns() -> None:
     console = Console(width=80, force_terminal=True)
     display = ProgressDisplay(console, "import " + "x" * 90, 0, enabled=False)
     display.convert(0, 400, ())
@@ -113,7 +115,7 @@ def test_a_conversion_shows_its_progress_in_80_columns():
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_remaining_time_is_readable():
+def test_remaining_time_is_readable() -> None:
     assert [remaining(s) for s in (None, 5, 65, 3725)] == [
         "-:--",
         "0:05",
@@ -122,13 +124,13 @@ def test_remaining_time_is_readable():
     ]
 
 
-def test_sizes_have_units():
+def test_sizes_have_units() -> None:
     sizes = [999, 1500, 2_500_000, 10**12]
     expected = ["999 bytes", "1.5 kB", "2.5 MB", "1.0 TB"]
     assert [readable_bytes(size) for size in sizes] == expected
 
 
-def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path):
+def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -> None:
     description = CountingEnv().description
     path = tmp_path / "weights.pt"
 
@@ -148,13 +150,13 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path):
         request().build(description)
 
 
-def test_names_with_colons_are_no_pictures():
+def test_names_with_colons_are_no_pictures() -> None:
     with out.capture() as printed:
         out.print(Table("setup", title="envs1:one: returns"))
     assert "envs1:one" in printed.get()
 
 
-def test_names_in_brackets_are_no_markup():
+def test_names_in_brackets_are_no_markup() -> None:
     with out.capture() as printed:
         out.print(Table("[bold]setup", title="[red]/[/x]:one: returns"))
     assert "[red]/[/x]:one" in printed.get()

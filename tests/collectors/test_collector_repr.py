@@ -26,7 +26,7 @@ FACTORIES = [CountingEnv] * 4
 )
 def test_the_repr_has_size_version_and_frames(
     kind: Any, options: dict[str, Any], outline: str
-):
+) -> None:
     with kind(FACTORIES, frames_per_batch=40, seed=0, **options) as collector:
         name = kind.__name__
         assert repr(collector) == f"{name}({outline}, version 0, 0 frames)"
@@ -37,22 +37,22 @@ def test_the_repr_has_size_version_and_frames(
     assert repr(collector) == f"{after}, closed)"
 
 
-def test_the_repr_has_the_version_of_the_last_update():
+def test_the_repr_has_the_version_of_the_last_update() -> None:
     with Collector(CountingEnv, frames_per_batch=5) as collector:
         collector.load_state_dict(collector.state_dict() | {"policy_version": 12})
         assert "1 environment, [1, 5], version 12, 0 frames" in repr(collector)
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
-def test_a_collector_that_was_not_started_has_a_repr(kind: Any):
+def test_a_collector_that_was_not_started_has_a_repr(kind: Any) -> None:
     assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
 
 
-def test_the_repr_does_not_contact_workers():
+def test_the_repr_does_not_contact_workers() -> None:
     with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
         collector._backend._workers._pool.close(1.0)
         assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")
 
 
-def test_workers_of_different_sizes_are_summed():
+def test_workers_of_different_sizes_are_summed() -> None:
     assert sized_workers([1, 3]) == "2 workers, 4 environments"

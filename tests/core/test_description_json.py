@@ -29,17 +29,17 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_survives_the_round_trip(space: spaces.Space[Any]):
+def test_a_space_survives_the_round_trip(space: spaces.Space[Any]) -> None:
     text = json.dumps(space_to_json(space), allow_nan=False)
     assert space_from_json(json.loads(text)) == space
 
 
-def test_the_bounds_of_an_image_are_written_once():
+def test_the_bounds_of_an_image_are_written_once() -> None:
     space = spaces.Box(0, 255, (88, 88, 3), np.uint8)
     assert len(json.dumps(space_to_json(space))) < 200
 
 
-def test_a_space_whose_values_are_not_arrays_is_refused():
+def test_a_space_whose_values_are_not_arrays_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be stored"):
         space_to_json(spaces.Text(5))
     with pytest.raises(ValueError, match="Unknown kind of space"):

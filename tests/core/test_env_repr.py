@@ -8,7 +8,7 @@ from marl_collect import ParallelEnv, SerialEnv
 from marl_collect.testing.counting import CountingEnv
 
 
-def test_repr_has_the_name_and_the_groups():
+def test_repr_has_the_name_and_the_groups() -> None:
     env = CountingEnv()
     name = env.description.name
     groups = ", ".join(f"{g} x {o.n_agents}" for g, o in env.description.groups.items())
@@ -19,7 +19,7 @@ def test_repr_has_the_name_and_the_groups():
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_repr_of_a_batch_has_the_number_of_environments(kind: Any):
+def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
     inner = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
     with kind(3, CountingEnv) as env:
         assert repr(env) == f"{kind.__name__}(3 x {inner})"
@@ -27,11 +27,11 @@ def test_repr_of_a_batch_has_the_number_of_environments(kind: Any):
 
 
 @pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])
-def test_an_environment_that_was_not_built_has_a_repr(kind: Any):
+def test_an_environment_that_was_not_built_has_a_repr(kind: Any) -> None:
     assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
 
 
-def test_repr_of_a_pettingzoo_environment_has_its_task():
+def test_repr_of_a_pettingzoo_environment_has_its_task() -> None:
     pytest.importorskip("pettingzoo.sisl.multiwalker_v9")
     from marl_collect.envs import PettingZooEnv
 

@@ -2,6 +2,7 @@
 
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from marl_collect import Collector, record
 from marl_collect.core import notebooks
@@ -19,17 +20,17 @@ class Cells(HTMLParser):
         self.close()
         assert not self.open
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.open.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: Any) -> None:
         self.texts.append(data)
 
 
-def test_environments_and_descriptions_show_their_groups():
+def test_environments_and_descriptions_show_their_groups() -> None:
     env = CountingEnv()
     html = env._repr_html_()
     assert html == env.description._repr_html_()
@@ -39,7 +40,7 @@ def test_environments_and_descriptions_show_their_groups():
     assert str(group.observation) in texts
 
 
-def test_collectors_show_their_metrics():
+def test_collectors_show_their_metrics() -> None:
     with Collector(CountingEnv, frames_per_batch=2000, seed=0) as collector:
         collector.next()
         texts = Cells(collector._repr_html_()).texts
@@ -49,7 +50,7 @@ def test_collectors_show_their_metrics():
         assert texts[texts.index("episodes") + 1] == f"{episodes:,}"
 
 
-def test_datasets_show_their_contents(tmp_path: Path):
+def test_datasets_show_their_contents(tmp_path: Path) -> None:
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, task="a<b>&c")
     texts = Cells(dataset._repr_html_()).texts
     assert texts[0] == "a<b>&c"
@@ -57,5 +58,5 @@ def test_datasets_show_their_contents(tmp_path: Path):
     assert "hunter" in texts
 
 
-def test_text_is_escaped():
+def test_text_is_escaped() -> None:
     assert "<b>" not in notebooks.facts("<b>", {"<b>": "<b>"})

@@ -30,11 +30,11 @@ from marl_collect.testing.counting import CountingEnv
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def counting():
+def counting() -> Any:
     return CountingEnv(action_mask=True, state=True)
 
 
-def advance(env, frames):
+def advance(env: Any, frames: int) -> Any:
     """Continue the episode of ``env`` with actions from one seed."""
     torch.manual_seed(3)
     return env.rollout(frames, auto_reset=False, break_when_any_done=False)
@@ -50,7 +50,7 @@ KINDS = {
 @pytest.mark.torchrl_defect("D4")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frames", [1, 4, 20])
-def test_a_restored_environment_continues_exactly(kind, frames):
+def test_a_restored_environment_continues_exactly(kind: Any, frames: int) -> None:
     with KINDS[kind]() as env, KINDS[kind]() as other:
         torch.manual_seed(0)
         env.set_seed(5)
@@ -69,7 +69,7 @@ def test_a_restored_environment_continues_exactly(kind, frames):
         assert (advance(env, 20) == expected).all()
 
 
-def test_a_state_can_move_between_serial_and_parallel():
+def test_a_state_can_move_between_serial_and_parallel() -> None:
     with KINDS["serial"]() as serial, KINDS["parallel"]() as parallel:
         serial.set_seed(1)
         root = serial.reset()
@@ -79,7 +79,7 @@ def test_a_state_can_move_between_serial_and_parallel():
         assert (advance(parallel, 9) == advance(serial, 9)).all()
 
 
-def test_restoring_a_state_without_a_reset_does_not_reset():
+def test_restoring_a_state_without_a_reset_does_not_reset() -> None:
     with KINDS["serial"]() as env, KINDS["serial"]() as other:
         other.load_state_dict(env.state_dict())
         with pytest.raises(RuntimeError, match="was not reset"):
@@ -87,7 +87,7 @@ def test_restoring_a_state_without_a_reset_does_not_reset():
         assert (other.reset() == env.reset()).all()
 
 
-def test_a_state_of_another_number_of_environments_is_refused():
+def test_a_state_of_another_number_of_environments_is_refused() -> None:
     with SerialEnv(2, counting) as env:
         state = env.state_dict()
     with (
@@ -97,7 +97,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
         other.load_state_dict(state)
 
 
-def test_replay_restores_the_frame_of_each_environment():
+def test_replay_restores_the_frame_of_each_environment() -> None:
     with SerialEnv(3, counting) as env:
         engine = env.engine()
         memory = engine.allocate()
@@ -112,7 +112,7 @@ def test_replay_restores_the_frame_of_each_environment():
             engine.step_some(indices)
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
-        episodes = {k: RecordedEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}
+        episodes = {k: RecordedEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}  # type: ignore[arg-type]
         assert [episodes[k].length for k in range(3)] == [2, 1, 3]
         engine.reset(range(3), [0, 0, 0])
         replay(engine, memory, episodes)
@@ -123,7 +123,7 @@ def test_replay_restores_the_frame_of_each_environment():
 class Unrepeatable:
     """A CountingEnv whose description has ``repeats=False``."""
 
-    def __new__(cls):
+    def __new__(cls) -> Any:
         from dataclasses import replace
 
         env = counting()
@@ -131,7 +131,7 @@ class Unrepeatable:
         return env
 
 
-def test_environments_without_repeats_begin_new_episodes():
+def test_environments_without_repeats_begin_new_episodes() -> None:
     with SerialEnv(2, Unrepeatable) as env, SerialEnv(2, Unrepeatable) as other:
         env.set_seed(1)
         env.rollout(3)
@@ -143,7 +143,7 @@ def test_environments_without_repeats_begin_new_episodes():
         ).all()
 
 
-def cut_short(length):
+def cut_short(length: Any) -> Any:
     """Return a batch of one environment whose episodes have ``length`` steps."""
     engine = CountingEnv(deaths=False, min_length=length, max_length=length).engine()
     memory = engine.allocate()
@@ -152,7 +152,7 @@ def cut_short(length):
 
 
 @pytest.mark.parametrize("length", [2, 5])
-def test_replay_stops_if_an_episode_ends_before_the_record(length):
+def test_replay_stops_if_an_episode_ends_before_the_record(length: int) -> None:
     engine, memory = cut_short(9)
     recording = ActionRecorder(memory, engine.description.actions())
     engine.reset([0], [4])
@@ -160,14 +160,14 @@ def test_replay_stops_if_an_episode_ends_before_the_record(length):
         recording.step([0])
         engine.step()
     frame = {key: memory[key][0].copy() for key in engine.description.observed()}
-    episode = RecordedEpisode(4, recording.actions(0), frame)
+    episode = RecordedEpisode(4, recording.actions(0), frame)  # type: ignore[arg-type]
     assert replay(engine, memory, {0: episode}) == []
     other, elsewhere = cut_short(length)
     assert replay(other, elsewhere, {0: episode}) == [0]
     assert elsewhere["done",][0, 0]
 
 
-def test_an_error_during_replay_names_a_possible_cause():
+def test_an_error_during_replay_names_a_possible_cause() -> None:
     engine, memory = cut_short(9)
     engine.reset([0], [4])
     engine.step_some = lambda indices: 1 / 0
@@ -180,8 +180,8 @@ def test_an_error_during_replay_names_a_possible_cause():
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_an_environment_whose_replay_diverges_begins_a_new_episode(kind):
-    def make(processes=ParallelEnv if kind == "parallel" else SerialEnv):
+def test_an_environment_whose_replay_diverges_begins_a_new_episode(kind: str) -> None:
+    def make(processes: Any = ParallelEnv if kind == "parallel" else SerialEnv) -> Any:
         return processes(2, counting)
 
     with make() as env, make() as other:
@@ -209,27 +209,27 @@ class Endless(MultiAgentEnv):
         self._description = EnvDescription("endless", {"a": group})
 
     @property
-    def description(self):
+    def description(self) -> Any:
         return self._description
 
-    def bind(self, row):
+    def bind(self, row: Any) -> None:
         self.row = row
         self.flags = Flags(row, self._description)
 
-    def reset_row(self, seed):
+    def reset_row(self, seed: int) -> None:
         self.flags.clear()
         self.steps = 0
         self.row["a", "observation"].fill(0)
 
-    def step_row(self):
+    def step_row(self) -> None:
         self.flags.settle()
         self.steps += 1
         self.row["a", "observation"].fill(self.steps)
 
-    def render(self):
+    def render(self) -> Any:
         return None
 
-    def close(self):
+    def close(self) -> None:
         self.is_closed = True
 
 
@@ -283,8 +283,8 @@ def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
         assert after == [first + t for t in range(8)]
 
 
-def test_a_replaced_worker_names_the_episode_it_could_not_continue():
-    keywords = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
+def test_a_replaced_worker_names_the_episode_it_could_not_continue() -> None:
+    keywords: Any = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
     with MultiSyncCollector([Endless], None, max_worker_rss=1, **keywords) as collector:
         (first,) = collector.next()["collector", "traj_ids"].unique().tolist()
         (second,) = collector.next()["collector", "traj_ids"].unique().tolist()
@@ -293,8 +293,8 @@ def test_a_replaced_worker_names_the_episode_it_could_not_continue():
     assert second == first + 1
 
 
-def test_recorded_actions_are_kept_without_copies():
-    piece = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
+def test_recorded_actions_are_kept_without_copies() -> None:
+    piece: Any = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
     taken = ActionHistory({})
     assert taken.so_far() == {}
     taken.append(piece)
@@ -311,7 +311,7 @@ def test_recorded_actions_are_kept_without_copies():
     np.testing.assert_array_equal(late[12:], piece["walker", "action"][:2] + 100)
 
 
-def test_continuing_from_recorded_actions_does_not_change_them():
+def test_continuing_from_recorded_actions_does_not_change_them() -> None:
     taken = ActionHistory({})
     for number in range(3):
         taken.append({("a",): np.full((4,), number)})

@@ -1,6 +1,7 @@
 """Environment families register tasks and name the packages that determine data."""
 
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ class Family:
     """A family that depends on one installed package and one that is missing."""
 
     @staticmethod
-    def packages():
+    def packages() -> Any:
         return ["typer", "not-installed"]
 
 
@@ -21,8 +22,8 @@ class Plain:
 
 
 @pytest.fixture
-def entry_points(monkeypatch):
-    def find(*, group):
+def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*, group: str) -> Any:
         assert group == "marl_collect.tasks"
         return [
             EntryPoint("second", f"{__name__}:Plain", group),
@@ -33,15 +34,15 @@ def entry_points(monkeypatch):
 
 
 @pytest.mark.usefixtures("entry_points")
-def test_providers_are_sorted_by_name():
-    assert [found.__name__ for found in task_providers.providers()] == [
+def test_providers_are_sorted_by_name() -> None:
+    assert [str(vars(found)["__name__"]) for found in task_providers.providers()] == [
         "Family",
         "Plain",
     ]
 
 
 @pytest.mark.usefixtures("entry_points")
-def test_datasets_record_the_versions_of_a_familys_packages():
+def test_datasets_record_the_versions_of_a_familys_packages() -> None:
     assert task_providers.packages() == ["typer", "not-installed"]
     versions = installed_versions()
     assert "typer" in versions
@@ -49,5 +50,5 @@ def test_datasets_record_the_versions_of_a_familys_packages():
     assert "pettingzoo" not in versions
 
 
-def test_the_built_in_families_name_their_packages():
+def test_the_built_in_families_name_their_packages() -> None:
     assert {"pettingzoo", "mpe2", "dm-meltingpot"} <= set(task_providers.packages())

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from marl_collect.envs import Lab2dEnv
 from marl_collect.errors import ClosedError
 from marl_collect.testing.check_env import ContractError, check_env
 
-SHIPPED = {
+SHIPPED: dict[str, Any] = {
     "commons_harvest": {"settings": {"numPlayers": 3}},
     "clean_up": {"settings": {"numPlayers": 2}},
     "running_with_scissors": {"settings": {"numPlayers": 2}},
@@ -79,7 +81,7 @@ return api
 
 
 @pytest.fixture
-def duel(tmp_path):
+def duel(tmp_path: Path) -> Any:
     """Settings of a custom level with two players."""
     level = tmp_path / "duel"
     level.mkdir()
@@ -87,7 +89,7 @@ def duel(tmp_path):
     return {"levelDirectory": str(tmp_path)}
 
 
-def play(env, seed, steps, actions_seed=0):
+def play(env: Any, seed: int, steps: int, actions_seed: int = 0) -> Any:
     """Return the digest of all rows of an episode."""
     row = allocate(env.description.row())
     env.bind(row)
@@ -109,8 +111,8 @@ def play(env, seed, steps, actions_seed=0):
 
 
 @pytest.mark.parametrize("level", SHIPPED)
-def test_a_shipped_level_passes_check_env_and_is_reproducible(level):
-    def factory():
+def test_a_shipped_level_passes_check_env_and_is_reproducible(level: Any) -> None:
+    def factory() -> Any:
         return Lab2dEnv(level, **SHIPPED[level])
 
     check_env(factory, steps=40)
@@ -125,12 +127,12 @@ def test_a_shipped_level_passes_check_env_and_is_reproducible(level):
         assert (other != first) is (level != "examples/level_api")
 
 
-def test_check_env_finds_a_level_that_keeps_state():
+def test_check_env_finds_a_level_that_keeps_state() -> None:
     with pytest.raises(ContractError, match=r"WORLD\.STEPS"):
         check_env(lambda: Lab2dEnv("pushbox"))
 
 
-def test_an_episode_is_the_same_in_another_process():
+def test_an_episode_is_the_same_in_another_process() -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:];"
         "from test_lab2d import *;"
@@ -143,7 +145,7 @@ def test_an_episode_is_the_same_in_another_process():
         assert out.stdout.split()[-1] == play(env, 5, 40)
 
 
-def test_the_data_equal_those_of_dmlab2d():
+def test_the_data_equal_those_of_dmlab2d() -> None:
     settings = {"levelName": "commons_harvest", "numPlayers": "2"}
     lab = dmlab2d.Lab2d(runfiles_helper.find(), settings)
     stock = dmlab2d.Environment(lab, lab.observation_names())
@@ -173,18 +175,18 @@ def test_the_data_equal_those_of_dmlab2d():
     env.close()
 
 
-def test_only_requested_observations_are_computed():
+def test_only_requested_observations_are_computed() -> None:
     env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
     asked = []
 
     class Spy:
-        def __init__(self, lab):
+        def __init__(self, lab: Any) -> None:
             self._lab = lab
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             return getattr(self._lab, name)
 
-        def observation(self, name):
+        def observation(self, name: str) -> Any:
             asked.append(name)
             return self._lab.observation(name)
 
@@ -194,31 +196,31 @@ def test_only_requested_observations_are_computed():
     env.close()
 
 
-def test_observations_of_no_player_are_at_the_root():
+def test_observations_of_no_player_are_at_the_root() -> None:
     names = ["RGB", "POSITION", "WORLD.RGB"]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=names) as env:
         data = env.rollout(3)
         assert data["WORLD.RGB"].shape == (3, 208, 224, 3)
         assert data["next", "agents", "observation", "POSITION"].shape == (3, 2, 2)
         image = env.render()
-        assert np.array_equal(image, data["next", "WORLD.RGB"][-1].numpy())
+        assert np.array_equal(image, data["next", "WORLD.RGB"][-1].numpy())  # type: ignore[arg-type]
 
 
-def test_the_default_is_all_numeric_observations_of_the_players(duel):
+def test_the_default_is_all_numeric_observations_of_the_players(duel: Any) -> None:
     with Lab2dEnv("commons_harvest") as env:
         observation = env.description.groups["agents"].observation
-        assert set(observation.spaces) == {"RGB", "LAYER", "POSITION"}
+        assert set(observation.spaces) == {"RGB", "LAYER", "POSITION"}  # type: ignore[attr-defined]
         assert not env.description.root
     groups = {"left": ["player_0"], "right": ["player_1"]}
     with Lab2dEnv("duel", duel, group_map=groups) as env:
         described = env.description.groups
-        assert set(described["left"].observation.spaces) == {"PLACE"}
-        assert set(described["right"].observation.spaces) == {"EXTRA", "PLACE"}
+        assert set(described["left"].observation.spaces) == {"PLACE"}  # type: ignore[attr-defined]
+        assert set(described["right"].observation.spaces) == {"EXTRA", "PLACE"}  # type: ignore[attr-defined]
         data = env.rollout(2)
         assert data["right", "observation", "EXTRA"].tolist() == [[[7]], [[7]]]
 
 
-def test_a_level_without_player_prefixes_has_one_agent():
+def test_a_level_without_player_prefixes_has_one_agent() -> None:
     with Lab2dEnv("pushbox", observations=["WORLD.RGB"]) as env:
         assert env.group_map == {"agents": ["player_0"]}
         assert env.description.groups["agents"].action == spaces.Discrete(5)
@@ -228,7 +230,7 @@ def test_a_level_without_player_prefixes_has_one_agent():
         assert data["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
 
 
-def test_actions_count_from_zero_and_are_set_by_name(duel):
+def test_actions_count_from_zero_and_are_set_by_name(duel: Any) -> None:
     with Lab2dEnv("duel", duel) as env:
         assert env.description.groups["agents"].action == spaces.Discrete(3)
         row = allocate(env.description.row())
@@ -242,7 +244,7 @@ def test_actions_count_from_zero_and_are_set_by_name(duel):
         assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
 
 
-def test_actions_may_be_one_hot(duel):
+def test_actions_may_be_one_hot(duel: Any) -> None:
     with Lab2dEnv("duel", duel, categorical_actions=False) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -253,7 +255,7 @@ def test_actions_may_be_one_hot(duel):
         assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
 
 
-def test_a_row_that_is_not_one_hot_is_not_sent_to_lab2d(duel):
+def test_a_row_that_is_not_one_hot_is_not_sent_to_lab2d(duel: Any) -> None:
     with Lab2dEnv("duel", duel, categorical_actions=False) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -265,14 +267,14 @@ def test_a_row_that_is_not_one_hot_is_not_sent_to_lab2d(duel):
             env.step_row()
 
 
-def test_multi_discrete_actions_are_never_one_hot():
+def test_multi_discrete_actions_are_never_one_hot() -> None:
     settings = {"numPlayers": 2}
     with Lab2dEnv("commons_harvest", settings, categorical_actions=False) as env:
         assert isinstance(env.description.groups["agents"].action, spaces.MultiDiscrete)
         assert env.rollout(3)["agents", "action"].shape == (3, 2, 3)
 
 
-def test_an_action_table_combines_several_actions():
+def test_an_action_table_combines_several_actions() -> None:
     table = [{"move": 0, "turn": 0, "zap": 0}, {"move": 1, "turn": -1, "zap": 1}]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, actions=table) as env:
         assert env.description.groups["agents"].action == spaces.Discrete(2)
@@ -287,7 +289,7 @@ def test_an_action_table_combines_several_actions():
         assert named["2.move"] == 0
 
 
-def _index(env):
+def _index(env: Any) -> Any:
     return env._world.discrete_index
 
 
@@ -301,15 +303,17 @@ def _index(env):
         ([], "must set the same actions"),
     ],
 )
-def test_a_table_that_does_not_fit_the_level_is_an_error(table, message):
+def test_a_table_that_does_not_fit_the_level_is_an_error(
+    table: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("commons_harvest", actions=table)
 
 
-def test_continuous_actions_are_clipped_and_nan_is_an_error():
+def test_continuous_actions_are_clipped_and_nan_is_an_error() -> None:
     with Lab2dEnv("examples/level_api", {"steps": 5}) as env:
         action = env.description.groups["agents"].action
-        assert set(action.spaces) == {"continuous", "discrete"}
+        assert set(action.spaces) == {"continuous", "discrete"}  # type: ignore[attr-defined]
         row = allocate(env.description.row())
         env.bind(row)
         env.reset_row(0)
@@ -325,7 +329,7 @@ def test_continuous_actions_are_clipped_and_nan_is_an_error():
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**40])
-def test_an_action_out_of_range_is_not_sent_to_lab2d(duel, wrong):
+def test_an_action_out_of_range_is_not_sent_to_lab2d(duel: Any, wrong: Any) -> None:
     with Lab2dEnv("duel", duel) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -338,7 +342,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(duel, wrong):
         assert env._world.frames == 1
 
 
-def test_the_levels_frame_limit_truncates():
+def test_the_levels_frame_limit_truncates() -> None:
     with Lab2dEnv("pushbox", {"episodeLengthFrames": 7}) as env:
         assert env.description.time_limit == 7
         data = env.rollout(50)
@@ -348,7 +352,7 @@ def test_the_levels_frame_limit_truncates():
         assert not data["next", "terminated"].any()
 
 
-def test_other_ends_are_terminated(duel):
+def test_other_ends_are_terminated(duel: Any) -> None:
     with Lab2dEnv("duel", duel | {"goal": "3"}) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -365,7 +369,7 @@ def test_other_ends_are_terminated(duel):
         assert not row["done",][0]
 
 
-def test_max_steps_truncates():
+def test_max_steps_truncates() -> None:
     with Lab2dEnv("pushbox", max_steps=4) as env:
         data = env.rollout(10, break_when_any_done=False)
         ends = data["next", "truncated"].squeeze().nonzero().flatten().tolist()
@@ -374,10 +378,10 @@ def test_max_steps_truncates():
         assert env.reset_seconds > 0
 
 
-def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel):
+def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel: Any) -> None:
     counts = {}
     for rebuild in (False, True):
-        options = {"observations": ["PLACE", "GLOBAL.STARTS"], "rebuild": rebuild}
+        options: Any = {"observations": ["PLACE", "GLOBAL.STARTS"], "rebuild": rebuild}
         with Lab2dEnv("duel", duel, **options) as env:
             row = allocate(env.description.row())
             env.bind(row)
@@ -390,7 +394,7 @@ def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel):
     assert counts == {False: 3, True: 1}
 
 
-def test_events_and_properties_are_accessible():
+def test_events_and_properties_are_accessible() -> None:
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}) as env:
         assert env.read_property("settings.numPlayers") == "2"
         assert "settings" in dict(env.list_property())
@@ -403,7 +407,7 @@ def test_events_and_properties_are_accessible():
         assert [name for name, _ in env.events()] == ["start"]
 
 
-def test_settings_may_be_nested_and_an_unknown_one_is_an_error():
+def test_settings_may_be_nested_and_an_unknown_one_is_an_error() -> None:
     nested = {"simulation": {"seedRadius": 2}}
     with Lab2dEnv("commons_harvest", nested) as env:
         assert env.read_property("settings.simulation.seedRadius") == "2"
@@ -421,12 +425,14 @@ def test_settings_may_be_nested_and_an_unknown_one_is_an_error():
         (["PLACE", "EXTRA"], r"missing: \['EXTRA'\]"),
     ],
 )
-def test_an_unavailable_observation_is_an_error_that_names_it(duel, names, message):
+def test_an_unavailable_observation_is_an_error_that_names_it(
+    duel: Any, names: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("duel", duel, observations=names)
 
 
-def test_players_with_different_actions_need_different_groups(duel):
+def test_players_with_different_actions_need_different_groups(duel: Any) -> None:
     with pytest.raises(ValueError, match="player_1 of group 'agents'"):
         Lab2dEnv("duel", duel | {"lone": "true"})
     each = MarlGroupMapType.ONE_GROUP_PER_AGENT
@@ -437,7 +443,7 @@ def test_players_with_different_actions_need_different_groups(duel):
         env.rollout(3)
 
 
-def test_a_group_map_orders_the_rows(duel):
+def test_a_group_map_orders_the_rows(duel: Any) -> None:
     with Lab2dEnv("duel", duel, group_map={"team": ["player_1", "player_0"]}) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -450,7 +456,7 @@ def test_a_group_map_orders_the_rows(duel):
         Lab2dEnv("duel", duel, group_map={"team": ["player_1"]})
 
 
-def test_use_after_close_is_an_error():
+def test_use_after_close_is_an_error() -> None:
     env = Lab2dEnv("pushbox")
     env.close()
     env.close()
@@ -461,7 +467,9 @@ def test_use_after_close_is_an_error():
             use()
 
 
-def test_without_dmlab2d_the_error_names_the_extra(monkeypatch):
+def test_without_dmlab2d_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "dmlab2d", None)
     with pytest.raises(ImportError, match=r"marl-collect\[dmlab2d\]"):
         Lab2dEnv("pushbox")

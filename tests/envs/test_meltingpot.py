@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ SMALL = "collaborative_cooking__cramped"
 TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"
 
 
-def bound(env):
+def bound(env: Any) -> Any:
     """Bind ``env`` to a row, reset it and return the row."""
     row = allocate(env.description.row())
     env.bind(row)
@@ -41,7 +42,7 @@ def bound(env):
     return row
 
 
-def stock_around(env, monkeypatch):
+def stock_around(env: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return MeltingPot's own wrappers around the Lab2d that ``env`` has started."""
     import dmlab2d
 
@@ -62,7 +63,7 @@ def stock_around(env, monkeypatch):
         )
 
 
-def in_a_fork(function):
+def in_a_fork(function: Any) -> Any:
     """Return the bytes that ``function`` returns in a forked copy of this process."""
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -88,16 +89,18 @@ STEPS = 60
 @pytest.mark.parametrize(
     "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
 )
-def test_the_data_equal_those_of_meltingpots_wrappers(name, monkeypatch):
+def test_the_data_equal_those_of_meltingpots_wrappers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = MeltingpotEnv(name, world_rgb=True)
     row = bound(env)
     stock = stock_around(env, monkeypatch)
     agents = env.description.groups["agents"]
     rng = np.random.default_rng(0)
     actions = rng.integers(0, agents.n_actions, (STEPS, agents.n_agents))
-    names = list(agents.observation.spaces)
+    names = list(agents.observation.spaces)  # type: ignore[attr-defined]
 
-    def ours():
+    def ours() -> Any:
         digests = b""
         for action in actions:
             row["agents", "action"][...] = action
@@ -109,7 +112,7 @@ def test_the_data_equal_those_of_meltingpots_wrappers(name, monkeypatch):
             digests += digest.digest()
         return digests
 
-    def theirs():
+    def theirs() -> Any:
         digests = b""
         for action in actions:
             timestep = stock.step(action.tolist())
@@ -128,12 +131,12 @@ def test_the_data_equal_those_of_meltingpots_wrappers(name, monkeypatch):
     env.close()
 
 
-def test_every_substrate_is_described_without_being_built():
+def test_every_substrate_is_described_without_being_built() -> None:
     names = MeltingpotEnv.available_envs()
     assert len(names) == 49
     for name in names:
         with MeltingpotEnv(name, world_rgb=True, group_map="role") as env:
-            assert env._world._lab2d._lab is None
+            assert env._world._lab2d._lab is None  # type: ignore[attr-defined]
             described = env.description
             roles = {
                 agent for group in described.groups.values() for agent in group.agents
@@ -142,7 +145,7 @@ def test_every_substrate_is_described_without_being_built():
             assert described.time_limit in {1000, 2000, 2400, 2500, 3000, 5000}
             assert not described.repeats
             for group in described.groups.values():
-                assert {"RGB", "COLLECTIVE_REWARD"} <= set(group.observation.spaces)
+                assert {"RGB", "COLLECTIVE_REWARD"} <= set(group.observation.spaces)  # type: ignore[attr-defined]
                 assert group.n_actions >= 7
             assert described.root["RGB"].shape[-1] == 3
 
@@ -155,11 +158,11 @@ def test_every_substrate_is_described_without_being_built():
         (TALKATIVE, {"group_map": "role", "categorical_actions": False}),
     ],
 )
-def test_check_env_passes(name, options):
+def test_check_env_passes(name: str, options: Any) -> None:
     check_env(lambda: MeltingpotEnv(name, **options), steps=30)
 
 
-def test_keys_shapes_and_dtypes_are_those_of_torchrl():
+def test_keys_shapes_and_dtypes_are_those_of_torchrl() -> None:
     import torch
 
     with MeltingpotEnv(TALKATIVE, world_rgb=True) as env:
@@ -177,11 +180,11 @@ def test_keys_shapes_and_dtypes_are_those_of_torchrl():
         assert data["agents", "action"].shape == (3, 2)
         assert data["next", "agents", "reward"].shape == (3, 2, 1)
         assert data["next", "agents", "reward"].dtype == torch.float32
-        assert np.array_equal(env.render(), data["next", "RGB"][-1].numpy())
-        assert np.array_equal(env.get_rgb_image(), env.render())
+        assert np.array_equal(env.render(), data["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
+        assert np.array_equal(env.get_rgb_image(), env.render())  # type: ignore[arg-type]
 
 
-def test_the_collective_reward_is_the_sum_over_all_players():
+def test_the_collective_reward_is_the_sum_over_all_players() -> None:
     with MeltingpotEnv("coins", observations=["COLLECTIVE_REWARD"]) as env:
         row = bound(env)
         rng = np.random.default_rng(0)
@@ -196,29 +199,29 @@ def test_the_collective_reward_is_the_sum_over_all_players():
         assert rewarded > 0
 
 
-def test_only_requested_observations_are_computed():
+def test_only_requested_observations_are_computed() -> None:
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
     asked = []
 
     class Spy:
-        def __init__(self, lab):
+        def __init__(self, lab: Any) -> None:
             self._lab = lab
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             return getattr(self._lab, name)
 
-        def observation(self, name):
+        def observation(self, name: str) -> Any:
             asked.append(name)
             return self._lab.observation(name)
 
-    env._world._lab2d._lab = Spy(env._world._lab2d.lab)
+    env._world._lab2d._lab = Spy(env._world._lab2d.lab)  # type: ignore[attr-defined]
     env.step_row()
     assert sorted(asked) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
     env.close()
 
 
-def test_commons_harvest_runs_with_seven_players():
+def test_commons_harvest_runs_with_seven_players() -> None:
     with MeltingpotEnv("commons_harvest__open", observations=["RGB"]) as env:
         data = env.rollout(30)
         images = data["next", "agents", "observation", "RGB"]
@@ -226,7 +229,7 @@ def test_commons_harvest_runs_with_seven_players():
         assert len({image.numpy().tobytes() for image in images.flatten(0, 1)}) > 30
 
 
-def test_an_episode_is_never_stepped_after_its_end():
+def test_an_episode_is_never_stepped_after_its_end() -> None:
     """clean_up ends the process if it is advanced or started again after its end."""
     env = MeltingpotEnv(_config("clean_up", maxEpisodeLengthFrames=40))
     row = bound(env)
@@ -248,7 +251,7 @@ def test_an_episode_is_never_stepped_after_its_end():
     env.close()
 
 
-def test_a_random_end_is_terminated():
+def test_a_random_end_is_terminated() -> None:
     certain = dict(
         component="StochasticIntervalEpisodeEnding",
         kwargs=dict(
@@ -258,7 +261,7 @@ def test_a_random_end_is_terminated():
         ),
     )
 
-    def end_early(settings):
+    def end_early(settings: Any) -> None:
         for component in settings["simulation"]["scene"]["components"]:
             if component["component"] == certain["component"]:
                 component["kwargs"] = certain["kwargs"]
@@ -273,7 +276,7 @@ def test_a_random_end_is_terminated():
         assert data["next", "agents", "terminated"][-1].all()
 
 
-def _config(name, change=None, **settings):
+def _config(name: str, change: Any = None, **settings: Any) -> Any:
     """Return a substrate's configuration with changed settings."""
     with meltingpot_modules():
         from meltingpot.configs import substrates as configs
@@ -281,7 +284,7 @@ def _config(name, change=None, **settings):
         config = configs.get_config(name)
     build = config.lab2d_settings_builder
 
-    def builder(*, config, roles):
+    def builder(*, config: Any, roles: Any) -> Any:
         # Parts of the settings belong to MeltingPot's modules and are used elsewhere.
         built = copy.deepcopy(build(config=config, roles=roles))
         built.update(settings)
@@ -294,7 +297,9 @@ def _config(name, change=None, **settings):
     return config
 
 
-def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(monkeypatch):
+def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     builds = []
     build = Lab2dWorld.build
 
@@ -358,17 +363,17 @@ def test_truncate_without_reset_continues_the_episode(
         assert len(builds) == 2
 
 
-def test_a_reset_in_an_episode_continues_it():
+def test_a_reset_in_an_episode_continues_it() -> None:
     with MeltingpotEnv(SMALL, truncate_without_reset=True) as env:
         row = bound(env)
         for frames in range(1, 4):
             env.step_row()
             env.reset_row(9)
-            assert env._world._lab2d.frames == frames
+            assert env._world._lab2d.frames == frames  # type: ignore[attr-defined]
             assert not row["done",][0]
 
 
-def test_a_collector_cuts_trajectories_and_the_episode_continues():
+def test_a_collector_cuts_trajectories_and_the_episode_continues() -> None:
     collector = MultiSyncCollector(
         lambda: MeltingpotEnv(SMALL, observations=["RGB"], truncate_without_reset=True),
         None,
@@ -387,14 +392,14 @@ def test_a_collector_cuts_trajectories_and_the_episode_continues():
         assert data["collector", "traj_ids"].unique().numel() == 2
 
 
-def test_group_map_none_is_one_group_and_another_type_is_an_error():
+def test_group_map_none_is_one_group_and_another_type_is_an_error() -> None:
     with MeltingpotEnv("coins", group_map=None) as env:
         assert env.group_map == {"agents": ["player_0", "player_1"]}
     with pytest.raises(TypeError, match="group_map must be a mapping .* is 3 of type"):
-        MeltingpotEnv("coins", group_map=3)
+        MeltingpotEnv("coins", group_map=3)  # type: ignore[arg-type]
 
 
-def test_predators_and_prey_are_groups_by_role():
+def test_predators_and_prey_are_groups_by_role() -> None:
     roles = ["prey", "predator", "prey"]
     name = "predator_prey__open"
     with MeltingpotEnv(name, roles=roles, group_map="role") as env:
@@ -414,7 +419,7 @@ def test_predators_and_prey_are_groups_by_role():
         assert list(env.group_map) == ["agents"]
 
 
-def test_shapes_follow_the_number_of_players():
+def test_shapes_follow_the_number_of_players() -> None:
     # It can be built with six players, although its own code then fails to start.
     roles = ["impostor"] + ["crewmate"] * 5
     with MeltingpotEnv("hidden_agenda", roles=roles, observations=["VOTING"]) as env:
@@ -425,7 +430,7 @@ def test_shapes_follow_the_number_of_players():
         MeltingpotEnv("hidden_agenda", roles=["impostor", "crewmate", "crewmate"])
 
 
-def test_a_level_that_contradicts_its_configuration_is_an_error():
+def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:
     config = _config("coins")
     with meltingpot_modules(), config.unlocked():
         from meltingpot.utils.substrates import specs
@@ -440,7 +445,7 @@ def test_a_level_that_contradicts_its_configuration_is_an_error():
         bound(env)
 
 
-def test_rows_follow_the_group_map():
+def test_rows_follow_the_group_map() -> None:
     groups = {"two": ["player_2", "player_0"], "one": ["player_1"]}
     name = "externality_mushrooms__dense"
     roles = ["default"] * 3
@@ -449,7 +454,7 @@ def test_rows_follow_the_group_map():
         row["two", "action"][...] = [5, 3]
         row["one", "action"][...] = [1]
         env.step_row()
-        lab2d = env._world._lab2d
+        lab2d = env._world._lab2d  # type: ignore[attr-defined]
         named = {name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()}
         with meltingpot_modules():
             from meltingpot.configs import substrates as configs
@@ -465,7 +470,7 @@ def test_rows_follow_the_group_map():
         assert list(env.group_map) == ["player_0", "player_1"]
 
 
-def test_actions_may_be_one_hot():
+def test_actions_may_be_one_hot() -> None:
     with MeltingpotEnv(SMALL, categorical_actions=False) as env:
         data = env.rollout(4)
         assert data["agents", "action"].shape == (4, 2, 8)
@@ -479,7 +484,7 @@ def test_actions_may_be_one_hot():
 
 
 @pytest.mark.parametrize("wrong", [-1, 8, 2**40])
-def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong):
+def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong: Any) -> None:
     with MeltingpotEnv(SMALL) as env:
         row = bound(env)
         row["agents", "action"][...] = [0, wrong]
@@ -487,7 +492,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong):
             env.step_row()
         row["agents", "action"][...] = 0
         env.step_row()
-        assert env._world._lab2d.frames == 1
+        assert env._world._lab2d.frames == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -515,17 +520,17 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong):
         ({"substrate": "coins", "group_map": {"a": ["player_0"]}}, "missing"),
     ],
 )
-def test_unknown_names_are_errors(arguments, message):
+def test_unknown_names_are_errors(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MeltingpotEnv(**arguments)
 
 
-def test_observations_are_a_sequence():
+def test_observations_are_a_sequence() -> None:
     with pytest.raises(TypeError, match=r"\['RGB'\]"):
         MeltingpotEnv("coins", observations="RGB")
 
 
-def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
+def test_a_step_before_the_first_reset_and_use_after_close_are_errors() -> None:
     env = MeltingpotEnv(SMALL)
     env.bind(allocate(env.description.row()))
     assert env.render() is None
@@ -540,7 +545,7 @@ def test_a_step_before_the_first_reset_and_use_after_close_are_errors():
         env.reset_row(0)
 
 
-def test_events_of_lab2d_are_accessible():
+def test_events_of_lab2d_are_accessible() -> None:
     with MeltingpotEnv(SMALL) as env:
         row = bound(env)
         row["agents", "action"][...] = 7  # both interact with the object in front
@@ -551,7 +556,7 @@ def test_events_of_lab2d_are_accessible():
 @pytest.mark.parametrize(
     "group_map", [None, "role", {"a": ["player_1"], "b": ["player_0"]}]
 )
-def test_rewards_of_an_episode_are_summed(group_map):
+def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
     env = MeltingpotEnv(
         "coins",
         group_map=group_map,
@@ -570,18 +575,20 @@ def test_rewards_of_an_episode_are_summed(group_map):
             assert sums[episode].double().allclose(reward[episode].cumsum(0))
 
 
-def test_warnings_of_lua_code_are_printed_on_request(capfd):
+def test_warnings_of_lua_code_are_printed_on_request(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     for options, talks in (({}, False), ({"log_level": "WARN"}, True)):
-        with contextlib.closing(MeltingpotEnv(SMALL, **options)) as env:
+        with contextlib.closing(MeltingpotEnv(SMALL, **options)) as env:  # type: ignore[arg-type]
             bound(env)
         found = capfd.readouterr()
         assert ("base_simulation.lua" in found.out) == talks
     with pytest.raises(ValueError, match="log_level must be one of"):
-        MeltingpotEnv(SMALL, log_level="quiet")
+        MeltingpotEnv(SMALL, log_level="quiet")  # type: ignore[arg-type]
 
 
-def test_a_visitor_is_scored_among_saved_residents(tmp_path):
-    def factory():
+def test_a_visitor_is_scored_among_saved_residents(tmp_path: Path) -> None:
+    def factory() -> Any:
         return MeltingpotEnv(TALKATIVE, observations=["INVENTORY"], max_steps=20)
 
     save_policy(tmp_path / "resident.pt", make_policy(factory), factory)

@@ -6,6 +6,7 @@ an archive that may be missing; the no-op bot and policies with a fixed action d
 
 import importlib.util
 import textwrap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,20 +24,20 @@ from marl_collect.testing.check_env import check_env
 SMALL = "collaborative_cooking__cramped"
 
 
-def build(name):
+def build(name: str) -> Any:
     """Build a substrate with MeltingPot's function, without importing bots."""
     with meltingpot_modules():
         substrate = importlib.import_module("meltingpot.substrate")
         return substrate.build(name, roles=("default",) * 2)
 
 
-def run(source):
+def run(source: Any) -> None:
     """Run ``source`` in a process that may import TensorFlow."""
     out = run_python("-c", textwrap.dedent(source), timeout=500.0)
     assert out.returncode == 0, out.stderr[-3000:]
 
 
-def test_a_built_substrate_has_the_same_keys_as_a_named_one():
+def test_a_built_substrate_has_the_same_keys_as_a_named_one() -> None:
     with (
         MeltingpotWrapper(env=build("coins"), world_rgb=True) as built,
         MeltingpotEnv("coins", world_rgb=True) as named,
@@ -47,24 +48,24 @@ def test_a_built_substrate_has_the_same_keys_as_a_named_one():
         assert set(data.keys(True, True)) == set(
             named.fake_tensordict().keys(True, True)
         )
-        assert np.array_equal(built.render(), data["next", "RGB"][-1].numpy())
+        assert np.array_equal(built.render(), data["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
         assert built.render().shape == (136, 136, 3)
 
 
-def test_check_env_passes():
+def test_check_env_passes() -> None:
     check_env(lambda: MeltingpotWrapper(env=build(SMALL)), steps=30)
 
 
-def test_rows_hold_what_the_substrate_returns():
+def test_rows_hold_what_the_substrate_returns() -> None:
     env = build("coins")
-    seen = []
+    seen: list[Any] = []
     env.observables().timestep.subscribe(seen.append)
     groups = {"all": ["player_1", "player_0"]}
     with MeltingpotWrapper(env=env, group_map=groups) as wrapped:
         row = allocate(wrapped.description.row())
         wrapped.bind(row)
         wrapped.reset_row(0)
-        actions = []
+        actions: list[Any] = []
         env.observables().action.subscribe(actions.append)
         rng = np.random.default_rng(0)
         for _ in range(100):
@@ -81,7 +82,7 @@ def test_rows_hold_what_the_substrate_returns():
         assert wrapped.reset_seconds > 0
 
 
-def test_limits_and_cuts_are_the_same_as_for_named_substrates():
+def test_limits_and_cuts_are_the_same_as_for_named_substrates() -> None:
     with MeltingpotWrapper(
         env=build(SMALL), max_steps=3, truncate_without_reset=True
     ) as env:
@@ -92,7 +93,7 @@ def test_limits_and_cuts_are_the_same_as_for_named_substrates():
         for _ in range(2):
             for step in range(1, 4):
                 env.step_row()
-                frames.append(env._world._frames)
+                frames.append(env._world._frames)  # type: ignore[attr-defined]
                 assert row["truncated",][0] == (step == 3)
             with pytest.raises(RuntimeError, match="call reset"):
                 env.step_row()
@@ -100,7 +101,7 @@ def test_limits_and_cuts_are_the_same_as_for_named_substrates():
         assert frames == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_substrates_frame_limit_truncates_and_is_never_exceeded():
+def test_the_substrates_frame_limit_truncates_and_is_never_exceeded() -> None:
     with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -118,14 +119,14 @@ def test_the_substrates_frame_limit_truncates_and_is_never_exceeded():
 
 
 @pytest.mark.parametrize("wrong", ["coins", None, 3, MeltingpotEnv])
-def test_anything_but_a_substrate_is_a_type_error(wrong):
+def test_anything_but_a_substrate_is_a_type_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match="Expected a substrate or scenario"):
         MeltingpotWrapper(env=wrong)
 
 
-def test_built_objects_do_not_know_their_roles():
+def test_built_objects_do_not_know_their_roles() -> None:
     with pytest.raises(ValueError, match="no known roles"):
-        MeltingpotWrapper(env=build(SMALL), group_map="role")
+        MeltingpotWrapper(env=build(SMALL), group_map="role")  # type: ignore[arg-type]
 
 
 imports_tensorflow = pytest.mark.timeout(600)
@@ -146,7 +147,7 @@ def noop_scenario():
 
 
 @imports_tensorflow
-def test_a_policy_of_the_substrate_acts_in_its_scenarios():
+def test_a_policy_of_the_substrate_acts_in_its_scenarios() -> None:
     run(
         NOOP
         + """
@@ -169,7 +170,7 @@ with TemporaryDirectory() as folder:
     save_policy(path, policy, substrate, recurrent="gru")
     focal = load_policy(path, bots)
 (result,) = evaluate_scenarios(
-    focal, [Scenario("coins_noop", bots)], episodes=1, max_episode_frames=5
+    focal, [Scenario("coins_noop", bots)], episodes=1, max_frames_per_traj=5
 )
 assert len(result.returns) == 1
 """
@@ -177,7 +178,7 @@ assert len(result.returns) == 1
 
 
 @imports_tensorflow
-def test_scenarios_with_bots_that_need_no_archive():
+def test_scenarios_with_bots_that_need_no_archive() -> None:
     run(
         NOOP
         + """
@@ -239,7 +240,7 @@ with pytest.raises(ValueError, match="did you mean one of"):
 
 @imports_tensorflow
 @pytest.mark.bots
-def test_a_scenario_by_name_runs_with_its_trained_bots():
+def test_a_scenario_by_name_runs_with_its_trained_bots() -> None:
     run(
         """
 from marl_collect.envs import MeltingpotEnv

@@ -6,6 +6,7 @@ Each test runs in its own process, because imports are what is tested.
 import importlib.util
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 from support.scripts import run_python
@@ -19,7 +20,7 @@ needs_meltingpot = pytest.mark.skipif(
 )
 
 
-def run(source):
+def run(source: Any) -> Any:
     """Run ``source`` in a fresh interpreter and return what it printed."""
     out = run_python("-c", textwrap.dedent(source), interpreter=True, timeout=500.0)
     assert out.returncode == 0, out.stderr[-3000:]
@@ -41,7 +42,7 @@ def play():
 
 
 @needs_meltingpot
-def test_a_substrate_loads_no_tensorflow_and_a_later_import_is_complete():
+def test_a_substrate_loads_no_tensorflow_and_a_later_import_is_complete() -> None:
     run(
         PLAY
         + """
@@ -85,7 +86,7 @@ assert sys.modules["meltingpot"] is meltingpot
 
 
 @needs_meltingpot
-def test_an_earlier_import_is_used_and_not_changed():
+def test_an_earlier_import_is_used_and_not_changed() -> None:
     run(
         PLAY
         + """
@@ -104,7 +105,7 @@ assert substrates.get_config("coins").default_player_roles
 
 
 @needs_meltingpot
-def test_an_error_inside_leaves_no_modules_behind():
+def test_an_error_inside_leaves_no_modules_behind() -> None:
     run(
         """
 import sys
@@ -127,7 +128,9 @@ assert not [name for name in sys.modules if name.startswith("meltingpot")]
     )
 
 
-def test_without_meltingpot_the_error_says_how_to_install_it(monkeypatch):
+def test_without_meltingpot_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [n for n in sys.modules if n.partition(".")[0] == "meltingpot"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -40,7 +40,7 @@ def _run(installed: Path, code: str) -> str:
     return done.stdout
 
 
-def test_a_new_family_is_listed_found_and_passes_check_env(installed: Path):
+def test_a_new_family_is_listed_found_and_passes_check_env(installed: Path) -> None:
     code = """
 from marl_collect import check_env
 from marl_collect.cli.tasks import available_tasks, find_factory
@@ -55,7 +55,7 @@ except ValueError as error:
     assert "The nearest are gridline/meet" in _run(installed, code)
 
 
-def test_the_command_line_collects_from_a_new_family(installed: Path):
+def test_the_command_line_collects_from_a_new_family(installed: Path) -> None:
     code = """
 from typer.testing import CliRunner
 from marl_collect.cli.main import app

@@ -1,5 +1,7 @@
 """The contract holds for any order in which agents die, join, vanish and come back."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,11 +52,11 @@ KEYWORDS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(script=scripts([*REASONS, "vanished"]), keywords=KEYWORDS)
-def test_parallel_environments(script, keywords) -> None:
+def test_parallel_environments(script: Any, keywords: Any) -> None:
     check_env(lambda: PettingZooWrapper(ScriptedEnv(script), **keywords), episodes=1)
 
 
 @settings(max_examples=30)
 @given(script=scripts(REASONS), keywords=KEYWORDS)
-def test_turn_based_environments(script, keywords) -> None:
+def test_turn_based_environments(script: Any, keywords: Any) -> None:
     check_env(lambda: PettingZooWrapper(ScriptedTurns(script), **keywords), episodes=1)

@@ -31,21 +31,21 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_pettingzoo_tasks_are_found_with_and_without_their_family():
+def test_pettingzoo_tasks_are_found_with_and_without_their_family() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     assert pettingzoo.available_tasks()["sisl/multiwalker_v9"] == ""
     for name in ("multiwalker_v9", "sisl/multiwalker_v9"):
-        assert pettingzoo.find_task(name).args == ("sisl/multiwalker_v9",)
+        assert pettingzoo.find_task(name).args == ("sisl/multiwalker_v9",)  # type: ignore[attr-defined]
 
 
-def test_meltingpot_has_priority_over_lab2d():
+def test_meltingpot_has_priority_over_lab2d() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     assert "clean_up" in _built_by("clean_up", meltingpot)
     assert "clean_up" in _built_by("lab2d/clean_up", lab2d)
     assert "clean_up_0" in _built_by("clean_up_0", meltingpot)  # a scenario
 
 
-def test_each_family_lists_its_own_tasks():
+def test_each_family_lists_its_own_tasks() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     assert {name.split("/")[0] for name in lab2d.available_tasks()} == {"lab2d"}
     found = meltingpot.available_tasks()
@@ -54,7 +54,7 @@ def test_each_family_lists_its_own_tasks():
     assert (found | lab2d.available_tasks()).items() <= merged.items()
 
 
-def test_aec_tasks_need_no_parallel_false():
+def test_aec_tasks_need_no_parallel_false() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     env = pettingzoo.find_task("tictactoe_v3")()
     assert env.description.group_map
@@ -62,7 +62,7 @@ def test_aec_tasks_need_no_parallel_false():
 
 
 @pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo])
-def test_a_family_has_no_advice_on_unrelated_names(family):
+def test_a_family_has_no_advice_on_unrelated_names(family: Any) -> None:
     with pytest.raises(UnknownTaskError, match="^$"):
         family.find_task("elsewhere/nothing")
 
@@ -77,25 +77,25 @@ def test_a_family_has_no_advice_on_unrelated_names(family):
         ("os:sep", "must be module:name of a callable, but is"),
     ],
 )
-def test_an_unknown_task_is_an_error_with_advice(task: str, message: str):
+def test_an_unknown_task_is_an_error_with_advice(task: str, message: str) -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     with pytest.raises(ValueError, match=message):
         tasks.find_factory(task, {})
 
 
-def test_similar_names_come_from_all_families():
+def test_similar_names_come_from_all_families() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     with pytest.raises(ValueError, match="nearest are meltingpot/hidden_agenda"):
         tasks.find_factory("hiden_agenda", {})
 
 
-def test_module_and_name_may_build_a_multi_agent_env():
+def test_module_and_name_may_build_a_multi_agent_env() -> None:
     env = pettingzoo.find_task("marl_collect.testing.free:FreeEnv")(n_agents=2)
     assert env.description.group_map == {"agent": ["agent_0", "agent_1"]}
     env.close()
 
 
-def test_only_pettingzoo_tasks_need_a_render_mode():
+def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     for task, expected in [
         ("multiwalker_v9", {"render_mode": "rgb_array"}),
@@ -103,7 +103,7 @@ def test_only_pettingzoo_tasks_need_a_render_mode():
         ("os:getcwd", {}),
     ]:
         found = tasks.find_factory(task, {}, pictures=True)
-        assert found.keywords == expected
+        assert found.keywords == expected  # type: ignore[attr-defined]
 
 
 def _built_by(task: str, family: Any) -> tuple[Any, ...]:
@@ -113,7 +113,9 @@ def _built_by(task: str, family: Any) -> tuple[Any, ...]:
     return found.args
 
 
-def test_own_environments_are_built_without_pettingzoo(monkeypatch):
+def test_own_environments_are_built_without_pettingzoo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
     factory = tasks.find_factory("marl_collect.testing.counting:CountingEnv", {})

@@ -4,21 +4,21 @@ import pytest
 from marl_collect.evaluation.intervals import bootstrap, interquartile_mean
 
 
-def test_eight_scores_are_averaged_over_the_middle_four():
+def test_eight_scores_are_averaged_over_the_middle_four() -> None:
     assert interquartile_mean([100, 1, 2, 3, 4, 5, 6, -100]) == pytest.approx(3.5)
 
 
-def test_of_three_scores_the_outer_two_have_weight_one_quarter():
+def test_of_three_scores_the_outer_two_have_weight_one_quarter() -> None:
     # The middle half of three is 0.75 to 2.25: a quarter, one whole, a quarter.
     assert interquartile_mean([0, 1, 8]) == pytest.approx((0.25 * 0 + 1 + 2) / 1.5)
 
 
-def test_an_axis_is_averaged_row_by_row():
+def test_an_axis_is_averaged_row_by_row() -> None:
     rows = np.array([[1.0, 2, 3, 4], [10.0, 20, 30, 40]])
     assert interquartile_mean(rows, axis=1) == pytest.approx([2.5, 25])
 
 
-def test_one_score_has_no_spread_and_strata_are_resampled_separately():
+def test_one_score_has_no_spread_and_strata_are_resampled_separately() -> None:
     assert str(bootstrap([[2.0]])) == "2.00 (2.00 to 2.00)"
     assert str(bootstrap([[-20.04]])) == "-20.0 (-20.0 to -20.0)"
     # Each stratum has equal scores, so every resample is the same.
@@ -28,7 +28,7 @@ def test_one_score_has_no_spread_and_strata_are_resampled_separately():
     assert together.low < 5 < together.high
 
 
-def test_the_interval_narrows_with_the_number_of_runs():
+def test_the_interval_narrows_with_the_number_of_runs() -> None:
     rng = np.random.default_rng(0)
     widths = []
     for runs in (4, 400):
@@ -38,6 +38,6 @@ def test_the_interval_narrows_with_the_number_of_runs():
     assert widths[1] < widths[0] / 2
 
 
-def test_a_stratum_without_scores_is_refused():
+def test_a_stratum_without_scores_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one score"):
         bootstrap([[1.0], []])

@@ -22,8 +22,8 @@ from marl_collect.collectors import (
     messages,
 )
 from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
+from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.testing.counting import CountingEnv, CountingError, Fault

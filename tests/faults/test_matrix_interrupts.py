@@ -12,8 +12,8 @@ from fault_tools import KINDS, Hang, as_soon_as, press_ctrl_c
 from support.processes import SOON, wait_until_gone
 from support.scripts import start_python
 
-from marl_collect.collectors.evaluation import Evaluator
 from marl_collect.errors import ClosedError
+from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.testing.counting import CountingEnv, Fault
 
 HEAD = """

@@ -10,7 +10,7 @@ import torch
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
-from marl_collect.processes.worker_process import resident_bytes
+from marl_collect.processes.worker_handle import resident_bytes
 from marl_collect.testing.counting import CountingEnv, Fault
 
 MIB = 1 << 20

@@ -146,12 +146,12 @@ ROWS: dict[str, tuple[str, Shown]] = {
         [
             (
                 BOTH,
-                "policies/test_checked.py",
+                "rollout/test_action_check.py",
                 "an_invalid_action_names_group_agent_and_frame",
             ),
             (
                 "env",
-                "policies/test_checked.py",
+                "rollout/test_action_check.py",
                 "parallel_environments_do_not_get_invalid_actions",
             ),
             (

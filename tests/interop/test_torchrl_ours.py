@@ -3,6 +3,7 @@
 import importlib
 import sys
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: "-".join(c) or "plain")
 @pytest.mark.parametrize("size", [None, 3])
-def test_an_environment_passes_check_env_specs(changes, size):
+def test_an_environment_passes_check_env_specs(changes: Any, size: Any) -> None:
     env = to_torchrl(_build(changes, size))
     assert env.batch_size == (() if size is None else (size,))
     check_env_specs(env, seed=3)
@@ -41,7 +42,7 @@ def test_an_environment_passes_check_env_specs(changes, size):
     assert env.is_closed
 
 
-def test_a_parallel_environment_passes_check_env_specs():
+def test_a_parallel_environment_passes_check_env_specs() -> None:
     env = to_torchrl(ParallelEnv(2, CountingEnv))
     check_env_specs(env)
     env.close()
@@ -56,7 +57,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("library", REAL)
-def test_real_environments_pass_check_env_specs(library):
+def test_real_environments_pass_check_env_specs(library: Any) -> None:
     pytest.importorskip(library, reason=f"needs {library}")
     env = to_torchrl(REAL[library]())
     check_env_specs(env, seed=1)
@@ -64,7 +65,7 @@ def test_real_environments_pass_check_env_specs(library):
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size):
+def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size: Any) -> None:
     bridged, own = to_torchrl(_build({}, size)), _build({}, size)
     bridged.set_seed(11)
     own.set_seed(11)
@@ -77,7 +78,7 @@ def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size):
         assert torch.equal(ours.get(key), theirs.get(key)), key
 
 
-def test_one_environment_of_a_batch_is_reset():
+def test_one_environment_of_a_batch_is_reset() -> None:
     env = to_torchrl(SerialEnv(3, CountingEnv))
     td = env.rand_step(env.reset())["next"]
     td["_reset"] = torch.tensor([[False], [True], [False]])
@@ -85,7 +86,7 @@ def test_one_environment_of_a_batch_is_reset():
     assert steps.tolist() == [1, 0, 1]
 
 
-def test_random_actions_obey_the_action_mask():
+def test_random_actions_obey_the_action_mask() -> None:
     env = to_torchrl(CountingEnv(action_mask=True, deaths=False, n_hunters=4))
     frames = env.rollout(60, break_when_any_done=False)
     hunters = frames["hunter"]
@@ -94,7 +95,7 @@ def test_random_actions_obey_the_action_mask():
     assert not hunters["action_mask"].all()
 
 
-def test_sums_of_rewards_begin_at_zero():
+def test_sums_of_rewards_begin_at_zero() -> None:
     env = to_torchrl(CountingEnv(episode_reward=True, n_prey=0, deaths=False))
     frames = env.rollout(40, break_when_any_done=False)["next", "hunter"]
     before = env.rollout(5)["hunter", "episode_reward"]
@@ -106,11 +107,11 @@ def test_sums_of_rewards_begin_at_zero():
         total *= ~frame["done"]
 
 
-def test_spaces_are_converted_to_matching_specs():
+def test_spaces_are_converted_to_matching_specs() -> None:
     inner = {
         "bits": spaces.MultiBinary(3),
         "several": spaces.MultiDiscrete([2, 5]),
-        "table": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        "table": spaces.MultiDiscrete([[2, 3], [4, 5]]),  # type: ignore[list-item]
         "late": spaces.Discrete(3, start=4),
         "pixel": spaces.Box(0, 255, (2, 2), np.uint8),
         "high": spaces.Box(1.0, 2.0, (2,), np.float32),
@@ -136,30 +137,30 @@ def test_spaces_are_converted_to_matching_specs():
         (spaces.Box(-1, 1, (2,), np.float32), Bounded),
     ],
 )
-def test_actions_have_the_spec_of_their_space(action, kind):
+def test_actions_have_the_spec_of_their_space(action: Any, kind: Any) -> None:
     description = _description(spaces.Box(-1, 1, (2,)), action)
     assert isinstance(action_spec(description, ())["g", "action"], kind)
 
 
-def test_one_hot_actions_have_a_one_hot_spec():
+def test_one_hot_actions_have_a_one_hot_spec() -> None:
     env = CountingEnv(categorical_actions=False)
     spec = action_spec(env.description, ())["hunter", "action"]
     assert isinstance(spec, OneHot)
     assert spec.shape == (2, 4)
 
 
-def test_a_factory_is_refused_with_advice():
+def test_a_factory_is_refused_with_advice() -> None:
     with pytest.raises(TypeError, match="Call the factory first"):
-        to_torchrl(CountingEnv)
+        to_torchrl(CountingEnv)  # type: ignore[arg-type]
 
 
-def _build(changes, size):
+def _build(changes: Any, size: Any) -> Any:
     if size is None:
         return CountingEnv(**changes)
     return SerialEnv(size, lambda: CountingEnv(**changes))
 
 
-def _description(observation, action=None):
+def _description(observation: Any, action: Any = None) -> Any:
     group = GroupDescription(("a", "b"), observation, action or spaces.Discrete(2))
     return EnvDescription("test", {"g": group})
 
@@ -174,8 +175,8 @@ def test_the_error_without_torchrl_names_the_extra(
         importlib.import_module("marl_collect.interop.torchrl")
 
 
-def test_rendering_and_attributes_reach_the_inner_environment():
-    one = CountingEnv()
+def test_rendering_and_attributes_reach_the_inner_environment() -> None:
+    one: Any = CountingEnv()
     one.difficulty = 7
     env = TransformedEnv(to_torchrl(one), StepCounter())
     env.reset()

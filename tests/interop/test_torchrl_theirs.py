@@ -1,9 +1,11 @@
 """TorchRLWrapper: TorchRL's environments as ours."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 pytest.importorskip("torchrl")
 
@@ -30,7 +32,7 @@ class LampsEnv(EnvBase):
     Agent ``i`` is done after ``i + 3`` steps but still has observations and rewards.
     """
 
-    def __init__(self, *, shared=False):
+    def __init__(self, *, shared: bool = False) -> None:
         super().__init__()
         self.shared = shared
         lamp = Unbounded((2, 3))
@@ -51,10 +53,10 @@ class LampsEnv(EnvBase):
             agents=flag, done=Categorical(2, (1,), dtype=torch.bool)
         )
 
-    def _set_seed(self, seed):
+    def _set_seed(self, seed: int) -> None:
         """Do nothing: all random numbers come from torch's global generator."""
 
-    def _frame(self):
+    def _frame(self) -> Any:
         legal = torch.ones(2, 4, dtype=torch.bool)
         done = self.steps >= torch.tensor([[3], [4]])
         legal[~done[:, 0], self.steps % 4] = False
@@ -64,11 +66,11 @@ class LampsEnv(EnvBase):
         )
         return out.set("agents", agents)
 
-    def _reset(self, tensordict=None, **kwargs):
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
         self.steps = 0
         return self._frame()
 
-    def _step(self, tensordict):
+    def _step(self, tensordict: TensorDictBase) -> Any:
         action = tensordict["agents", "action"]
         assert tensordict["agents", "action_mask"].gather(-1, action[:, None]).all()
         self.steps += 1
@@ -82,20 +84,20 @@ class LampsEnv(EnvBase):
 class CartEnv(EnvBase):
     """One agent with its keys at the root, for any action spec."""
 
-    def __init__(self, action, **observed):
+    def __init__(self, action: Any, **observed: Any) -> None:
         super().__init__()
         self.observation_spec = Composite(observed)
         self.action_spec = action
         self.reward_spec = Unbounded((1,))
 
-    def _set_seed(self, seed):
+    def _set_seed(self, seed: int) -> None:
         self.steps = 0
 
-    def _reset(self, tensordict=None, **kwargs):
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
         self.steps = 0
         return self.observation_spec.zero()
 
-    def _step(self, tensordict):
+    def _step(self, tensordict: TensorDictBase) -> Any:
         assert self.action_spec.is_in(tensordict["action"])
         self.steps += 1
         out = self.observation_spec.zero()
@@ -105,7 +107,7 @@ class CartEnv(EnvBase):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_multi_agent_environment_passes_check_env(shared):
+def test_a_multi_agent_environment_passes_check_env(shared: bool) -> None:
     check_env(lambda: TorchRLWrapper(LampsEnv(shared=shared)))
 
 
@@ -119,8 +121,8 @@ def test_a_multi_agent_environment_passes_check_env(shared):
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
-def test_an_environment_converted_to_torchrl_and_back_is_equal(changes):
-    def factory():
+def test_an_environment_converted_to_torchrl_and_back_is_equal(changes: Any) -> None:
+    def factory() -> Any:
         return TorchRLWrapper(to_torchrl(CountingEnv(**changes)))
 
     check_env(factory)
@@ -133,8 +135,8 @@ def test_an_environment_converted_to_torchrl_and_back_is_equal(changes):
     assert env.description.name == "_OurEnv"
 
 
-def test_a_single_agent_environment_is_a_group_of_one():
-    def factory():
+def test_a_single_agent_environment_is_a_group_of_one() -> None:
+    def factory() -> Any:
         return TorchRLWrapper(TransformedEnv(PendulumEnv(), StepCounter(7)))
 
     check_env(factory)
@@ -154,7 +156,7 @@ def test_a_single_agent_environment_is_a_group_of_one():
         (Bounded(-2, 3, (2,)), spaces.Box(-2, 3, (2,))),
     ],
 )
-def test_actions_are_passed_in_the_form_of_the_spec(action, space):
+def test_actions_are_passed_in_the_form_of_the_spec(action: Any, space: Any) -> None:
     env = TorchRLWrapper(CartEnv(action, x=Unbounded((2,)), on=Binary(2)))
     frames = env.rollout(9)
     assert frames["next", "terminated"].sum() == 1
@@ -163,7 +165,7 @@ def test_actions_are_passed_in_the_form_of_the_spec(action, space):
     assert frames["agents", "observation"].shape == (5, 1)
 
 
-def test_rows_of_agents_that_died_are_zero():
+def test_rows_of_agents_that_died_are_zero() -> None:
     frames = TorchRLWrapper(LampsEnv()).rollout(9)
     assert frames.shape == (4,)
     after = frames["next", "agents"]
@@ -174,14 +176,14 @@ def test_rows_of_agents_that_died_are_zero():
     assert after["reward"][3, 0] == 0
 
 
-def test_an_agent_that_comes_back_acts_again():
+def test_an_agent_that_comes_back_acts_again() -> None:
     pytest.importorskip("pettingzoo")
     from marl_collect.envs import PettingZooWrapper
     from marl_collect.testing.zoo import Script, ScriptedEnv
 
     script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})
 
-    def inner():
+    def inner() -> Any:
         return PettingZooWrapper(ScriptedEnv(script), done_on_any=False)
 
     frames = TorchRLWrapper(to_torchrl(inner())).rollout(5)
@@ -192,7 +194,7 @@ def test_an_agent_that_comes_back_acts_again():
     assert after["reward"][:, 1, 0].tolist() == [11, 0, 0, 14, 15]
 
 
-def test_every_agent_gets_a_reward_at_the_root():
+def test_every_agent_gets_a_reward_at_the_root() -> None:
     frames = TorchRLWrapper(LampsEnv(shared=True)).rollout(9)
     rewards = frames["next", "agents", "reward"][:3]
     assert torch.equal(rewards[:, 0], rewards[:, 1])
@@ -200,7 +202,7 @@ def test_every_agent_gets_a_reward_at_the_root():
     assert torch.equal(rewards[:, 0], expected)
 
 
-def test_the_policys_random_numbers_are_not_consumed():
+def test_the_policys_random_numbers_are_not_consumed() -> None:
     env = TorchRLWrapper(LampsEnv())
     env.set_seed(1)
     torch.manual_seed(0)
@@ -211,8 +213,8 @@ def test_the_policys_random_numbers_are_not_consumed():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_collectors_and_parallel_env_step_it():
-    def one():
+def test_collectors_and_parallel_env_step_it() -> None:
+    def one() -> Any:
         return TorchRLWrapper(LampsEnv())
 
     with Collector(one, None, frames_per_batch=24, total_frames=24) as collector:
@@ -226,9 +228,9 @@ def test_collectors_and_parallel_env_step_it():
     assert not torch.equal(lamps[0], lamps[1])
 
 
-def test_an_environment_without_repeats_is_not_seeded():
+def test_an_environment_without_repeats_is_not_seeded() -> None:
     class Unseedable(LampsEnv):
-        def _set_seed(self, seed):
+        def _set_seed(self, seed: int) -> None:
             raise NotImplementedError("no seeds here")
 
     check_env(lambda: TorchRLWrapper(Unseedable(), repeats=False))
@@ -236,28 +238,28 @@ def test_an_environment_without_repeats_is_not_seeded():
         TorchRLWrapper(Unseedable()).reset()
 
 
-def test_a_batched_environment_is_refused_with_advice():
+def test_a_batched_environment_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match=r"batch size \[2\].*ParallelEnv"):
         TorchRLWrapper(SerialEnv(2, LampsEnv))
 
 
-def test_an_instance_instead_of_a_factory_is_refused_with_the_factory():
+def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
     with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
         Collector(LampsEnv(), frames_per_batch=4)
 
 
-def test_an_object_of_another_type_is_refused():
+def test_an_object_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="expects an environment of TorchRL"):
         TorchRLWrapper(CountingEnv())
 
 
-def test_unsupported_action_specs_are_refused_by_name():
+def test_unsupported_action_specs_are_refused_by_name() -> None:
     env = CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,)))
     with pytest.raises(TypeError, match="agents/action has the spec MultiOneHot"):
         TorchRLWrapper(env)
 
 
-def test_close_closes_the_inner_environment():
+def test_close_closes_the_inner_environment() -> None:
     inner = LampsEnv()
     env = TorchRLWrapper(inner)
     env.close()
@@ -268,7 +270,12 @@ def test_close_closes_the_inner_environment():
 class PlacedEnv(CartEnv):
     """One agent whose reward and flags have other keys and dtypes."""
 
-    def __init__(self, flags=(), dtype=torch.bool, rewards=(("team", "gain"),)):
+    def __init__(
+        self,
+        flags: Any = (),
+        dtype: Any = torch.bool,
+        rewards: Any = (("team", "gain"),),
+    ) -> None:
         super().__init__(Bounded(-1, 1, (2,)), seen=Unbounded((3,)))
         self.difficulty = 7
         self.rewards = rewards
@@ -281,19 +288,19 @@ class PlacedEnv(CartEnv):
         self.flags = [(*flags, name) for name in names]
         self.full_done_spec = Composite({key: flag.clone() for key in self.flags})
 
-    def hello(self, name):
+    def hello(self, name: str) -> Any:
         return f"hello {name}"
 
-    def _flagged(self, out):
+    def _flagged(self, out: Any) -> Any:
         done, terminated, truncated = self.flags
         zero = self.full_done_spec[done].zero()
         over = torch.full_like(zero, self.steps == 5)
         return out.update({done: over, terminated: over, truncated: zero})
 
-    def _reset(self, tensordict=None, **kwargs):
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
         return self._flagged(super()._reset())
 
-    def _step(self, tensordict):
+    def _step(self, tensordict: TensorDictBase) -> Any:
         self.steps += 1
         out = self.observation_spec.zero()
         out.update({key: torch.full((1,), float(self.steps)) for key in self.rewards})
@@ -302,7 +309,9 @@ class PlacedEnv(CartEnv):
 
 @pytest.mark.parametrize("flags", [(), ("team",)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
-def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(flags, dtype):
+def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(
+    flags: Any, dtype: Any
+) -> None:
     with Collector(
         lambda: TorchRLWrapper(PlacedEnv(flags, dtype)), frames_per_batch=7
     ) as collector:
@@ -313,13 +322,13 @@ def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(flags, dtype):
     assert after["agents", "terminated"].flatten().tolist() == over
 
 
-def test_an_ambiguous_reward_is_refused_by_name():
+def test_an_ambiguous_reward_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="reward of group 'agents' is ambiguous"):
         TorchRLWrapper(PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))))
 
 
 @pytest.mark.parametrize("wrap", [lambda e: e, TransformedEnv])
-def test_attributes_of_the_environment_inside_are_forwarded(wrap):
+def test_attributes_of_the_environment_inside_are_forwarded(wrap: Any) -> None:
     with Collector(
         lambda: TorchRLWrapper(wrap(PlacedEnv())), frames_per_batch=7
     ) as collector:
@@ -332,8 +341,8 @@ def test_attributes_of_the_environment_inside_are_forwarded(wrap):
         env.observation_spec  # noqa: B018 - is refused with advice
 
 
-def test_the_sum_of_rewards_keeps_its_key():
-    def make():
+def test_the_sum_of_rewards_keeps_its_key() -> None:
+    def make() -> Any:
         sums = RewardSum(in_keys=[("agents", "reward")], reset_keys=["_reset"])
         return TorchRLWrapper(TransformedEnv(LampsEnv(), sums))
 

@@ -1,9 +1,11 @@
 """TorchRL's losses accept our batches; scripts change only their imports."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
@@ -22,7 +24,7 @@ from marl_collect.testing.counting import CountingEnv
 HUNTERS = partial(CountingEnv, n_prey=0, state=True)
 
 
-def test_ppo_trains_on_a_batch_of_workers():
+def test_ppo_trains_on_a_batch_of_workers() -> None:
     policy = make_policy(HUNTERS())
     net = MultiAgentMLP(5, 1, 2, centralised=True, share_params=True)
     critic = TensorDictModule(
@@ -55,7 +57,7 @@ def test_ppo_trains_on_a_batch_of_workers():
             _update(loss, buffer.sample(), [policy, net])
 
 
-def test_qmix_trains_from_a_replay_buffer():
+def test_qmix_trains_from_a_replay_buffer() -> None:
     net = MultiAgentMLP(5, 4, 2, centralised=False, share_params=True)
     network = TensorDictModule(
         net, [("hunter", "observation")], [("hunter", "action_value")]
@@ -98,7 +100,7 @@ def test_qmix_trains_from_a_replay_buffer():
     target.step()
 
 
-def _update(loss, batch, modules):
+def _update(loss: Any, batch: Any, modules: Any) -> None:
     """Take one optimiser step; the parameters of all ``modules`` must change."""
     before = [[p.clone() for p in module.parameters()] for module in modules]
     parameters = [p for p in loss.parameters() if p.requires_grad]
@@ -116,13 +118,13 @@ def _update(loss, batch, modules):
 class Recurrent(torch.nn.Module):
     """Writes its state under "next" without listing it, as BenchMARL's GRU does."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         super().__init__()
         self.in_keys = [("hunter", "observation")]
         self.out_keys = [("hunter", "action")]
         self.key = ("hunter", name)
 
-    def forward(self, tensordict):
+    def forward(self, tensordict: TensorDictBase) -> Any:
         action = tensordict["hunter", "observation"].sum(-1).long() % 4
         state = tensordict.get(self.key, None)
         if state is None:
@@ -135,7 +137,7 @@ class Recurrent(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["hidden", "_hidden"])
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_states_that_a_policy_does_not_list_are_carried(kind, name):
+def test_states_that_a_policy_does_not_list_are_carried(kind: Any, name: str) -> None:
     with kind(HUNTERS, Recurrent(name), frames_per_batch=30) as collector:
         batch = collector.next()
     age, expected = batch["hunter", "age"][0, :, 0, 0], 0.0
@@ -196,8 +198,8 @@ from marl_collect.models import MultiAgentMLP
 
 @pytest.mark.parametrize("imports", [OURS, THEIRS], ids=["ours", "torchrl"])
 @pytest.mark.filterwarnings("ignore")  # TorchRL warns about PettingZoo's version.
-def test_a_script_runs_with_either_library_s_imports(imports):
-    space = {"__name__": "script"}
+def test_a_script_runs_with_either_library_s_imports(imports: Any) -> None:
+    space: dict[str, Any] = {"__name__": "script"}
     exec(SCRIPT.format(imports=imports), space)
     assert space["shapes"] == [(2, 16), (2, 16)]
     assert space["ends"] == 4
@@ -303,8 +305,8 @@ from marl_collect.models import MultiAgentMLP
 """
 
 
-def test_a_mappo_script_of_torchrl_trains_with_our_imports():
-    space = {"__name__": "script"}
+def test_a_mappo_script_of_torchrl_trains_with_our_imports() -> None:
+    space: dict[str, Any] = {"__name__": "script"}
     exec(TRAINING.format(imports=TRAINING_OURS), space)
     assert len(space["losses"]) == 6
     assert all(torch.isfinite(torch.tensor(space["losses"])))

@@ -1,6 +1,7 @@
 """Helpers for tests of models: a small network, and observations of a description."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ SETUPS = list(itertools.product([False, True], [False, True]))
 N, INPUTS, OUTPUTS = 3, 5, 4
 
 
-def network(centralised, share_params, n_inputs=INPUTS, **options):
+def network(
+    centralised: bool, share_params: bool, n_inputs: int | None = INPUTS, **options: Any
+) -> Any:
     options = {"depth": 2, "num_cells": 8} | options
     return MultiAgentMLP(
         n_inputs,

@@ -1,6 +1,7 @@
 """``MultiAgentConvNet`` equals separate networks."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -13,33 +14,35 @@ SETUPS = list(itertools.product([False, True], [False, True]))
 N = 3
 
 
-def conv(centralised, share_params, in_features=2, **options):
-    options = {"num_cells": [4, 6], "kernel_sizes": [3, (2, 3)], "strides": 1} | options
+def conv(
+    centralised: bool, share_params: bool, in_features: int | None = 2, **options: Any
+) -> Any:
+    layers = {"num_cells": [4, 6], "kernel_sizes": [3, (2, 3)], "strides": 1}
     return MultiAgentConvNet(
         N,
         centralised=centralised,
         share_params=share_params,
         in_features=in_features,
-        **options,
+        **(layers | options),  # type: ignore[arg-type]
     )
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
 def test_outputs_and_gradients_equal_separate_networks(
-    centralised, share_params, batch
-):
+    centralised: bool, share_params: bool, batch: Any
+) -> None:
     net = conv(centralised, share_params).double()
     x = torch.randn(*batch, N, 2, 7, 8, dtype=torch.float64, requires_grad=True)
 
     out = net(x)
 
     flat = x.reshape(-1, N, 2, 7, 8)
-    expected = []
+    outputs = []
     for agent in range(N):
         single = net.get_stateful_net(None if share_params else agent)
-        expected.append(single(flat.flatten(1, 2) if centralised else flat[:, agent]))
-    expected = torch.stack(expected, 1).reshape(*batch, N, -1)
+        outputs.append(single(flat.flatten(1, 2) if centralised else flat[:, agent]))
+    expected = torch.stack(outputs, 1).reshape(*batch, N, -1)
     assert out.shape == (*batch, N, 6 * 4 * 4)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(out)
@@ -49,7 +52,9 @@ def test_outputs_and_gradients_equal_separate_networks(
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_it_equals_torchrl_with_the_same_weights(centralised, share_params):
+def test_it_equals_torchrl_with_the_same_weights(
+    centralised: bool, share_params: bool
+) -> None:
     torchrl = pytest.importorskip("torchrl.modules")
     theirs = torchrl.MultiAgentConvNet(
         N, centralized=centralised, share_params=share_params, in_features=2
@@ -62,7 +67,9 @@ def test_it_equals_torchrl_with_the_same_weights(centralised, share_params):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_channels_are_inferred_from_the_first_input(centralised, share_params):
+def test_channels_are_inferred_from_the_first_input(
+    centralised: bool, share_params: bool
+) -> None:
     net = conv(centralised, share_params, in_features=None)
     x = torch.randn(5, N, 2, 7, 8)
 
@@ -73,7 +80,7 @@ def test_channels_are_inferred_from_the_first_input(centralised, share_params):
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_meta_networks_are_initialised_as_torch_does(share_params):
+def test_meta_networks_are_initialised_as_torch_does(share_params: bool) -> None:
     net = materialize(
         MultiAgentConvNet(
             N,
@@ -93,14 +100,14 @@ def test_meta_networks_are_initialised_as_torch_does(share_params):
     assert net(torch.zeros(N, 4, 9, 9)).shape == (N, 64 * 9)
 
 
-def test_gradients_pass_gradcheck():
+def test_gradients_pass_gradcheck() -> None:
     net = conv(False, False, num_cells=[1], kernel_sizes=2, in_features=1).double()
     x = torch.randn(1, N, 1, 2, 2, dtype=torch.float64, requires_grad=True)
 
     assert torch.autograd.gradcheck(net, x)
 
 
-def test_group_norm_is_applied_per_agent():
+def test_group_norm_is_applied_per_agent() -> None:
     net = MultiAgentConvNet(
         N,
         centralised=False,
@@ -117,15 +124,15 @@ def test_group_norm_is_applied_per_agent():
     torch.testing.assert_close(net(x), torch.stack(expected, 1))
 
 
-def test_lists_of_different_lengths_are_an_error():
+def test_lists_of_different_lengths_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"strides=\[1\] has 1 entries.*2 layers"):
         conv(False, False, strides=[1])
 
 
-def test_the_default_is_three_layers_of_32():
+def test_the_default_is_three_layers_of_32() -> None:
     net = MultiAgentConvNet(2, centralised=False, share_params=True, in_features=3)
 
-    layers = [layer for layer in net.net if isinstance(layer, nn.Conv2d)]
+    layers = [layer for layer in net.net if isinstance(layer, nn.Conv2d)]  # type: ignore[attr-defined]
     assert [layer.out_channels for layer in layers] == [32, 32, 32]
     assert {layer.kernel_size for layer in layers} == {(5, 5)}
     assert {layer.stride for layer in layers} == {(2, 2)}

@@ -1,5 +1,7 @@
 """``CrossGroupCritic`` depends on all groups and equals TorchRL's critic."""
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -10,7 +12,7 @@ from marl_collect.weights.materialize import infer_lazy, materialize
 SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
 
 
-def specs(kind=CrossCriticGroupSpec, **changed):
+def specs(kind: Any = CrossCriticGroupSpec, **changed: Any) -> Any:
     return {
         name: kind(
             **(
@@ -27,7 +29,7 @@ def specs(kind=CrossCriticGroupSpec, **changed):
     }
 
 
-def batch(*shape):
+def batch(*shape: Any) -> Any:
     groups = {
         name: TensorDict({"observation": torch.randn(*shape, n, size)}, shape)
         for name, (n, size) in SIZES.items()
@@ -36,7 +38,7 @@ def batch(*shape):
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_every_value_depends_on_every_group(share_params):
+def test_every_value_depends_on_every_group(share_params: bool) -> None:
     critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
     data = batch(3, 2)
     observations = [data[name, "observation"].requires_grad_() for name in SIZES]
@@ -50,7 +52,7 @@ def test_every_value_depends_on_every_group(share_params):
         assert all((grad != 0).all() for grad in grads)
 
 
-def test_encoders_of_detached_groups_get_no_gradient():
+def test_encoders_of_detached_groups_get_no_gradient() -> None:
     critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
 
     out = critic(batch(3))
@@ -61,7 +63,7 @@ def test_encoders_of_detached_groups_get_no_gradient():
 
 
 @pytest.mark.parametrize("share_params", [False, True])
-def test_it_equals_torchrl_with_the_same_weights(share_params):
+def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
     torchrl = pytest.importorskip("torchrl.modules.models")
     critic_file = pytest.importorskip(
         "torchrl.modules.models.cross_group_critic",
@@ -81,7 +83,7 @@ def test_it_equals_torchrl_with_the_same_weights(share_params):
         torch.testing.assert_close(mine[key], other[key])
 
 
-def test_sizes_are_inferred_and_weights_are_materialized():
+def test_sizes_are_inferred_and_weights_are_materialized() -> None:
     with torch.device("meta"):
         critic = CrossGroupCritic(specs(obs_dim=None), d_model=8)
 
@@ -90,7 +92,7 @@ def test_sizes_are_inferred_and_weights_are_materialized():
     assert ready(batch(2))["sheep", "state_value"].shape == (2, 4, 1)
 
 
-def test_bad_input_names_the_group():
+def test_bad_input_names_the_group() -> None:
     critic = CrossGroupCritic(specs())
     data = batch(2)
     data["sheep", "observation"] = torch.zeros(2, 3, 5)

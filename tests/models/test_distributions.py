@@ -1,6 +1,7 @@
 """Action distributions equal torch's; any noise gives legal samples."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +20,19 @@ SHAPE = (4, 3)
 LOW, HIGH = torch.tensor([-2.0, 0.0]).double(), torch.tensor([1.0, 5.0]).double()
 
 
-def masked():
+def masked() -> Any:
     logits = torch.randn(*SHAPE, 5, dtype=torch.float64)
     mask = torch.rand(*SHAPE, 5) > 0.5
     mask[..., 2] = True
     return logits, mask
 
 
-def normal_parameters():
+def normal_parameters() -> Any:
     loc = torch.randn(*SHAPE, 2, dtype=torch.float64)
     return loc, torch.rand(*SHAPE, 2, dtype=torch.float64) + 0.1
 
 
-def test_masked_categorical_equals_torchs():
+def test_masked_categorical_equals_torchs() -> None:
     logits, mask = masked()
     ours = MaskedCategorical(logits, mask)
     theirs = D.Categorical(logits=logits.masked_fill(~mask, -1e300))
@@ -45,7 +46,7 @@ def test_masked_categorical_equals_torchs():
 
 
 @pytest.mark.parametrize("kind", [MaskedCategorical, MaskedOneHotCategorical])
-def test_samples_follow_the_probabilities_and_are_legal(kind):
+def test_samples_follow_the_probabilities_and_are_legal(kind: Any) -> None:
     logits, mask = masked()
     dist = kind(logits, mask)
 
@@ -59,7 +60,7 @@ def test_samples_follow_the_probabilities_and_are_legal(kind):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-45, 1 - 2**-24])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_no_noise_gives_an_illegal_action(value, scale):
+def test_no_noise_gives_an_illegal_action(value: Any, scale: float) -> None:
     logits = torch.randn(100, 6) * scale
     mask = F.one_hot(torch.randint(6, (100,)), 6).bool()
     noise = torch.full((100, 6), value)
@@ -69,7 +70,7 @@ def test_no_noise_gives_an_illegal_action(value, scale):
     assert torch.equal(action, mask.int().argmax(-1))
 
 
-def test_masked_gradients_are_finite():
+def test_masked_gradients_are_finite() -> None:
     logits, mask = masked()
     logits.requires_grad_()
     dist = MaskedCategorical(logits, mask)
@@ -81,7 +82,7 @@ def test_masked_gradients_are_finite():
     assert (logits.grad[mask] != 0).any()
 
 
-def test_one_hot_equals_categorical():
+def test_one_hot_equals_categorical() -> None:
     logits, mask = masked()
     plain, one_hot = (
         MaskedCategorical(logits, mask),
@@ -98,7 +99,7 @@ def test_one_hot_equals_categorical():
     assert torch.equal(one_hot.mode.argmax(-1), plain.mode)
 
 
-def test_several_choices_equal_independent_categoricals():
+def test_several_choices_equal_independent_categoricals() -> None:
     logits = torch.randn(*SHAPE, 7, dtype=torch.float64)
     ours = MultiCategorical(logits, [3, 4])
     theirs = [D.Categorical(logits=part) for part in logits.split([3, 4], -1)]
@@ -113,7 +114,7 @@ def test_several_choices_equal_independent_categoricals():
     assert action[..., 1].max() == 3
 
 
-def test_normal_equals_torchs():
+def test_normal_equals_torchs() -> None:
     loc, scale = normal_parameters()
     ours, theirs = IndependentNormal(loc, scale), D.Independent(D.Normal(loc, scale), 1)
     action = ours.sample((7,))
@@ -125,7 +126,7 @@ def test_normal_equals_torchs():
     torch.testing.assert_close(ours.sample_from_noise(noise), loc + scale * noise)
 
 
-def reference(loc, scale):
+def reference(loc: torch.Tensor, scale: torch.Tensor) -> Any:
     parts = [
         D.TanhTransform(cache_size=1),
         D.AffineTransform((LOW + HIGH) / 2, (HIGH - LOW) / 2),
@@ -133,7 +134,7 @@ def reference(loc, scale):
     return D.Independent(D.TransformedDistribution(D.Normal(loc, scale), parts), 1)
 
 
-def test_tanh_normal_equals_torchs_transformed_normal():
+def test_tanh_normal_equals_torchs_transformed_normal() -> None:
     loc, scale = normal_parameters()
     ours = TanhNormal(loc, scale, LOW, HIGH)
 
@@ -148,14 +149,14 @@ def test_tanh_normal_equals_torchs_transformed_normal():
     assert torch.equal(ours.median, ours.deterministic_sample)
 
 
-def test_tanh_normal_integrates_to_one():
+def test_tanh_normal_integrates_to_one() -> None:
     dist = TanhNormal(torch.tensor([[0.4]]), torch.tensor([[0.7]]), -2.0, 3.0)
     grid = torch.linspace(-2, 3, 100_001)[1:-1].view(-1, 1, 1)
 
     assert abs(dist.log_prob(grid).exp().sum() * 5 / 100_000 - 1) < 1e-3
 
 
-def test_tanh_normal_is_finite_and_within_bounds():
+def test_tanh_normal_is_finite_and_within_bounds() -> None:
     dist = TanhNormal(torch.tensor([[50.0, -50.0]]), torch.ones(1, 2), -0.1, 0.3)
 
     action = dist.sample((100,))
@@ -169,7 +170,9 @@ def test_tanh_normal_is_finite_and_within_bounds():
 
 @pytest.mark.parametrize("loc", [-2.0, -0.01, 0.3, 1.5])
 @pytest.mark.parametrize("scale", [0.2, 0.7, 1.2, 3.0])
-def test_the_mode_of_tanh_normal_has_the_highest_density(loc, scale):
+def test_the_mode_of_tanh_normal_has_the_highest_density(
+    loc: float, scale: float
+) -> None:
     dist = TanhNormal(
         torch.full((1, 1), loc, dtype=torch.float64),
         torch.full((1, 1), scale, dtype=torch.float64),
@@ -184,7 +187,7 @@ def test_the_mode_of_tanh_normal_has_the_highest_density(loc, scale):
 
 
 @pytest.mark.parametrize("kind", [IndependentNormal, TanhNormal])
-def test_rsample_has_gradients(kind):
+def test_rsample_has_gradients(kind: Any) -> None:
     loc, scale = (p.requires_grad_() for p in normal_parameters())
     dist = kind(loc, scale)
 
@@ -195,7 +198,7 @@ def test_rsample_has_gradients(kind):
     assert not dist.sample().requires_grad
 
 
-def test_undefined_statistics_are_errors():
+def test_undefined_statistics_are_errors() -> None:
     logits, _ = masked()
     with pytest.raises(NotImplementedError, match="no mean"):
         _ = MaskedCategorical(logits).mean

@@ -8,6 +8,7 @@ outputs, agents or groups are wired wrongly, the reward is lower or higher.
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +43,12 @@ BEST = {
 }
 
 
-def frames(task, rows):
+def frames(task: str, rows: Any) -> Any:
     group = TensorDict({"observation": OBSERVATION[task][rows]}, [len(rows), 2])
     return TensorDict({"pair": group}, [len(rows)])
 
 
-def expected_return(policy, task):
+def expected_return(policy: Any, task: str) -> Any:
     """Mean reward per agent over all pairs of bits, for the trained probabilities."""
     with torch.no_grad():
         probs = policy.get_dist(frames(task, torch.arange(4))).probs
@@ -57,8 +58,8 @@ def expected_return(policy, task):
 @pytest.mark.parametrize("task", ["S", "C"])
 @pytest.mark.parametrize(("centralised", "share_params"), BEST)
 def test_each_combination_reaches_exactly_its_best_reward(
-    centralised, share_params, task
-):
+    centralised: bool, share_params: bool, task: str
+) -> None:
     torch.manual_seed(0)
     policy = make_policy(
         PAIR, centralised=centralised, share_params=share_params, num_cells=(16,)

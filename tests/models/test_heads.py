@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ SHAPES = {
 }
 
 
-def parameters(head, batch=6):
+def parameters(head: Any, batch: int = 6) -> Any:
     group = TensorDict({}, [batch, 2])
     for key in (key[-1] for key in head.in_keys):
         if key == "action_mask":
@@ -50,12 +51,12 @@ def parameters(head, batch=6):
 
 
 @pytest.fixture(params=HEADS)
-def name(request):
+def name(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     return request.param
 
 
-def test_actions_and_log_probabilities_of_each_agent(name):
+def test_actions_and_log_probabilities_of_each_agent(name: str) -> None:
     head = HEADS[name]()
 
     out = head(parameters(head))
@@ -72,12 +73,12 @@ def test_actions_and_log_probabilities_of_each_agent(name):
     assert head.out_keys == [("walker", "action"), ("walker", "action_log_prob")]
 
 
-def test_interaction_types_select_the_action(name):
+def test_interaction_types_select_the_action(name: str) -> None:
     head = HEADS[name]()
     data = parameters(head)
     dist = head.get_dist(data)
 
-    def chosen(kind):
+    def chosen(kind: Any) -> Any:
         with set_interaction_type(kind):
             return head(data.clone())["walker", "action"]
 
@@ -97,7 +98,7 @@ def test_interaction_types_select_the_action(name):
     assert torch.equal(chosen(InteractionType.RANDOM), once)
 
 
-def test_given_noise_determines_the_action(name):
+def test_given_noise_determines_the_action(name: str) -> None:
     head = HEADS[name]()
     data = parameters(head)
     noise = torch.randn(6, 2, head.noise_size)
@@ -119,7 +120,7 @@ def test_given_noise_determines_the_action(name):
     )
 
 
-def test_heads_can_be_copied_pickled_and_materialized(name):
+def test_heads_can_be_copied_pickled_and_materialized(name: str) -> None:
     with torch.device("meta"):
         on_meta = HEADS[name]()
     original = HEADS[name]()
@@ -133,7 +134,7 @@ def test_heads_can_be_copied_pickled_and_materialized(name):
     assert "walker" in repr(original)
 
 
-def test_a_missing_parameter_names_group_and_key(name):
+def test_a_missing_parameter_names_group_and_key(name: str) -> None:
     head = HEADS[name]()
     key = head.in_keys[0]
 
@@ -143,7 +144,7 @@ def test_a_missing_parameter_names_group_and_key(name):
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("kind", ["random", "mode", "deterministic"])
-def test_illegal_actions_are_never_chosen(one_hot, kind):
+def test_illegal_actions_are_never_chosen(one_hot: bool, kind: str) -> None:
     head = CategoricalHead(4, OPTIONS, mask=True, one_hot=one_hot)
     data = parameters(head, batch=5000)
     data["walker", "logits"] *= 10
@@ -155,7 +156,7 @@ def test_illegal_actions_are_never_chosen(one_hot, kind):
     assert not (taken & ~data["walker", "action_mask"]).any()
 
 
-def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent():
+def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent() -> None:
     head = CategoricalHead(4, OPTIONS, mask=True)
     data = parameters(head)
     data["walker", "action_mask"][3, 1] = False
@@ -166,7 +167,7 @@ def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent():
     assert unchecked(data)["walker", "action"].shape == (6, 2)
 
 
-def test_actions_fill_the_bounds_and_stay_within():
+def test_actions_fill_the_bounds_and_stay_within() -> None:
     head = TanhNormalHead(LOW, HIGH, OPTIONS)
     data = parameters(head, batch=2000)
     data["walker", "loc"] *= 3
@@ -182,6 +183,6 @@ def test_actions_fill_the_bounds_and_stay_within():
 
 
 @pytest.mark.parametrize("bound", [float("inf"), float("nan"), -3.0])
-def test_bounds_must_be_finite_and_in_order(bound):
+def test_bounds_must_be_finite_and_in_order(bound: Any) -> None:
     with pytest.raises(ValueError, match=r"'walker' needs finite bounds"):
         TanhNormalHead([-1.0], [bound], OPTIONS)

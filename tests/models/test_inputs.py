@@ -9,7 +9,7 @@ from marl_collect.models import ImageInput, LocScale
 from marl_collect.models.layers.inputs import VectorInput, observation_leaves
 
 
-def test_categories_count_from_the_start_of_their_space():
+def test_categories_count_from_the_start_of_their_space() -> None:
     space = spaces.Tuple(
         [spaces.Discrete(3, start=10), spaces.Discrete(2), spaces.Discrete(2, start=-1)]
     )
@@ -20,7 +20,7 @@ def test_categories_count_from_the_start_of_their_space():
     assert features.tolist() == [[1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 1]]
 
 
-def test_images_become_floats_with_channels_first():
+def test_images_become_floats_with_channels_first() -> None:
     image = torch.zeros(2, 3, 4, 5, 3, dtype=torch.uint8)
     image[..., 1] = 255
 
@@ -33,7 +33,7 @@ def test_images_become_floats_with_channels_first():
     assert torch.equal(ImageInput(channels_last=False)(out), out)
 
 
-def test_loc_scale_equals_tensordicts_extractor():
+def test_loc_scale_equals_tensordicts_extractor() -> None:
     x = torch.randn(5, 2, 8)
     with torch.device("meta"):
         ours = LocScale()

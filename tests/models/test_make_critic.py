@@ -1,6 +1,7 @@
 """``make_critic`` reads every observation space; identities tell agents apart."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
     ("centralised", "share_params", "recurrent"),
     product([False, True], [False, True], [None, "gru", "lstm"]),
 )
-def test_a_value_for_every_agent(centralised, share_params, recurrent):
+def test_a_value_for_every_agent(
+    centralised: bool, share_params: bool, recurrent: bool
+) -> None:
     critic = make_critic(
         BOTH,
         centralised=centralised,
@@ -61,7 +64,7 @@ def test_a_value_for_every_agent(centralised, share_params, recurrent):
     assert same is not centralised  # Only the other group's observations differ.
 
 
-def test_a_centralised_critic_of_vectors_is_a_cross_group_critic():
+def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:
     description = EnvDescription("vectors", {"one": VECTOR})
     assert isinstance(make_critic(description, centralised=True), CrossGroupCritic)
     assert not isinstance(make_critic(description), CrossGroupCritic)
@@ -69,7 +72,9 @@ def test_a_centralised_critic_of_vectors_is_a_cross_group_critic():
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("build", [make_policy, make_critic])
-def test_identities_tell_agents_with_shared_weights_apart(build, recurrent):
+def test_identities_tell_agents_with_shared_weights_apart(
+    build: Any, recurrent: bool
+) -> None:
     key = "logits" if build is make_policy else "state_value"
     for agent_ids in (False, True):
         module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
@@ -85,7 +90,7 @@ def test_identities_tell_agents_with_shared_weights_apart(build, recurrent):
             assert torch.allclose(first, second) is not agent_ids
 
 
-def test_states_of_critic_and_policy_do_not_share_a_key():
+def test_states_of_critic_and_policy_do_not_share_a_key() -> None:
     critic = make_critic(BOTH, recurrent="gru", **SMALL)
     data = observe(BOTH, 2).unsqueeze(1).expand(2, 5).contiguous()
     data["is_init"] = torch.zeros(2, 5, 1, dtype=torch.bool)
@@ -100,7 +105,7 @@ def test_states_of_critic_and_policy_do_not_share_a_key():
     torch.testing.assert_close(critic(step)["one", "state_value"], values[:, 0])
 
 
-def test_an_option_of_policies_only_is_refused():
+def test_an_option_of_policies_only_is_refused() -> None:
     with pytest.raises(
         TypeError, match="has no option check_mask: expected activation_class"
     ):

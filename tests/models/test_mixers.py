@@ -1,5 +1,7 @@
 """Mixers equal their formulas and TorchRL's mixers."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,13 +10,13 @@ from marl_collect.models import QMixer, VDNMixer
 N = 4
 
 
-def test_vdn_is_the_sum():
+def test_vdn_is_the_sum() -> None:
     q = torch.randn(5, 2, N, 1)
 
     torch.testing.assert_close(VDNMixer(N)(q), q.sum(-2))
 
 
-def test_qmix_is_monotonic_in_every_agents_value():
+def test_qmix_is_monotonic_in_every_agents_value() -> None:
     mixer = QMixer((3, 2), 8, N)
     q = torch.randn(64, N, 1, requires_grad=True)
 
@@ -24,7 +26,7 @@ def test_qmix_is_monotonic_in_every_agents_value():
     assert (q.grad > 0).any()
 
 
-def test_qmix_equals_torchrl_with_the_same_weights():
+def test_qmix_equals_torchrl_with_the_same_weights() -> None:
     torchrl = pytest.importorskip("torchrl.modules")
     theirs = torchrl.QMixer((3, 2), 8, N, device="cpu")
     mixer = QMixer((3, 2), 8, N)
@@ -34,7 +36,7 @@ def test_qmix_equals_torchrl_with_the_same_weights():
         torch.testing.assert_close(mixer(q, state), theirs(q, state))
 
 
-def test_gradients_pass_gradcheck():
+def test_gradients_pass_gradcheck() -> None:
     mixer = QMixer((3,), 4, N).double()
     q = torch.randn(2, N, 1, dtype=torch.float64, requires_grad=True)
     state = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
@@ -55,6 +57,8 @@ def test_gradients_pass_gradcheck():
         ),
     ],
 )
-def test_bad_inputs_name_expected_and_found(mixer, inputs, message):
+def test_bad_inputs_name_expected_and_found(
+    mixer: Any, inputs: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         mixer(*inputs)

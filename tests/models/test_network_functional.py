@@ -1,5 +1,7 @@
 """Functional use of ``MultiAgentMLP``: its weights are replaced, stacked and traced."""
 
+from typing import Any
+
 import pytest
 import torch
 from model_tools import INPUTS, OUTPUTS, SETUPS, N, network
@@ -10,8 +12,8 @@ from torch import nn
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 class TestFunctional:
     def test_parameters_are_exchanged_through_a_tensordict(
-        self, centralised, share_params
-    ):
+        self, centralised: bool, share_params: bool
+    ) -> None:
         net, other = (network(centralised, share_params) for _ in range(2))
         x = torch.randn(2, N, INPUTS)
         params = TensorDict.from_module(net)
@@ -25,7 +27,9 @@ class TestFunctional:
         torch.testing.assert_close(inside, net(x))
         torch.testing.assert_close(other(x), before)
 
-    def test_functional_call_uses_the_given_parameters(self, centralised, share_params):
+    def test_functional_call_uses_the_given_parameters(
+        self, centralised: bool, share_params: bool
+    ) -> None:
         net, other = (network(centralised, share_params) for _ in range(2))
         x = torch.randn(2, N, INPUTS)
 
@@ -33,7 +37,7 @@ class TestFunctional:
 
         torch.testing.assert_close(out, other(x))
 
-    def test_vmap_over_an_ensemble(self, centralised, share_params):
+    def test_vmap_over_an_ensemble(self, centralised: bool, share_params: bool) -> None:
         nets = [network(centralised, share_params) for _ in range(4)]
         params, _ = torch.func.stack_module_state(nets)
         x = torch.randn(2, N, INPUTS)
@@ -44,7 +48,9 @@ class TestFunctional:
 
         torch.testing.assert_close(out, torch.stack([net(x) for net in nets]))
 
-    def test_it_compiles_in_one_graph(self, centralised, share_params):
+    def test_it_compiles_in_one_graph(
+        self, centralised: bool, share_params: bool
+    ) -> None:
         net = network(centralised, share_params)
         x = torch.randn(4, N, INPUTS)
 
@@ -54,7 +60,9 @@ class TestFunctional:
         compiled(x).sum().backward()
         assert all(p.grad is not None for p in net.parameters())
 
-    def test_it_exports_with_any_batch_size(self, centralised, share_params):
+    def test_it_exports_with_any_batch_size(
+        self, centralised: bool, share_params: bool
+    ) -> None:
         net = network(centralised, share_params)
         batch = torch.export.Dim("batch", min=2)
 
@@ -68,8 +76,10 @@ class TestFunctional:
 
     # TorchRL warns that there is no updater of the target parameters.
     @pytest.mark.filterwarnings("ignore:No target network updater")
-    def test_torchrl_losses_accept_it(self, centralised, share_params):
-        objectives = pytest.importorskip("torchrl.objectives")
+    def test_torchrl_losses_accept_it(
+        self, centralised: bool, share_params: bool
+    ) -> None:
+        objectives: Any = pytest.importorskip("torchrl.objectives")
         net = network(centralised, share_params)
 
         class Loss(objectives.LossModule):
@@ -77,7 +87,7 @@ class TestFunctional:
             net_params: TensorDict
             target_net_params: TensorDict
 
-            def __init__(self):
+            def __init__(self) -> None:
                 super().__init__()
                 self.convert_to_functional(net, "net", create_target_params=True)
 
@@ -86,7 +96,9 @@ class TestFunctional:
         with loss.target_net_params.to_module(loss.net):
             torch.testing.assert_close(loss.net(x), net(x))
 
-    def test_it_equals_torchrl_with_the_same_weights(self, centralised, share_params):
+    def test_it_equals_torchrl_with_the_same_weights(
+        self, centralised: bool, share_params: bool
+    ) -> None:
         torchrl = pytest.importorskip("torchrl.modules")
         for use_td_params in (True, False):
             theirs = torchrl.MultiAgentMLP(

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
 from marl_collect.weights.materialize import materialize, meta_tensors
 
 
-def as_modules(net, x):
+def as_modules(net: Any, x: torch.Tensor) -> Any:
     """Apply each agent's torch network to ``x``, ``[B, N, F]``."""
     outputs = []
     for agent in range(N):
@@ -22,7 +23,9 @@ def as_modules(net, x):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_outputs_and_gradients_equal_separate_modules(centralised, share_params):
+def test_outputs_and_gradients_equal_separate_modules(
+    centralised: bool, share_params: bool
+) -> None:
     net = network(centralised, share_params).double()
     x = torch.randn(7, N, INPUTS, dtype=torch.float64, requires_grad=True)
     singles = (
@@ -56,7 +59,9 @@ def test_outputs_and_gradients_equal_separate_modules(centralised, share_params)
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (600,)])
-def test_any_batch_dimensions(centralised, share_params, batch):
+def test_any_batch_dimensions(
+    centralised: bool, share_params: bool, batch: Any
+) -> None:
     net = network(centralised, share_params)
     x = torch.randn(*batch, N, INPUTS)
 
@@ -70,7 +75,9 @@ def test_any_batch_dimensions(centralised, share_params, batch):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_centralised_and_share_params_determine_dependencies(centralised, share_params):
+def test_centralised_and_share_params_determine_dependencies(
+    centralised: bool, share_params: bool
+) -> None:
     net = network(centralised, share_params)
     same = torch.randn(1, INPUTS).expand(N, INPUTS)
     out = net(same)
@@ -85,13 +92,13 @@ def test_centralised_and_share_params_determine_dependencies(centralised, share_
     assert torch.equal(after[1], out[1]) != centralised
 
 
-def test_the_spelling_centralized_and_torchrls_argument_order():
+def test_the_spelling_centralized_and_torchrls_argument_order() -> None:
     net = MultiAgentMLP(31, 4, 3, centralized=True, share_params=True)
 
     assert net.centralised
     assert net.centralized
     assert net(torch.zeros(2, 3, 31)).shape == (2, 3, 4)
-    assert [type(layer) for layer in net.net] == [nn.Linear]
+    assert [type(layer) for layer in net.net] == [nn.Linear]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +112,12 @@ def test_the_spelling_centralized_and_torchrls_argument_order():
         ({"centralised": True}, "share_params=True or"),
     ],
 )
-def test_centralised_and_share_params_are_required(options, message):
+def test_centralised_and_share_params_are_required(options: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         MultiAgentMLP(3, 2, 2, **options)
 
 
-def test_outputs_can_be_changed_in_place():
+def test_outputs_can_be_changed_in_place() -> None:
     out = network(centralised=True, share_params=True)(torch.zeros(2, N, INPUTS))
 
     out[:, 0] += 1
@@ -119,14 +126,16 @@ def test_outputs_can_be_changed_in_place():
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_second_derivatives_pass_gradcheck(centralised, share_params):
+def test_second_derivatives_pass_gradcheck(
+    centralised: bool, share_params: bool
+) -> None:
     net = network(centralised, share_params, num_cells=3).double()
     x = torch.randn(2, N, INPUTS, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(net, x)
     assert torch.autograd.gradgradcheck(net, x)
 
 
-def test_each_agent_is_initialised_as_its_own_linear_layer():
+def test_each_agent_is_initialised_as_its_own_linear_layer() -> None:
     net = MultiAgentMLP(100, 200, 5, centralised=False, share_params=False)
     weight, bias = net.net[0].weight, net.net[0].bias
 
@@ -151,7 +160,7 @@ def test_each_agent_is_initialised_as_its_own_linear_layer():
     )
 
 
-def test_one_agent_is_reset_without_the_others():
+def test_one_agent_is_reset_without_the_others() -> None:
     net = network(centralised=False, share_params=False)
     before = copy.deepcopy(net.state_dict())
 
@@ -167,10 +176,12 @@ def test_one_agent_is_reset_without_the_others():
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_single_networks_share_memory_and_can_be_replaced(centralised, share_params):
+def test_single_networks_share_memory_and_can_be_replaced(
+    centralised: bool, share_params: bool
+) -> None:
     net = network(centralised, share_params)
 
-    def orthogonal(layer):
+    def orthogonal(layer: Any) -> None:
         if isinstance(layer, nn.Linear):
             nn.init.orthogonal_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -189,7 +200,9 @@ def test_single_networks_share_memory_and_can_be_replaced(centralised, share_par
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_a_network_of_one_agent_has_the_same_tensors(centralised, share_params):
+def test_a_network_of_one_agent_has_the_same_tensors(
+    centralised: bool, share_params: bool
+) -> None:
     net, one = (network(centralised, share_params) for _ in range(2))
     one.load_state_dict(net.state_dict())
     if centralised:
@@ -206,7 +219,7 @@ def test_a_network_of_one_agent_has_the_same_tensors(centralised, share_params):
     assert not one(x[:, 1:2]).any()
 
 
-def test_a_single_network_of_another_shape_is_an_error():
+def test_a_single_network_of_another_shape_is_an_error() -> None:
     net = network(centralised=False, share_params=False)
 
     with pytest.raises(ValueError, match=r"Missing: \['2.bias', '2.weight'"):
@@ -215,7 +228,7 @@ def test_a_single_network_of_another_shape_is_an_error():
         net.get_stateful_net(3)
 
 
-def test_dropout_differs_between_agents():
+def test_dropout_differs_between_agents() -> None:
     net = network(centralised=False, share_params=False, dropout=0.5)
     single = net.get_stateful_net(0)
     for agent in range(N):
@@ -242,7 +255,9 @@ def test_dropout_differs_between_agents():
     ],
 )
 @pytest.mark.parametrize("centralised", [False, True])
-def test_layers_without_a_batched_form_are_computed_per_agent(options, centralised):
+def test_layers_without_a_batched_form_are_computed_per_agent(
+    options: Any, centralised: bool
+) -> None:
     net = network(centralised, share_params=False, **options)
     x = torch.randn(6, N, INPUTS)
     singles = [copy.deepcopy(net.get_stateful_net(agent)) for agent in range(N)]
@@ -259,25 +274,27 @@ def test_layers_without_a_batched_form_are_computed_per_agent(options, centralis
 
 
 class Square(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         return x.square()
 
 
 class OwnNetwork(MultiAgentNetBase):
     """A custom class, written as for TorchRL."""
 
-    def __init__(self, width, **options):
+    def __init__(self, width: Any, **options: Any) -> None:
         self.width = width
         super().__init__(**options)
 
-    def _build_single_net(self, *, device, **_):
+    def _build_single_net(self, *, device: Any, **_: Any) -> Any:
         layer = nn.Linear(self.width, 2, device=device)
         return nn.Sequential(layer, Square(), nn.Softmax(-1))
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("agent_dim", [-2, 0, 1])
-def test_custom_networks_and_agent_dims(centralised, share_params, agent_dim):
+def test_custom_networks_and_agent_dims(
+    centralised: bool, share_params: bool, agent_dim: int
+) -> None:
     width = N * INPUTS if centralised else INPUTS
     net = OwnNetwork(
         width,
@@ -305,7 +322,9 @@ def test_custom_networks_and_agent_dims(centralised, share_params, agent_dim):
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_lazy_networks_infer_their_size_from_the_first_input(centralised, share_params):
+def test_lazy_networks_infer_their_size_from_the_first_input(
+    centralised: bool, share_params: bool
+) -> None:
     lazy = network(centralised, share_params, n_inputs=None)
     assert lazy.n_agent_inputs is None
     optimizer = torch.optim.SGD(lazy.parameters(), lr=1.0)
@@ -328,13 +347,15 @@ def test_lazy_networks_infer_their_size_from_the_first_input(centralised, share_
     torch.testing.assert_close(fresh(x), known(x))
 
 
-def test_single_networks_of_a_lazy_network_are_an_error():
+def test_single_networks_of_a_lazy_network_are_an_error() -> None:
     with pytest.raises(ValueError, match="lazy: pass the input size"):
         network(False, False, n_inputs=None).get_stateful_net()
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_meta_networks_can_be_pickled_and_materialized(centralised, share_params):
+def test_meta_networks_can_be_pickled_and_materialized(
+    centralised: bool, share_params: bool
+) -> None:
     with torch.device("meta"):
         implicit = network(centralised, share_params)
     explicit = network(centralised, share_params, device="meta")
@@ -366,7 +387,9 @@ def test_meta_networks_can_be_pickled_and_materialized(centralised, share_params
     ],
 )
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_bad_inputs_name_expected_and_found(centralised, share_params, x, message):
+def test_bad_inputs_name_expected_and_found(
+    centralised: bool, share_params: bool, x: torch.Tensor, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         network(centralised, share_params)(x)
 
@@ -379,14 +402,14 @@ def test_bad_inputs_name_expected_and_found(centralised, share_params, x, messag
         ({"n_inputs": None, "layer_class": nn.Bilinear}, "needs layer_class"),
     ],
 )
-def test_bad_arguments_are_errors(options, message):
+def test_bad_arguments_are_errors(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         network(False, False, **options)
 
 
-def test_lazy_layers_that_cannot_be_stacked_are_an_error():
+def test_lazy_layers_that_cannot_be_stacked_are_an_error() -> None:
     class Lazy(OwnNetwork):
-        def _build_single_net(self, *, device, **_):
+        def _build_single_net(self, *, device: Any, **_: Any) -> Any:
             return nn.LazyBatchNorm1d(device=device)
 
     with pytest.raises(ValueError, match="LazyBatchNorm1d has lazy parameters"):
@@ -394,7 +417,7 @@ def test_lazy_layers_that_cannot_be_stacked_are_an_error():
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_state_dicts_round_trip(centralised, share_params):
+def test_state_dicts_round_trip(centralised: bool, share_params: bool) -> None:
     net, other = (network(centralised, share_params) for _ in range(2))
     other.load_state_dict(net.state_dict())
 
@@ -405,7 +428,7 @@ def test_state_dicts_round_trip(centralised, share_params):
         assert net.state_dict()["net.0.weight"].shape == (N, width, 8)
 
 
-def test_hooks_on_layers_are_called():
+def test_hooks_on_layers_are_called() -> None:
     net = network(False, False)
     seen = []
     net.net[1].register_forward_hook(lambda *args: seen.append("layer"))

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,15 @@ from tensordict.nn import TensorDictSequential, set_interaction_type
 
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
+    ActionHead,
     GroupModule,
+    HeadOptions,
+    IndependentNormal,
     MultiAgentMLP,
     MultiAgentNetBase,
     make_head,
     make_policy,
+    save_policy,
 )
 from marl_collect.weights.materialize import materialize, meta_tensors
 
@@ -51,14 +57,16 @@ GROUPS = {
 }
 
 
-def describe(*names):
+def describe(*names: Any) -> Any:
     return EnvDescription("test", {name: GROUPS[name] for name in names or GROUPS})
 
 
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("device", [None, "meta"])
-def test_one_policy_acts_for_every_group(centralised, share_params, device):
+def test_one_policy_acts_for_every_group(
+    centralised: bool, share_params: bool, device: str
+) -> None:
     description = describe()
     policy = make_policy(
         description,
@@ -90,7 +98,7 @@ def test_one_policy_acts_for_every_group(centralised, share_params, device):
             assert all(space.contains(row.astype(space.dtype)) for row in rows)
 
 
-def test_one_group_gives_an_actor_and_several_give_one_per_group():
+def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
     single = make_policy(describe("masked"))
     several = make_policy(describe("masked", "bounded"))
 
@@ -107,7 +115,7 @@ def test_one_group_gives_an_actor_and_several_give_one_per_group():
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_batch_dimensions(batch):
+def test_any_batch_dimensions(batch: Any) -> None:
     description = describe("bounded", "multi")
 
     out = make_policy(description)(observe(description, *batch))
@@ -115,7 +123,7 @@ def test_any_batch_dimensions(batch):
     assert out["bounded", "action"].shape == (*batch, 3, 2)
 
 
-def test_policies_copy_and_pickle():
+def test_policies_copy_and_pickle() -> None:
     description = describe()
     policy = make_policy(description, share_params=False)
     data = observe(description, 2)
@@ -127,7 +135,60 @@ def test_policies_copy_and_pickle():
             assert torch.equal(found[key], expected[key])
 
 
-def test_an_environment_in_place_of_its_description():
+class FixedScaleHead(ActionHead):
+    """Standard deviations are parameters, not outputs of the network."""
+
+    noise_kind = "normal"
+
+    def __init__(self, size: int, options: HeadOptions) -> None:
+        super().__init__({"loc": "loc"}, options)
+        self.n_outputs = self.noise_size = size
+        self.distribution_class = IndependentNormal
+        self.log_scale = torch.nn.Parameter(torch.full((size,), -50.0))
+
+    def distribution(self, **parameters: torch.Tensor) -> IndependentNormal:
+        loc = parameters["loc"]
+        return IndependentNormal(loc, self.log_scale.exp().expand_as(loc))
+
+
+def own_head(group: GroupDescription, options: HeadOptions) -> ActionHead:
+    if isinstance(group.action, spaces.Box):
+        return FixedScaleHead(group.action.shape[0], options)
+    return make_head(group, options)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_a_policy_can_have_a_head_of_its_own(recurrent: str | None) -> None:
+    description = describe("unbounded", "multi")
+    policy = make_policy(description, head=own_head, recurrent=recurrent)
+    data = observe(description, 4)
+    if recurrent:
+        data["is_init"] = torch.ones(4, 1, dtype=torch.bool)
+    with set_interaction_type("random"):
+        policy(data)
+    unbounded = data["unbounded"]
+    torch.testing.assert_close(unbounded["action"], unbounded["loc"])
+    assert unbounded["action_log_prob"].shape == (4, 2)
+    assert data["multi", "action"].shape == (4, 1, 2)
+
+
+def test_a_head_of_its_own_refuses_the_options_of_the_default_one() -> None:
+    with pytest.raises(ValueError, match="set it in the head factory"):
+        make_policy(describe("multi"), head=own_head, check_mask=False)
+
+
+@pytest.mark.parametrize("code", [{"head": own_head}, {"network": MultiAgentMLP}])
+def test_a_policy_that_needs_code_is_not_saved(
+    code: dict[str, Any], tmp_path: Path
+) -> None:
+    description = describe("unbounded")
+    policy = make_policy(description, **code)
+    with pytest.raises(ValueError, match="a file holds no code"):
+        save_policy(tmp_path / "policy.pt", policy, description, **code)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_in_place_of_its_description() -> None:
     class Environment:
         description = describe("multi")
 
@@ -136,7 +197,7 @@ def test_an_environment_in_place_of_its_description():
         make_policy(42)
 
 
-def test_unknown_options_and_spaces_are_errors():
+def test_unknown_options_and_spaces_are_errors() -> None:
     with pytest.raises(TypeError, match="wide"):
         make_policy(describe(), wide=True)
     odd = GroupDescription(("a",), VECTOR, spaces.Dict({"x": VECTOR}))
@@ -147,7 +208,7 @@ def test_unknown_options_and_spaces_are_errors():
         make_policy(EnvDescription("test", {"g": blind}))
 
 
-def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent():
+def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent() -> None:
     data = observe(describe("masked"), 2)
     data["masked", "action_mask"][1, 0] = False
 
@@ -156,7 +217,7 @@ def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent():
     make_policy(describe("masked"), check_mask=False)(data)
 
 
-def test_bad_inputs_name_the_group_and_the_key():
+def test_bad_inputs_name_the_group_and_the_key() -> None:
     policy = make_policy(describe("multi"))
     data = observe(describe("multi"), 2)
 
@@ -170,7 +231,7 @@ def test_bad_inputs_name_the_group_and_the_key():
         policy(data)
 
 
-def test_check_finite_finds_numbers_that_are_not_finite():
+def test_check_finite_finds_numbers_that_are_not_finite() -> None:
     data = observe(describe("multi"), 2)
     data["multi", "observation"][1, 0, 3] = float("nan")
 
@@ -181,7 +242,7 @@ def test_check_finite_finds_numbers_that_are_not_finite():
         make_policy(describe("multi"), check_finite=True)(data)
 
 
-def test_a_policy_can_be_built_by_hand():
+def test_a_policy_can_be_built_by_hand() -> None:
     group = GROUPS["bounded"]
     head = make_head(group)
 
@@ -201,12 +262,16 @@ def test_a_policy_can_be_built_by_hand():
 class GatedNet(MultiAgentNetBase):
     """A custom network, as in docs/models.md."""
 
-    def __init__(self, n_inputs, n_outputs, n_agents, **options):
+    def __init__(
+        self, n_inputs: int | None, n_outputs: int, n_agents: int, **options: Any
+    ) -> None:
         super().__init__(
             n_agents=n_agents, n_inputs=n_inputs, n_outputs=n_outputs, **options
         )
 
-    def _build_single_net(self, *, device, n_inputs, n_outputs):
+    def _build_single_net(
+        self, *, device: Any, n_inputs: int = 0, n_outputs: int = 0, **_: Any
+    ) -> Any:
         width = n_inputs * self.n_agents if self.centralised else n_inputs
         return torch.nn.Sequential(
             torch.nn.Linear(width, 2 * n_outputs, device=device), torch.nn.GLU()
@@ -216,7 +281,9 @@ class GatedNet(MultiAgentNetBase):
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("device", [None, "meta"])
-def test_a_custom_network_acts_for_every_group(centralised, share_params, device):
+def test_a_custom_network_acts_for_every_group(
+    centralised: bool, share_params: bool, device: str
+) -> None:
     description = describe()
     policy = make_policy(
         description,
@@ -241,8 +308,15 @@ def test_a_custom_network_acts_for_every_group(centralised, share_params, device
         assert out[name, "action"].shape[:2] == (4, group.n_agents)
 
 
-def test_a_network_factory_may_be_a_function_or_multi_agent_mlp():
-    def network(n_inputs, n_outputs, n_agents, *, device, **options):
+def test_a_network_factory_may_be_a_function_or_multi_agent_mlp() -> None:
+    def network(
+        n_inputs: int,
+        n_outputs: int,
+        n_agents: int,
+        *,
+        device: str,
+        **options: Any,
+    ) -> Any:
         return torch.nn.Linear(n_inputs, n_outputs, device=device)
 
     for factory in (network, MultiAgentMLP):
@@ -250,7 +324,7 @@ def test_a_network_factory_may_be_a_function_or_multi_agent_mlp():
         assert policy(observe(describe("multi"), 2))["multi", "action"].shape[0] == 2
 
 
-def test_options_of_the_default_network_together_with_network_are_errors():
+def test_options_of_the_default_network_together_with_network_are_errors() -> None:
     with pytest.raises(ValueError, match="network replaces .*num_cells"):
         make_policy(describe("multi"), network=GatedNet, num_cells=(8,))
     with pytest.raises(ValueError, match="network replaces .*recurrent"):
@@ -262,7 +336,7 @@ def test_options_of_the_default_network_together_with_network_are_errors():
 # The entropy of TanhNormal has no closed form: the loss warns that it samples.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["masked", "bounded", "multi"])
-def test_torchrls_ppo_loss_trains_a_policy(name):
+def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
     objectives = pytest.importorskip("torchrl.objectives")
     nn = pytest.importorskip("tensordict.nn")
     description = describe(name)

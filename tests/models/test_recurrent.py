@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,13 @@ KINDS = [(MultiAgentGRU, nn.GRU), (MultiAgentLSTM, nn.LSTM)]
 N, INPUTS, UNITS, LAYERS, T = 3, 4, 6, 2, 7
 
 
-def build(kind, centralised, share_params, n_inputs=INPUTS, **options):
+def build(
+    kind: Any,
+    centralised: bool,
+    share_params: bool,
+    n_inputs: int | None = INPUTS,
+    **options: Any,
+) -> Any:
     options = {"num_layers": LAYERS} | options
     return kind(
         n_inputs,
@@ -34,14 +41,14 @@ def build(kind, centralised, share_params, n_inputs=INPUTS, **options):
     )
 
 
-def states_of(net, *batch):
+def states_of(net: Any, *batch: Any) -> Any:
     states = [torch.randn(*batch, *net.state_shape) for _ in net.state_names]
     if net.centralised and net.share_params:
         states = [s[..., :1, :, :].expand_as(s) for s in states]
     return [s.to(next(net.parameters()).dtype) for s in states]
 
 
-def as_torch(net, kind, agent):
+def as_torch(net: Any, kind: Any, agent: int) -> Any:
     """Build torch's network with the weights of one agent."""
     inputs = INPUTS * N if net.centralised else INPUTS
     reference = kind(inputs, UNITS, LAYERS, batch_first=True).double()
@@ -56,20 +63,22 @@ def as_torch(net, kind, agent):
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_a_sequence_equals_torch(kind, theirs, centralised, share_params):
+def test_a_sequence_equals_torch(
+    kind: Any, theirs: Any, centralised: bool, share_params: bool
+) -> None:
     net = build(kind, centralised, share_params).double()
     x = torch.randn(5, T, N, INPUTS, dtype=torch.float64, requires_grad=True)
     states = states_of(net, 5)
 
     out, *_ = net(x, *states, sequence=True)
 
-    expected = []
+    outputs = []
     for agent in range(N):
         own = x.flatten(2) if centralised else x[:, :, agent]
-        first = [s[:, agent].transpose(0, 1).contiguous() for s in states]
-        first = first[0] if len(first) == 1 else tuple(first)
-        expected.append(as_torch(net, theirs, agent)(own, first)[0])
-    expected = torch.stack(expected, 2)
+        first = tuple(s[:, agent].transpose(0, 1).contiguous() for s in states)
+        state = first[0] if len(first) == 1 else first
+        outputs.append(as_torch(net, theirs, agent)(own, state)[0])
+    expected = torch.stack(outputs, 2)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(out)
     mine = torch.autograd.grad((out * weights).sum(), x)[0]
@@ -81,8 +90,8 @@ def test_a_sequence_equals_torch(kind, theirs, centralised, share_params):
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (2, 5)])
 def test_single_steps_equal_the_sequence_with_resets(
-    kind, centralised, share_params, batch
-):
+    kind: Any, centralised: bool, share_params: bool, batch: Any
+) -> None:
     net = build(kind, centralised, share_params).double()
     x = torch.randn(*batch, T, N, INPUTS, dtype=torch.float64)
     is_init = torch.rand(*batch, T, 1) > 0.7
@@ -99,7 +108,9 @@ def test_single_steps_equal_the_sequence_with_resets(
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize("share_params", [False, True])
-def test_weights_of_torchrls_modules_are_loaded(kind, theirs, share_params):
+def test_weights_of_torchrls_modules_are_loaded(
+    kind: Any, theirs: Any, share_params: bool
+) -> None:
     modules = pytest.importorskip("torchrl.modules")
     made = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
     states = ["h"] if theirs is nn.GRU else ["h", "c"]
@@ -126,7 +137,7 @@ def test_weights_of_torchrls_modules_are_loaded(kind, theirs, share_params):
         )
 
 
-def test_a_reset_clears_the_state():
+def test_a_reset_clears_the_state() -> None:
     net = build(MultiAgentGRU, False, False)
     x = torch.randn(T, N, INPUTS)
     is_init = torch.zeros(T, 1, dtype=torch.bool)
@@ -140,7 +151,9 @@ def test_a_reset_clears_the_state():
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_lazy_and_meta_networks(kind, centralised, share_params):
+def test_lazy_and_meta_networks(
+    kind: Any, centralised: bool, share_params: bool
+) -> None:
     x = torch.randn(2, N, INPUTS)
     lazy = build(kind, centralised, share_params, n_inputs=None)
     for net in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy)), lazy):
@@ -167,14 +180,14 @@ def test_lazy_and_meta_networks(kind, centralised, share_params):
         ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
     ],
 )
-def test_bad_inputs_name_expected_and_found(given, message):
+def test_bad_inputs_name_expected_and_found(given: Any, message: str) -> None:
     net = build(MultiAgentGRU, False, False)
 
     with pytest.raises(ValueError, match=message):
         net(**({"x": torch.zeros(2, N, INPUTS)} | given))
 
 
-def test_it_compiles_in_one_graph():
+def test_it_compiles_in_one_graph() -> None:
     net = build(MultiAgentLSTM, False, False, num_layers=1)
     x = torch.randn(2, 2, N, INPUTS)
 
@@ -183,7 +196,7 @@ def test_it_compiles_in_one_graph():
     torch.testing.assert_close(compiled(x, sequence=True)[0], net(x, sequence=True)[0])
 
 
-def frames(batch, n_steps=None):
+def frames(batch: Any, n_steps: int | None = None) -> Any:
     shape = batch if n_steps is None else (*batch, n_steps)
     return TensorDict(
         {
@@ -197,11 +210,12 @@ def frames(batch, n_steps=None):
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind):
+def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind: Any) -> None:
     module = RecurrentModule(build(kind, False, False), "walker")
     batch = frames((2,), T)
     batch["is_init"][:, 4] = True
-    collected, carried = [], {}
+    collected: list[Any] = []
+    carried: dict[Any, Any] = {}
     for t in range(T):
         frame = batch[:, t].clone()
         for key, state in carried.items():
@@ -222,7 +236,7 @@ def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind):
     assert module.out_keys[0] == ("walker", "embedding")
 
 
-def test_set_recurrent_mode_ends_with_its_block():
+def test_set_recurrent_mode_ends_with_its_block() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
 
     with set_recurrent_mode(True):
@@ -232,7 +246,7 @@ def test_set_recurrent_mode_ends_with_its_block():
     assert module(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
 
 
-def test_errors_of_a_module_name_its_group_and_missing_keys():
+def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
 
     with pytest.raises(KeyError, match="needs walker/observation, but found nothing"):
@@ -248,7 +262,7 @@ def test_errors_of_a_module_name_its_group_and_missing_keys():
         module(wrong)
 
 
-def test_a_lazy_module_is_inferred_from_a_fake_frame():
+def test_a_lazy_module_is_inferred_from_a_fake_frame() -> None:
     module = RecurrentModule(build(MultiAgentGRU, True, False, n_inputs=None), "walker")
 
     ready = materialize(infer_lazy(module, frames((1,))), seed=0)

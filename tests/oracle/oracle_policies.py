@@ -149,7 +149,9 @@ def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
 class OnTensorDicts:
     """A callable on TensorDicts; ``act`` writes in place or returns a TensorDict."""
 
-    def __init__(self, world: World, act: Callable[[World, TensorDictBase], Any]):
+    def __init__(
+        self, world: World, act: Callable[[World, TensorDictBase], Any]
+    ) -> None:
         self.world, self.act = world, act
 
     def __call__(self, td: TensorDictBase) -> Any:

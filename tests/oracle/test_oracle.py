@@ -1,5 +1,7 @@
 """Every key of every frame, from every collector, compared with the reference."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from oracle_cases import Case, check
@@ -25,7 +27,7 @@ WORLDS = [
 ]
 
 
-def budget(examples: int):
+def budget(examples: int) -> Any:
     return settings(
         max_examples=examples,
         database=None,

@@ -6,22 +6,20 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 from support.processes import SOON
 
-from marl_collect.parallel_env.semaphore import PolledSemaphore, PosixSemaphore
+from marl_collect.parallel_env.semaphore import Semaphore
 from marl_collect.processes.shared_memory import Segment
 
-Both = tuple[Any, Any]
+Both = tuple[Semaphore, Semaphore]
 
 
-@pytest.fixture(params=[PosixSemaphore, PolledSemaphore])
-def both(request: pytest.FixtureRequest) -> Both:
+@pytest.fixture
+def both() -> Both:
     buffer = mmap.mmap(-1, 4096)
-    ours = request.param(buffer, 64, fresh=True)
-    return ours, request.param(buffer, 64, fresh=False)
+    return Semaphore(buffer, 64, fresh=True), Semaphore(buffer, 64, fresh=False)
 
 
 def test_a_sleeper_is_woken(both: Both) -> None:
@@ -63,13 +61,13 @@ def test_a_wait_has_a_time_limit(both: Both) -> None:
 
 def test_a_new_semaphore_is_empty() -> None:
     buffer = mmap.mmap(-1, 4096)
-    PosixSemaphore(buffer, 0, fresh=True).post()
-    assert not PosixSemaphore(buffer, 0, fresh=True).take()
+    Semaphore(buffer, 0, fresh=True).post()
+    assert not Semaphore(buffer, 0, fresh=True).take()
 
 
 def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
     buffer = mmap.mmap(-1, 4096)
-    kept = PosixSemaphore(buffer, 0, fresh=True)
+    kept = Semaphore(buffer, 0, fresh=True)
     with pytest.raises(BufferError):
         buffer.close()
     kept.post()
@@ -79,10 +77,10 @@ def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
 ANSWERER = """
 import pickle, sys
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.parallel_env.semaphore import PosixSemaphore
+from marl_collect.parallel_env.semaphore import Semaphore
 
 buffer = Segment.attach(pickle.load(sys.stdin.buffer)).buffer
-asked, answered = (PosixSemaphore(buffer, at, fresh=False) for at in (0, 64))
+asked, answered = (Semaphore(buffer, at, fresh=False) for at in (0, 64))
 for _ in range(100):
     if asked.sleep(60.0):
         answered.post()
@@ -91,8 +89,8 @@ for _ in range(100):
 
 def test_processes_wake_each_other() -> None:
     segment = Segment.create(4096, "test")
-    asked = PosixSemaphore(segment.buffer, 0, fresh=True)
-    answered = PosixSemaphore(segment.buffer, 64, fresh=True)
+    asked = Semaphore(segment.buffer, 0, fresh=True)
+    answered = Semaphore(segment.buffer, 64, fresh=True)
     command = [sys.executable, "-c", ANSWERER]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None

@@ -1,5 +1,7 @@
 """Spinning before sleeping."""
 
+from typing import Any
+
 from marl_collect.parallel_env.semaphore import SpinWait
 
 
@@ -27,13 +29,13 @@ class Posted:
 
 
 def test_without_time_to_spin_it_sleeps_at_once() -> None:
-    posted = Posted()
+    posted: Any = Posted()
     assert not SpinWait(posted, 0.0).wait(3.0)
     assert (posted.looks, posted.sleeps) == (0, [3.0])
 
 
 def test_a_post_while_spinning_is_taken_without_sleep() -> None:
-    posted = Posted()
+    posted: Any = Posted()
     spin_wait = SpinWait(posted, 60.0)
     for _ in range(3):
         posted.post()
@@ -42,14 +44,14 @@ def test_a_post_while_spinning_is_taken_without_sleep() -> None:
 
 
 def test_it_spins_for_the_given_time_and_then_sleeps() -> None:
-    posted = Posted()
+    posted: Any = Posted()
     assert not SpinWait(posted, 1e-3).wait(3.0)
     assert posted.looks > 1
     assert posted.sleeps == [3.0]
 
 
 def test_spinning_in_vain_becomes_rarer() -> None:
-    posted = Posted()
+    posted: Any = Posted()
     spin_wait = SpinWait(posted, 1e-5)
     looked = []
     for k in range(300):
@@ -63,7 +65,7 @@ def test_spinning_in_vain_becomes_rarer() -> None:
 
 
 def test_after_a_success_every_wait_spins_again() -> None:
-    posted = Posted()
+    posted: Any = Posted()
     spin_wait = SpinWait(posted, 1e-5)
     for _ in range(3):  # The third is asleep, and so is the next.
         spin_wait.wait(3.0)

@@ -127,7 +127,7 @@ def categorical() -> ProbabilisticActor:
 
 
 def convolutional() -> TensorDictSequential:
-    def image(x):
+    def image(x: torch.Tensor) -> Any:
         return x.unflatten(-1, (1, 1, 3)).expand(*x.shape[:-1], 1, 3, 3)
 
     vars(image)["pure_forward"] = True
@@ -305,7 +305,7 @@ def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, results = [], []
     is_in = type(spec).is_in
 
-    def asks(spec, value):
+    def asks(spec: Any, value: Any) -> Any:
         asked.append(threading.current_thread().name)
         return is_in(spec, value)
 

@@ -61,7 +61,7 @@ def test_a_callable_on_tensordicts_is_not_wrapped(name: str) -> None:
     def annotated(x: TensorDictBase) -> TensorDictBase:
         return x.set(("hunter", "action"), torch.ones(1, 2, dtype=torch.int64))
 
-    def named(td):
+    def named(td: TensorDictBase) -> Any:
         return annotated(td)
 
     def anything(td: Any) -> Any:
@@ -83,7 +83,7 @@ def test_other_arguments_are_refused_with_the_wrapping() -> None:
 
 
 def test_a_trusted_callable_is_not_checked() -> None:
-    def act(whatever):
+    def act(whatever: Any) -> Any:
         return whatever.set(("hunter", "action"), torch.zeros(1, 2, dtype=torch.int64))
 
     with pytest.raises(TypeError, match="whatever"):

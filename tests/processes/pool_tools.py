@@ -4,10 +4,11 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import cloudpickle
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from marl_collect.processes import Phase, WorkerContext, WorkerPool
 
@@ -27,6 +28,26 @@ def be_up(pool: WorkerPool) -> None:
         pool.receive()
 
 
+def exit_codes(pool: WorkerPool) -> tuple[int | None, ...]:
+    return tuple(handle.exitcode for handle in pool._handles)
+
+
+def await_message(
+    pool: WorkerPool, workers: Iterable[int] | None = None, seconds: float = SOON
+) -> bool:
+    """Wait for a message or an end; return whether ``receive`` would not block."""
+    return bool(pool._wait(pool._chosen(workers), seconds))
+
+
+def receive_within(pool: WorkerPool, timeout: float) -> tuple[int, Any]:
+    """Receive with another time limit than the pool's."""
+    before, pool._timeout = pool._timeout, timeout
+    try:
+        return pool.receive()
+    finally:
+        pool._timeout = before
+
+
 def hold(seconds: float = 1000.0) -> None:
     """Sleep in C and keep the interpreter lock: no Python thread can run."""
     ctypes.PyDLL(None).sleep(int(seconds))
@@ -34,7 +55,7 @@ def hold(seconds: float = 1000.0) -> None:
 
 def wait_for_phase(pool: WorkerPool, worker: int, phase: Phase) -> None:
     def is_there() -> bool:
-        assert not pool.poll([worker]), pool.receive([worker])
+        assert not await_message(pool, [worker], 0), pool.receive([worker])
         return pool.progress(worker).phase is phase
 
     wait_until(is_there, f"worker {worker} does not reach {phase}")

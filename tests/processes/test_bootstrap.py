@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -30,7 +31,7 @@ def test_workers_have_the_trainers_environment_path_and_directory(
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "3"])
     monkeypatch.chdir(tmp_path)
 
-    def look(worker, argument):
+    def look(worker: Any, argument: Any) -> Any:
         names = ("MARL_TEST", "OMP_NUM_THREADS")
         values = [os.environ.get(name) for name in names]
         return values, sys.path[0], sys.argv, os.getcwd()
@@ -47,7 +48,7 @@ def test_workers_bypass_the_caches_for_large_copies(
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
 
-    def look(worker, argument):
+    def look(worker: Any, argument: Any) -> Any:
         started = Path("/proc/self/environ").read_text()
         return started.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")
 
@@ -62,7 +63,7 @@ def test_workers_bypass_the_caches_for_large_copies(
 
 
 def test_a_worker_imports_no_large_library_by_itself() -> None:
-    def look(worker, argument):
+    def look(worker: Any, argument: Any) -> Any:
         return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
 
     with WorkerPool(obey, [0], start_method="spawn") as pool:
@@ -93,7 +94,7 @@ def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
 def test_workers_draw_different_numbers_from_numpys_global_generator(
     start_method: str,
 ) -> None:
-    def draw(worker, argument):
+    def draw(worker: Any, argument: Any) -> Any:
         import numpy as np
 
         return int(np.random.randint(2**62))  # noqa: NPY002 - the one in question
@@ -127,7 +128,7 @@ def test_output_of_c_code_is_not_lost(
     start_method: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def main(worker, argument):
+    def main(worker: Any, argument: Any) -> None:
         ctypes.CDLL(None).puts(b"from C")
 
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -150,7 +151,7 @@ def test_pyarrow_starts_no_thread_in_the_fork_server(
 ) -> None:
     monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "dirty_decay_ms:5")
 
-    def look(worker, argument):
+    def look(worker: Any, argument: Any) -> Any:
         return Path("/proc/self/environ").read_text()
 
     # A server refuses a module that starts a thread.

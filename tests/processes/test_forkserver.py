@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from pool_tools import obey
+from pool_tools import exit_codes, obey
 from support.processes import SOON, wait_until_gone
 from support.scripts import run_python
 
@@ -49,7 +49,7 @@ def test_preloaded_modules_are_loaded_and_shared(module: WriteModule) -> None:
     name = module("preload_me", "import os; pid = os.getpid()")
     with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
 
-        def look(worker, argument):
+        def look(worker: Any, argument: Any) -> Any:
             return sys.modules["preload_me"].pid, os.getppid()
 
         first, second = ask(pool, look, 0), ask(pool, look, 1)
@@ -81,7 +81,7 @@ def shared_by_the_first(
     """Return whether the second worker of a server finds what the first imported."""
     server = module(f"preload_for_{name}", "")
 
-    def first(worker, argument):
+    def first(worker: Any, argument: Any) -> None:
         ended = threading.Event()
         if with_thread:
             threading.Thread(target=ended.wait).start()
@@ -90,7 +90,7 @@ def shared_by_the_first(
         launcher.share_imports()
         ended.set()
 
-    def second(worker, argument):
+    def second(worker: Any, argument: Any) -> Any:
         return [OWN in sys.modules, name in sys.modules]
 
     with WorkerPool(obey, [0], preload=(server,)) as pool:
@@ -146,7 +146,7 @@ def test_a_server_started_ahead_imports_while_we_go_on(
     (tmp_path / "go").touch()
     with WorkerPool(obey, [0], preload=(name,)) as pool:
 
-        def look(worker, argument):
+        def look(worker: Any, argument: Any) -> Any:
             return sys.modules["preload_ahead"].pid, os.getppid()
 
         first, second = ask(pool, look)
@@ -222,7 +222,7 @@ def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(
 
 
 def test_workers_inherit_no_files_of_the_server_or_of_each_other() -> None:
-    def count(worker, argument):
+    def count(worker: Any, argument: Any) -> Any:
         return len(os.listdir("/proc/self/fd"))
 
     with WorkerPool(obey, [0]) as alone:
@@ -234,7 +234,7 @@ def test_workers_inherit_no_files_of_the_server_or_of_each_other() -> None:
 def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(
     module: WriteModule,
 ) -> None:
-    def look(worker, argument):
+    def look(worker: Any, argument: Any) -> Any:
         return (
             len(os.listdir("/proc/self/task")),
             resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -252,11 +252,11 @@ def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(
 
 
 def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
-    def nest(worker, argument):
+    def nest(worker: Any, argument: Any) -> Any:
         with WorkerPool(obey, ["x", "y"], preload=("ignored",)) as pool:
             pool.broadcast(lambda worker, argument: (argument, os.getppid()))
             inner = dict(pool.receive() for _ in range(2))
-        return os.getppid(), inner, pool.exitcodes
+        return os.getppid(), inner, exit_codes(pool)
 
     with WorkerPool(obey, [0]) as pool:
         server, inner, exitcodes = ask(pool, nest)
@@ -265,7 +265,7 @@ def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
 
 
 def test_pools_nest_three_deep() -> None:
-    def nest(worker, depth):
+    def nest(worker: Any, depth: int) -> None:
         if depth == 0:
             raise LookupError("at the bottom")
         with WorkerPool(nest, [depth - 1]) as pool:
@@ -282,7 +282,7 @@ def test_pools_nest_three_deep() -> None:
 
 
 def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
-    def close_slowly(worker, path):
+    def close_slowly(worker: Any, path: Any) -> None:
         worker.send("up")
         try:
             worker.receive()
@@ -290,7 +290,7 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
             threading.Event().wait(0.1)
             path.touch()
 
-    def nest(worker, argument):
+    def nest(worker: Any, argument: Any) -> None:
         pool = WorkerPool(close_slowly, [tmp_path / "closed"])
         vars(sys.modules["marl_collect"])["kept"] = pool  # Until the process ends.
         worker.send(pool.receive())
@@ -299,7 +299,7 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
     with WorkerPool(nest, [0]) as pool:
         pool.receive()
         pool.close()
-        assert pool.exitcodes == (0,)
+        assert exit_codes(pool) == (0,)
     assert (tmp_path / "closed").exists()
 
 

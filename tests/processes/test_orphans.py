@@ -33,7 +33,7 @@ def pool() -> Iterator[WorkerPool]:
 def start_program(pool: WorkerPool, worker: int, command: str = "sleep 1000") -> int:
     """Let a worker start a shell command; return a pidfd of it."""
 
-    def start(context, argument):
+    def start(context: Any, argument: Any) -> Any:
         return subprocess.Popen(["sh", "-c", f"exec {command}"]).pid
 
     pool.send(worker, start)
@@ -67,7 +67,7 @@ def test_a_program_in_its_own_session_ends_too(pool: WorkerPool) -> None:
 
 
 def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
-    def start(context, argument):
+    def start(context: Any, argument: Any) -> Any:
         command = "sleep 1000 >/dev/null & echo $!"
         return int(subprocess.run(["sh", "-c", command], stdout=-1).stdout)
 
@@ -91,7 +91,7 @@ def test_programs_do_not_stay_as_zombies_of_the_server(pool: WorkerPool) -> None
 
 
 def test_a_program_that_is_just_starting_ends_too(pool: WorkerPool) -> None:
-    def fork_unmarked(context, argument):
+    def fork_unmarked(context: Any, argument: Any) -> Any:
         """Start a process whose initial environment is empty for half a second."""
         ctypes, time = map(importlib.import_module, ("ctypes", "time"))
         # proc(5): env_start and env_end are the fields 50 and 51, after the name.
@@ -119,7 +119,7 @@ def test_a_program_that_is_just_starting_ends_too(pool: WorkerPool) -> None:
 def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(
     pool: WorkerPool,
 ) -> None:
-    def create(context, argument):
+    def create(context: Any, argument: Any) -> Any:
         shared_memory = importlib.import_module("multiprocessing.shared_memory")
         argument.append(shared_memory.SharedMemory(create=True, size=64))
         return argument[0].name
@@ -139,7 +139,7 @@ def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(
 def fork_a_helper(context: WorkerContext, argument: Any) -> int:
     """Start a process of ``multiprocessing`` as environments do; return its id."""
 
-    def wait():
+    def wait() -> None:
         signal.signal(signal.SIGTERM, argument or signal.SIG_DFL)
         signal.sigwait([signal.SIGUSR1])
 
@@ -179,7 +179,7 @@ def test_a_forked_helper_that_ignores_sigterm_is_killed(pool: WorkerPool) -> Non
 
 
 def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
-    def fork_twice(context, argument):
+    def fork_twice(context: Any, argument: Any) -> Any:
         reader, writer = os.pipe()
         if os.fork() == 0:
             os.setsid()
@@ -195,12 +195,12 @@ def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
 
 
 def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> None:
-    def nest(context, argument):
+    def nest(context: Any, argument: Any) -> Any:
         argument["inner"] = inner = WorkerPool(obey, [0, 0])
         inner.broadcast(fork_a_helper)
         return dict([inner.receive(), inner.receive()])
 
-    def kill(context, argument):
+    def kill(context: Any, argument: Any) -> None:
         os.kill(argument["inner"].pids[0], signal.SIGKILL)
 
     pool.restart(0, {})
@@ -217,7 +217,7 @@ def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> 
 def test_a_worker_keeps_its_mark_if_its_environment_variables_change(
     pool: WorkerPool,
 ) -> None:
-    def forget(context, argument):
+    def forget(context: Any, argument: Any) -> Any:
         os.environ.clear()
         return fork_a_helper(context, argument)
 

@@ -3,10 +3,11 @@
 import os
 import sys
 import threading
+from typing import Any
 
 import cloudpickle
 import pytest
-from pool_tools import obey
+from pool_tools import await_message, obey
 from support.processes import wait_until
 
 from marl_collect.errors import WorkerError
@@ -38,10 +39,15 @@ def test_only_the_chosen_workers_are_waited_for(pool: WorkerPool) -> None:
     assert pool.receive([1]) == (1, "b")
     assert pool.receive() == (0, "a")
     assert not pool.poll()
+    pool.send(1, lambda worker, argument: argument)
+    assert pool.poll(wait=SOON)
+    assert not pool.poll([0, 2])
+    assert pool.receive() == (1, "b")
+    assert not await_message(pool, seconds=0)
 
 
 def test_workers_that_are_ready_take_turns(pool: WorkerPool) -> None:
-    def send_many(worker, argument):
+    def send_many(worker: Any, argument: Any) -> None:
         for _ in range(20):
             worker.send(argument)
         worker.line.cells[STEPS] = 1
@@ -55,7 +61,7 @@ def test_workers_that_are_ready_take_turns(pool: WorkerPool) -> None:
 def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(
     any_pool: WorkerPool,
 ) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.RESET, environment=5)
         raise LookupError("no such level")
 
@@ -76,7 +82,7 @@ def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(
 def test_an_exception_that_cannot_be_pickled_is_a_worker_error(
     pool: WorkerPool,
 ) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         raise ValueError(threading.Lock())
 
     pool.send(0, fail)
@@ -89,7 +95,7 @@ def test_an_exception_that_cannot_be_pickled_is_a_worker_error(
 def test_an_exception_with_a_special_meaning_is_a_worker_error(
     pool: WorkerPool, kind: type[BaseException]
 ) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         raise kind(3)
 
     pool.send(0, fail)
@@ -152,7 +158,7 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
     start_method: str,
 ) -> None:
     class Vicious:
-        def __reduce__(self):
+        def __reduce__(self) -> Any:
             return int, ("not a number",)
 
     with (
@@ -165,7 +171,7 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
 
 
 def test_a_slow_start_is_under_its_own_limit(start_method: str) -> None:
-    def main(worker, seconds):
+    def main(worker: Any, seconds: float) -> None:
         worker.line.enter(Phase.CREATE)
         threading.Event().wait(seconds)
         worker.send("up")
@@ -182,7 +188,7 @@ def test_a_slow_start_is_under_its_own_limit(start_method: str) -> None:
 
 
 def test_the_progress_of_a_worker_can_be_read_at_any_time(pool: WorkerPool) -> None:
-    def step(worker, argument):
+    def step(worker: Any, argument: Any) -> None:
         cells = worker.line.cells
         cells[PHASE] = Phase.STEP
         cells[STEPS] = 41

@@ -5,10 +5,11 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import cloudpickle
 import pytest
-from pool_tools import be_up, hang, hold, obey, wait_for_phase
+from pool_tools import be_up, exit_codes, hang, hold, obey, wait_for_phase
 from support.processes import SOON
 from support.scripts import run_python
 
@@ -24,7 +25,7 @@ def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:
     start = time.monotonic()
     assert any_pool.close(timeout=20 * SOON) == ()
     assert time.monotonic() - start < SOON
-    assert any_pool.exitcodes == (0, 0, 0)
+    assert exit_codes(any_pool) == (0, 0, 0)
     assert any_pool.close() == ()
     with pytest.raises(ClosedError):
         any_pool.send(0, "x")
@@ -33,7 +34,7 @@ def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:
 
 
 def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
-    def ignore_everything(worker, argument):
+    def ignore_everything(worker: Any, argument: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.line.enter(Phase.CREATE)
         hold()
@@ -47,13 +48,13 @@ def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
     start = time.monotonic()
     any_pool.close(timeout=3.0)
     assert time.monotonic() - start < SOON
-    assert any_pool.exitcodes == (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL)
+    assert exit_codes(any_pool) == (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_close_reads_what_workers_still_send_and_returns_their_failures(
     start_method: str,
 ) -> None:
-    def main(worker, argument):
+    def main(worker: Any, argument: Any) -> None:
         try:
             worker.receive()
         finally:
@@ -70,7 +71,7 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(
 def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
     start_method: str,
 ) -> None:
-    def main(worker, argument):
+    def main(worker: Any, argument: Any) -> None:
         while True:
             worker.send(argument)
 
@@ -79,18 +80,7 @@ def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
         start = time.monotonic()
         pool.close(timeout=3.0)
         assert time.monotonic() - start < SOON
-    assert pool.exitcodes == (-signal.SIGTERM,)
-
-
-def test_a_farewell_message_arrives_before_the_end(start_method: str) -> None:
-    def main(worker, argument):
-        message = worker.receive()
-        assert worker.line.should_stop
-        raise LookupError(message)
-
-    with WorkerPool(main, [0], start_method=start_method) as pool:
-        (error,) = pool.close(message="farewell")
-    assert error.detail == "LookupError: farewell"
+    assert exit_codes(pool) == (-signal.SIGTERM,)
 
 
 def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) -> None:
@@ -100,7 +90,7 @@ def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) ->
     with pytest.raises(ClosedError):
         pool.receive()
     timer.join()
-    assert pool.exitcodes == (0, 0, 0)
+    assert exit_codes(pool) == (0, 0, 0)
 
 
 def test_a_forgotten_pool_ends_its_workers(start_method: str) -> None:

@@ -9,15 +9,25 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
-from pool_tools import be_up, hang, hold, obey, wait_for_phase
+from pool_tools import (
+    await_message,
+    be_up,
+    exit_codes,
+    hang,
+    hold,
+    obey,
+    receive_within,
+    wait_for_phase,
+)
 from support.clocks import LeapingClock
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_process
+from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
 from marl_collect.processes.status_board import STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
@@ -38,7 +48,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def test_a_death_is_reported_at_once_with_its_cause_and_place(
     any_pool: WorkerPool, fault: Callable[[], object], text: str
 ) -> None:
-    def die(worker, argument):
+    def die(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.STEP, environment=9)
         fault()
 
@@ -61,7 +71,7 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool: WorkerPool) 
     os.kill(any_pool.pids[2], signal.SIGKILL)
     with pytest.raises(WorkerError, match="Worker 2 .* in step of environment 7"):
         any_pool.receive()
-    assert any_pool.exitcodes == (None, None, -signal.SIGKILL)
+    assert exit_codes(any_pool) == (None, None, -signal.SIGKILL)
 
 
 def test_a_main_function_that_returns_early_is_reported(start_method: str) -> None:
@@ -73,7 +83,7 @@ def test_a_main_function_that_returns_early_is_reported(start_method: str) -> No
 
 
 def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -> None:
-    def send_and_die(worker, argument):
+    def send_and_die(worker: Any, argument: Any) -> None:
         for i in range(10):
             worker.send(i)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -88,7 +98,7 @@ def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -
 
 
 def test_a_message_cut_short_by_death_is_a_death(pool: WorkerPool) -> None:
-    def promise_much(worker, argument):
+    def promise_much(worker: Any, argument: Any) -> None:
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         os._exit(3)
 
@@ -100,28 +110,28 @@ def test_a_message_cut_short_by_death_is_a_death(pool: WorkerPool) -> None:
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def promise_much(worker, argument):
+    def promise_much(worker: Any, argument: Any) -> None:
         os.write(worker.connection.fileno(), (1000).to_bytes(4, "big") + b"a few")
         hold()
 
-    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    monkeypatch.setattr(worker_handle, "SOCKET_SECONDS", 1)
     with WorkerPool(obey, [0]) as pool:
         pool.send(0, promise_much)
         with pytest.raises(WorkerError, match="stopped in the middle of a message"):
             pool.receive()
-        assert pool.exitcodes[0] is not None
+        assert exit_codes(pool)[0] is not None
 
 
 def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_process, "SOCKET_SECONDS", 1)
+    monkeypatch.setattr(worker_handle, "SOCKET_SECONDS", 1)
     with WorkerPool(obey, [0]) as pool:
         be_up(pool)
         os.kill(pool.pids[0], signal.SIGSTOP)
         with pytest.raises(WorkerError, match="read nothing of a message"):
             pool.send(0, bytes(5_000_000))
-        assert pool.exitcodes[0] is not None
+        assert exit_codes(pool)[0] is not None
 
 
 def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> None:
@@ -142,8 +152,8 @@ def test_a_worker_that_hangs_in_c_is_killed(
         be_up(pool)
         pool.send(1, hang)
         with pytest.raises(WorkerError, match=message):
-            pool.receive(timeout=0.5)
-        assert pool.exitcodes[1] is not None
+            receive_within(pool, 0.5)
+        assert exit_codes(pool)[1] is not None
         with pytest.raises(WorkerError, match=message):  # It is not forgotten.
             pool.receive([1])
     assert "in hold" in capfd.readouterr().err
@@ -155,14 +165,14 @@ def test_a_hanging_worker_is_noticed_while_others_reply(pool: WorkerPool) -> Non
     pool.send(0, lambda worker, argument: None)
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
-            worker, _ = pool.receive(timeout=2.0)
+            worker, _ = receive_within(pool, 2.0)
             pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
 
 
 def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
     pool: WorkerPool,
 ) -> None:
-    def flood(worker, argument):
+    def flood(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.STEP)
         for i in count():
             worker.line.cells[STEPS] = i
@@ -173,14 +183,14 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
     pool.send(0, flood)
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
-            pool.poll([0], wait=SOON)
-            pool.receive(timeout=2.0)
+            await_message(pool, [0])
+            receive_within(pool, 2.0)
     assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
     pool.close(timeout=0.1)
 
 
 def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
-    def work_slowly(worker, argument):
+    def work_slowly(worker: Any, argument: Any) -> Any:
         worker.line.enter(Phase.STEP)
         for step in range(30):
             worker.line.cells[STEPS] = step
@@ -189,7 +199,7 @@ def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
 
     be_up(pool)
     pool.send(0, work_slowly)
-    assert pool.receive(timeout=2.0) == (0, "done")
+    assert receive_within(pool, 2.0) == (0, "done")
 
 
 def test_idle_workers_never_hang(pool: WorkerPool) -> None:
@@ -206,7 +216,7 @@ def test_idle_workers_never_hang(pool: WorkerPool) -> None:
         return progress.messages_read == 2 and progress.phase is Phase.IDLE
 
     wait_until(is_resting)  # Else it would hang.
-    assert pool.receive(timeout=0.3) == (0, False)
+    assert receive_within(pool, 0.3) == (0, False)
 
 
 def test_a_worker_that_hangs_in_a_command_is_noticed(pool: WorkerPool) -> None:
@@ -214,7 +224,7 @@ def test_a_worker_that_hangs_in_a_command_is_noticed(pool: WorkerPool) -> None:
     be_up(pool)
     pool.send(0, lambda worker, argument: threading.Event().wait())
     with pytest.raises(WorkerError, match="hung 0.5 s in a command"):
-        pool.receive(timeout=0.5)
+        receive_within(pool, 0.5)
 
 
 def test_the_pauses_of_the_trainer_do_not_count(
@@ -224,7 +234,7 @@ def test_the_pauses_of_the_trainer_do_not_count(
     monkeypatch.setattr(time, "monotonic", clock.monotonic)
     go = tmp_path / "go"
 
-    def work(worker, argument):
+    def work(worker: Any, argument: Any) -> Any:
         worker.line.enter(Phase.STEP)
         while not go.exists():
             threading.Event().wait(0.01)
@@ -237,7 +247,7 @@ def test_the_pauses_of_the_trainer_do_not_count(
     pool.check()
     clock.leap(10 * SOON)  # A learner at work.
     threading.Timer(0.2, go.touch).start()
-    assert pool.receive(timeout=SOON) == (0, "done")
+    assert receive_within(pool, SOON) == (0, "done")
 
 
 def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
@@ -246,9 +256,9 @@ def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
     be_up(any_pool)
     os.kill(any_pool.pids[0], signal.SIGSTOP)
     any_pool.send(0, lambda worker, argument: "back")
-    assert not any_pool.poll(wait=0.2)
+    assert not await_message(any_pool, seconds=0.2)
     threading.Timer(0.3, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
-    assert any_pool.receive(timeout=SOON) == (0, "back")
+    assert receive_within(any_pool, SOON) == (0, "back")
 
 
 def test_a_stopped_worker_that_does_not_read_its_message_hangs(
@@ -258,23 +268,23 @@ def test_a_stopped_worker_that_does_not_read_its_message_hangs(
     os.kill(pool.pids[0], signal.SIGSTOP)
     pool.send(0, lambda worker, argument: "back")
     with pytest.raises(WorkerError, match="Worker 0 .* hung 0.4 s while idle"):
-        pool.receive(timeout=0.4)
+        receive_within(pool, 0.4)
 
 
 def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         raise LookupError
 
     be_up(pool)
     pool.send(2, lambda worker, argument: "kept")
-    pool.poll([2], wait=SOON)
+    await_message(pool, [2])
     pool.check()
     pool.send(0, fail)
-    pool.poll([0], wait=SOON)
+    await_message(pool, [0])
     with pytest.raises(LookupError):
         pool.check()
     os.kill(pool.pids[1], signal.SIGKILL)
-    pool.poll([1], wait=SOON)
+    await_message(pool, [1])
     with pytest.raises(WorkerError, match="Worker 1"):
         pool.check([1])
     assert pool.receive([2]) == (2, "kept")
@@ -288,7 +298,7 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(
     any_pool.send(1, hang)
     wait_for_phase(any_pool, 1, Phase.STEP)
     any_pool.restart(1, "new")
-    assert any_pool.exitcodes == (None, None, None)
+    assert exit_codes(any_pool) == (None, None, None)
     any_pool.broadcast(lambda worker, argument: argument)
     assert sorted(any_pool.receive() for _ in range(3)) == [
         (0, "a"),
@@ -302,7 +312,7 @@ def test_a_restarted_worker_takes_the_place_of_the_old_one(
 def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
     pool: WorkerPool,
 ) -> None:
-    def fail(worker, argument):
+    def fail(worker: Any, argument: Any) -> None:
         worker.line.cells[STEPS] = 100
         raise LookupError
 

@@ -8,9 +8,9 @@ from pool_tools import open_paths
 
 from marl_collect.processes.status_board import (
     CELLS,
+    REPLAYED,
     STEPS,
     STOP,
-    USER,
     WEIGHTS_READ,
     Phase,
     StatusBoard,
@@ -49,11 +49,11 @@ def test_a_new_or_cleared_line_has_phase_start_and_no_environment() -> None:
     first = line.read()
     assert (first.phase, first.steps, first.environment) == (Phase.START, 0, None)
     line.enter(Phase.STEP, environment=3)
-    line.cells[USER] = 9
+    line.cells[REPLAYED] = 9
     assert line.read().environment == 3
     line.clear()
     assert line.read() == first
-    assert line.cells[USER] == 0
+    assert line.cells[REPLAYED] == 0
     status_board.close()
 
 

@@ -121,9 +121,9 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
 
         with pool(0, 1) as workers:
             tell(ask(workers, mask))
-            process = workers._handles[0].process
-            process.terminate()
-            tell(process.join(20))
+            handle = workers._handles[0]
+            handle.terminate()
+            tell(handle.join(20))
         """
     assert told(body) == ["[]", "True"]
 

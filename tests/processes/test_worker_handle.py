@@ -12,7 +12,7 @@ from marl_collect.processes.status_board import StatusBoard
 from marl_collect.processes.worker_handle import WorkerHandle
 
 
-class DyingProcess:
+class DyingChild:
     """Writes its last messages just before its exit code is read."""
 
     pid = 123
@@ -20,12 +20,11 @@ class DyingProcess:
 
     def __init__(self, last_words: list[object]) -> None:
         ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
+        self.connection = Connection(ours.detach())  # To a WorkerHandle.
         self._theirs = Connection(theirs.detach())
         self._last_words = last_words
 
-    @property
-    def exitcode(self) -> int:
+    def poll(self) -> int:
         for message in self._last_words:
             self._theirs.send_bytes(pickle.dumps(message))
         self._last_words = []
@@ -35,14 +34,14 @@ class DyingProcess:
     def describe_end(self) -> str:
         return "as it should"
 
-    def join(self, timeout: float) -> bool:
-        return True
+
+def handle_of(child: Any, status_board: StatusBoard) -> WorkerHandle:
+    return WorkerHandle(0, status_board.lines[0], child, child.connection)
 
 
 def test_messages_written_between_two_checks_are_read_before_the_death() -> None:
     status_board = StatusBoard.create(1)
-    process: Any = DyingProcess(["first", "second"])
-    handle = WorkerHandle(0, process, status_board.lines[0])
+    handle = handle_of(DyingChild(["first", "second"]), status_board)
     assert [handle.take(), handle.take()] == ["first", "second"]
     for _ in range(2):
         with pytest.raises(
@@ -54,8 +53,7 @@ def test_messages_written_between_two_checks_are_read_before_the_death() -> None
 
 def test_reading_ahead_loses_nothing() -> None:
     status_board = StatusBoard.create(1)
-    process: Any = DyingProcess(["first", "second"])
-    handle = WorkerHandle(0, process, status_board.lines[0])
+    handle = handle_of(DyingChild(["first", "second"]), status_board)
     handle.read_ahead()
     assert [handle.take(), handle.take()] == ["first", "second"]
     with pytest.raises(WorkerError):

@@ -2,7 +2,9 @@
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,19 +35,22 @@ def spread() -> PettingZooEnv:
     return PettingZooEnv("simple_spread_v3", render_mode="rgb_array", max_cycles=6)
 
 
-def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode():
+def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pictures = list(play(spread, make_policy(spread), episodes=2, seed=3))
     assert len(pictures) == 2 * (6 + 1)
     assert pictures[0].shape == (700, 700, 3)
     assert pictures[0].dtype == np.uint8
     assert not np.array_equal(pictures[0], pictures[6])
-    cut = list(play(spread, max_frames=2, episodes=3, seed=3))
+    cut = list(play(spread, max_frames_per_traj=2, episodes=3, seed=3))
+    with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
+        old_name = list(play(spread, max_frames=2, episodes=3, seed=3))
+    assert len(old_name) == len(cut)
     assert len(cut) == 3 * 3
     assert np.array_equal(cut[0], pictures[0])  # The same seed.
 
 
-def test_the_overlay_is_a_band_above_the_picture():
+def test_the_overlay_is_a_band_above_the_picture() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     plain = list(play(spread, seed=3))
     shown = list(play(spread, seed=3, overlay=True))
@@ -58,7 +63,7 @@ def test_the_overlay_is_a_band_above_the_picture():
     assert not np.array_equal(bands[0], bands[-1])
 
 
-def test_captions_name_agents_or_sum_large_groups():
+def test_captions_name_agents_or_sum_large_groups() -> None:
     returns = {"a": np.array([1.0, 2.0]), "b": np.ones(9)}
     agents = {"a": ["x", "y"], "b": [f"b_{i}" for i in range(9)]}
     assert caption(1, 7, returns, agents) == [
@@ -68,7 +73,7 @@ def test_captions_name_agents_or_sum_large_groups():
     ]
 
 
-def test_the_black_margin_of_the_first_picture_is_cut():
+def test_the_black_margin_of_the_first_picture_is_cut() -> None:
     picture = np.zeros((10, 12, 3), np.uint8)
     picture[2:5, 3:8] = 7
     crop = Crop()
@@ -83,14 +88,14 @@ def drawing_its_steps() -> CountingEnv:
     return env
 
 
-def test_play_and_evaluate_play_the_same_episodes():
+def test_play_and_evaluate_play_the_same_episodes() -> None:
     pictures = play(drawing_its_steps, episodes=3, deterministic=False, seed=5)
     seen = [int(picture[0, 0, 0]) for picture in pictures]
     played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seeds=5)
     assert seen == [t for length in played.lengths for t in range(length + 1)]
 
 
-def test_to_frames_repeats_a_recorded_episode(tmp_path: Path):
+def test_to_frames_repeats_a_recorded_episode(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     dataset = record(tmp_path / "d", spread, episodes=4, num_workers=2, seed=7)
     trajectories = dataset.trajectories
@@ -112,8 +117,8 @@ def test_to_frames_repeats_a_recorded_episode(tmp_path: Path):
         to_frames(spread, trajectories[2], seed=seed + 1)
 
 
-def test_to_frames_compares_the_observation_after_the_last_action():
-    def scripted(**script) -> PettingZooWrapper:
+def test_to_frames_compares_the_observation_after_the_last_action() -> None:
+    def scripted(**script: Any) -> PettingZooWrapper:
         env = ScriptedEnv(Script(**script), render_mode="rgb_array")
         return PettingZooWrapper(env, done_on_any=False)
 
@@ -128,27 +133,29 @@ def test_to_frames_compares_the_observation_after_the_last_action():
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
-def test_errors_say_why_nothing_can_be_rendered():
+def test_errors_say_why_nothing_can_be_rendered() -> None:
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         list(play(lambda: PettingZooEnv("simple_spread_v3")))
     with pytest.raises(TypeError, match="must be a factory"):
-        list(play(CountingEnv()))
+        list(play(CountingEnv()))  # type: ignore[arg-type]
     batch = Collector(CountingEnv, frames_per_batch=10).next()
     with pytest.raises(ValueError, match=r"one episode \[T\], but .* \[1, 10\]"):
         to_frames(CountingEnv, batch, seed=0)
 
 
 @pytest.mark.parametrize("size", [min, max])
-def test_meltingpot_is_rendered_but_not_repeated(monkeypatch, size):
+def test_meltingpot_is_rendered_but_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, size: Any
+) -> None:
     pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
     # A map of coins has a random size, in a picture of the largest size.
     monkeypatch.setattr(random, "randint", size)
 
-    def make():
+    def make() -> Any:
         return MeltingpotEnv("coins", observations=["RGB"])
 
     # As the videos of `compare` and `render`: with text, without the unused margin.
-    pictures = list(play(make, max_frames=3, overlay=True))
+    pictures = list(play(make, max_frames_per_traj=3, overlay=True))
     assert len(pictures) == 4
     assert all(p.ndim == 3 and p.shape == pictures[0].shape for p in pictures)
     first, last = pictures[0], pictures[-1]
@@ -167,7 +174,7 @@ def test_meltingpot_is_rendered_but_not_repeated(monkeypatch, size):
 
 
 @pytest.mark.parametrize("name", ["x.mp4", "x.gif"])
-def test_a_video_has_every_picture(tmp_path: Path, name: str):
+def test_a_video_has_every_picture(tmp_path: Path, name: str) -> None:
     frames = np.zeros((12, 31, 45, 3), np.uint8)
     for t in range(12):
         frames[t, :, : 3 * t] = 255
@@ -181,13 +188,15 @@ def test_a_video_has_every_picture(tmp_path: Path, name: str):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_small_pictures_are_enlarged_to_even_sides(tmp_path: Path):
+def test_small_pictures_are_enlarged_to_even_sides(tmp_path: Path) -> None:
     write_video(tmp_path / "x.mp4", [np.zeros((33, 47, 3), np.uint8)] * 3)
     assert imageio.mimread(tmp_path / "x.mp4")[0].shape == (232, 330, 3)
 
 
-def test_a_video_that_fails_leaves_nothing(tmp_path: Path, monkeypatch):
-    def broken():
+def test_a_video_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Iterator[Any]:
         yield np.zeros((32, 32, 3), np.uint8)
         raise RuntimeError("the world ended")
 
@@ -205,7 +214,7 @@ def test_a_video_that_fails_leaves_nothing(tmp_path: Path, monkeypatch):
         write_video(tmp_path / "x.mp4", [])
 
 
-def test_the_command_renders_a_checkpoint(tmp_path: Path):
+def test_the_command_renders_a_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     torch.save(make_policy(spread).state_dict(), tmp_path / "weights.pt")
     arguments = ["render", "simple_spread_v3", "--env", "max_cycles=5", "--episodes=2"]

@@ -1,11 +1,14 @@
 """Alternating parts of a batch give the same data as one rollout."""
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import BatchContents, batch_fields
 from marl_collect.core.description import allocate
@@ -24,47 +27,47 @@ ENVIRONMENTS = 5
 PLAN = Plan(seed=4, environments=range(10, 10 + ENVIRONMENTS), max_frames_per_traj=7)
 
 
-def make():
+def make() -> Any:
     return CountingEnv(action_mask=True, state=True)
 
 
 @pytest.fixture
-def parallel():
+def parallel() -> Iterator[Any]:
     with ParallelEnv(ENVIRONMENTS, make, num_processes=2, groups=2) as env:
         yield env.engine()
 
 
 @pytest.fixture
-def serial():
+def serial() -> Iterator[Any]:
     with SerialEnv(ENVIRONMENTS, make) as env:
         yield env.engine()
 
 
-def rollouts(engine: EnvBatch, progress=None):
+def rollouts(engine: EnvBatch, progress: Any = None) -> Any:
     parts = engine.parts()
     policies = [RandomRunner(engine.description) for _ in parts]
     return make_rollout(parts, policies, PLAN, progress)
 
 
-def slot(engine, frames):
+def slot(engine: Any, frames: int) -> Any:
     contents = BatchContents(step_count=True, policy_version=True)
     signature = PolicySignature(engine.description.actions())
     fields = batch_fields(engine.description, signature, contents)
     return allocate(fields, (ENVIRONMENTS, frames))
 
 
-def equal(a, b):
+def equal(a: Any, b: Any) -> None:
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))
 
 
-def test_a_batch_of_one_part_is_one_rollout(serial, parallel):
+def test_a_batch_of_one_part_is_one_rollout(serial: Any, parallel: Any) -> None:
     assert isinstance(rollouts(serial), Rollout)
     assert isinstance(rollouts(parallel), AlternatingRollout)
 
 
-def test_slots_and_episodes_are_the_same(serial, parallel):
+def test_slots_and_episodes_are_the_same(serial: Any, parallel: Any) -> None:
     one, alternating = rollouts(serial), rollouts(parallel)
     for version in range(3):
         a, b = slot(serial, 11), slot(parallel, 11)
@@ -77,7 +80,7 @@ def test_slots_and_episodes_are_the_same(serial, parallel):
     assert alternating.take_reset_seconds() > 0
 
 
-def test_states_can_be_exchanged_between_both(serial, parallel):
+def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> None:
     one, alternating = rollouts(serial), rollouts(parallel)
     alternating.collect(slot(parallel, 9))
     state = alternating.state()
@@ -92,7 +95,7 @@ def test_states_can_be_exchanged_between_both(serial, parallel):
     equal(again, b)
 
 
-def test_reset_and_reseed_reach_every_part(serial, parallel):
+def test_reset_and_reseed_reach_every_part(serial: Any, parallel: Any) -> None:
     one, alternating = rollouts(serial), rollouts(parallel)
     for rollout in (one, alternating):
         rollout.reset()
@@ -106,14 +109,14 @@ def test_reset_and_reseed_reach_every_part(serial, parallel):
     equal(a, b)
 
 
-def test_all_parts_end_at_the_same_frame(parallel):
+def test_all_parts_end_at_the_same_frame(parallel: Any) -> None:
     class Impatient(ProgressReporter):
         looks = steps = 0
 
-        def stepping(self):
+        def stepping(self) -> None:
             self.steps += 1
 
-        def preempted(self):
+        def preempted(self) -> Any:
             self.looks += 1
             return self.looks > 4
 
@@ -123,15 +126,15 @@ def test_all_parts_end_at_the_same_frame(parallel):
     assert progress.steps == frames
 
 
-def test_a_policy_in_the_trainer_is_shared_by_the_parts():
+def test_a_policy_in_the_trainer_is_shared_by_the_parts() -> None:
     from marl_collect.collectors import Collector
 
-    def act(td):
+    def act(td: TensorDictBase) -> Any:
         td["hunter", "action"] = (td["hunter", "observation"][..., 0] * 1009).long() % 4
         td["prey", "action"] = td["prey", "observation"][..., :2]
         return td
 
-    def data(factory):
+    def data(factory: Any) -> Any:
         with Collector(
             factory, act, frames_per_batch=50, total_frames=150, seed=1
         ) as c:

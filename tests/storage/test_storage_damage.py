@@ -99,7 +99,7 @@ def accept(path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 39, 41, 4096])
 def test_a_tensor_file_of_the_wrong_size_is_named_and_not_changed(
     copy: Path, size: int
-):
+) -> None:
     os.truncate(copy / REWARD, size)
     read_refuses(copy, REWARD, f"has {size:,} bytes, but the index says")
     dataset = open_dataset(copy)
@@ -109,14 +109,14 @@ def test_a_tensor_file_of_the_wrong_size_is_named_and_not_changed(
     assert dataset[0].shape == (2, 10)  # Other batches can be read.
 
 
-def test_damage_in_files_that_are_not_read_has_no_effect(copy: Path):
+def test_damage_in_files_that_are_not_read_has_no_effect(copy: Path) -> None:
     os.truncate(copy / REWARD, 3)
     dataset = open_dataset(copy)
     assert len(dataset.transitions.select(("hunter", "observation"))[:]) == 120
     assert (copy / REWARD).stat().st_size == 3
 
 
-def test_a_missing_file_is_named(copy: Path):
+def test_a_missing_file_is_named(copy: Path) -> None:
     (copy / REWARD).unlink()
     read_refuses(copy, REWARD, "is missing")
     shutil.rmtree(copy / "batch-000001" / "next")
@@ -128,19 +128,21 @@ def test_a_missing_file_is_named(copy: Path):
 @pytest.mark.parametrize(
     "place", [REWARD, "batch-000001/next", "batch-000001", "index.json"]
 )
-def test_links_are_not_followed(copy: Path, tmp_path: Path, place: str):
+def test_links_are_not_followed(copy: Path, tmp_path: Path, place: str) -> None:
     (copy / place).rename(tmp_path / "elsewhere")
     (copy / place).symlink_to(tmp_path / "elsewhere")
     read_refuses(copy, place, "is a symbolic link")
 
 
-def test_a_pipe_in_place_of_a_file_does_not_block(copy: Path):
+def test_a_pipe_in_place_of_a_file_does_not_block(copy: Path) -> None:
     (copy / REWARD).unlink()
     os.mkfifo(copy / REWARD)
     read_refuses(copy, REWARD, "is not a regular file")
 
 
-def test_reading_needs_no_write_permission_and_writes_stay_in_memory(copy: Path):
+def test_reading_needs_no_write_permission_and_writes_stay_in_memory(
+    copy: Path,
+) -> None:
     before = digests(copy)
     for path in [*copy.rglob("*"), copy]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -159,12 +161,14 @@ def test_reading_needs_no_write_permission_and_writes_stay_in_memory(copy: Path)
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]x", b"\xff\xfe\x00", b"null", b"7", b"[" * 100_000]
 )
-def test_invalid_json_is_named(copy: Path, name: str, content: bytes):
+def test_invalid_json_is_named(copy: Path, name: str, content: bytes) -> None:
     (copy / name).write_bytes(content)
     read_refuses(copy, name)
 
 
-def test_a_broken_meta_json_does_not_affect_our_reader(copy: Path, intact: Path):
+def test_a_broken_meta_json_does_not_affect_our_reader(
+    copy: Path, intact: Path
+) -> None:
     for path in copy.rglob("meta.json"):
         path.write_bytes(b"\xff")
     assert same(read_all(open_dataset(copy)), read_all(open_dataset(intact)))
@@ -218,12 +222,12 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_an_inconsistent_index_is_named(copy: Path, what: str):
+def test_an_inconsistent_index_is_named(copy: Path, what: str) -> None:
     edit(copy / "index.json", WRONG[what])
     read_refuses(copy, str(copy))
 
 
-def test_inconsistent_episodes_are_named(copy: Path):
+def test_inconsistent_episodes_are_named(copy: Path) -> None:
     name = "batch-000001/episodes.json"
     original = (copy / name).read_text()
     for change in (
@@ -247,7 +251,7 @@ def test_inconsistent_episodes_are_named(copy: Path):
     read_refuses(copy, str(copy))
 
 
-def test_a_key_outside_the_dataset_is_not_read(copy: Path, tmp_path: Path):
+def test_a_key_outside_the_dataset_is_not_read(copy: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.memmap"
     shutil.copy(copy / "batch-000000" / "done.memmap", secret)
 
@@ -259,7 +263,9 @@ def test_a_key_outside_the_dataset_is_not_read(copy: Path, tmp_path: Path):
     read_refuses(copy, "index.json", "is not a key")
 
 
-def test_valid_frames_must_be_the_first_ones_and_match_the_index(tmp_path: Path):
+def test_valid_frames_must_be_the_first_ones_and_match_the_index(
+    tmp_path: Path,
+) -> None:
     collector = MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
     )
@@ -284,7 +290,7 @@ def test_valid_frames_must_be_the_first_ones_and_match_the_index(tmp_path: Path)
             _ = open_dataset(tmp_path / "d").transitions
 
 
-def test_an_episode_that_crosses_an_unlisted_batch_is_an_error(copy: Path):
+def test_an_episode_that_crosses_an_unlisted_batch_is_an_error(copy: Path) -> None:
     def change(data: Any) -> None:
         entry = data["batches"].pop(1)
         for name in ("frames", "nbytes", "episodes"):
@@ -298,7 +304,9 @@ def test_an_episode_that_crosses_an_unlisted_batch_is_an_error(copy: Path):
         _ = dataset.trajectories
 
 
-def test_a_dataset_of_an_earlier_version_opens_and_can_be_appended_to(tmp_path: Path):
+def test_a_dataset_of_an_earlier_version_opens_and_can_be_appended_to(
+    tmp_path: Path,
+) -> None:
     with zipfile.ZipFile(Path(__file__).parent / "data" / "dataset_v1.zip") as file:
         file.extractall(tmp_path / "d")
     dataset = open_dataset(tmp_path / "d")
@@ -316,7 +324,9 @@ def test_a_dataset_of_an_earlier_version_opens_and_can_be_appended_to(tmp_path: 
     assert same(again[4], dataset[0])
 
 
-def test_reading_continues_after_chdir(copy: Path, monkeypatch: pytest.MonkeyPatch):
+def test_reading_continues_after_chdir(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(copy.parent)
     dataset = open_dataset("d")
     monkeypatch.chdir("/")
@@ -337,7 +347,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 """
 
 
-def test_a_dataset_is_read_while_another_process_appends(copy: Path):
+def test_a_dataset_is_read_while_another_process_appends(copy: Path) -> None:
     with start_python("-c", APPENDS, copy) as program:
         assert program.stdout is not None
         for line in program.stdout:
@@ -347,3 +357,18 @@ def test_a_dataset_is_read_while_another_process_appends(copy: Path):
             assert len(dataset.trajectories) == dataset.contents.totals.episodes
     assert program.returncode == 0
     assert len(open_dataset(copy)) == 26
+
+
+def test_damage_after_opening_is_found(copy: Path) -> None:
+    dataset = open_dataset(copy)
+    assert dataset[1]["next", "hunter", "reward"].any()
+    frames = dataset.transitions[:]
+    file = copy / REWARD
+    file.write_bytes(bytes(file.stat().st_size))
+    for read in (lambda: dataset[1], dataset.verify, lambda: dataset.verify(1)):
+        with pytest.raises(DatasetError, match="reward.memmap is damaged"):
+            read()
+    # It is not read again while it is mapped, unless it is asked for.
+    assert not (dataset.transitions[:] == frames).all()
+    with pytest.raises(DatasetError, match="reward.memmap is damaged"):
+        open_dataset(copy).transitions[:]

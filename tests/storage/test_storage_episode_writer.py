@@ -23,7 +23,7 @@ def writer(path: Path, collector: Collector) -> Writer:
     return Writer(path, DatasetDescription("counting", collector.description))
 
 
-def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path):
+def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     options: Any = {"num_workers": 2, "envs_per_worker": 2}
     dataset = record(tmp_path, CountingEnv, policy, episodes=9, seed=3, **options)
@@ -49,7 +49,7 @@ def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path):
     assert dataset.contents.totals.frames == sum(e.length for e in played)
 
 
-def test_recorded_data_equal_the_collectors(tmp_path: Path):
+def test_recorded_data_equal_the_collectors(tmp_path: Path) -> None:
     dataset = record(
         tmp_path, CountingEnv, episodes=4, num_workers=2, seed=5, frames_per_batch=14
     )
@@ -61,7 +61,7 @@ def test_recorded_data_equal_the_collectors(tmp_path: Path):
         assert (own == episode).all()
 
 
-def test_the_description_has_the_policy_and_the_options(tmp_path: Path):
+def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
     dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
@@ -86,7 +86,7 @@ def test_the_description_has_the_policy_and_the_options(tmp_path: Path):
     }
 
 
-def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path):
+def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="either episodes or frames"):
         record(tmp_path, CountingEnv)
     with pytest.raises(ValueError, match="either episodes or frames"):
@@ -111,7 +111,7 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path):
 @pytest.mark.parametrize("again", [True, False])
 def test_episodes_are_kept_when_writing_fails_and_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
-):
+) -> None:
     datasets = []
     failures = iter([False, True, True] * 100)
 
@@ -143,7 +143,7 @@ def test_episodes_are_kept_when_writing_fails_and_written_once(
     assert len(failing.trajectories) == len(straight.trajectories) > 10
 
 
-def test_without_a_number_every_complete_episode_is_written(tmp_path: Path):
+def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> None:
     collector = Collector(
         [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
     )
@@ -175,7 +175,7 @@ for batch in collector:
 """
 
 
-def test_episodes_reported_as_written_survive_a_kill(tmp_path: Path):
+def test_episodes_reported_as_written_survive_a_kill(tmp_path: Path) -> None:
     with start_python("-c", KILLED, tmp_path / "d") as program:
         assert program.stdout is not None
         for line in program.stdout:

@@ -1,5 +1,7 @@
 """The episodes found in batches equal those that the collector counts."""
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -9,9 +11,11 @@ from marl_collect.storage.episodes import EpisodeFinder
 from marl_collect.testing.counting import CountingEnv
 
 
-def stream(rewards: list[list[float]], done: list[list[bool]], **extra) -> TensorDict:
+def stream(
+    rewards: list[list[float]], done: list[list[int]], **extra: Any
+) -> TensorDict:
     """A batch of one group with one agent per reward column."""
-    flags = torch.tensor(done).unsqueeze(-1)
+    flags = torch.tensor(done, dtype=torch.bool).unsqueeze(-1)
     size, frames = flags.shape[:2]
     reward = torch.tensor(rewards).reshape(size, frames, 1, 1)
     return TensorDict(
@@ -27,7 +31,7 @@ def stream(rewards: list[list[float]], done: list[list[bool]], **extra) -> Tenso
     )
 
 
-def test_an_episode_across_batches_is_one_episode():
+def test_an_episode_across_batches_is_one_episode() -> None:
     finder = EpisodeFinder()
     no, yes = False, True
     assert finder.add(stream([[1.0, 2.0]], [[no, no]])) == []
@@ -38,7 +42,7 @@ def test_an_episode_across_batches_is_one_episode():
     assert ended.terminated
 
 
-def test_rows_are_independent_and_several_episodes_may_end_in_one_batch():
+def test_rows_are_independent_and_several_episodes_may_end_in_one_batch() -> None:
     finder = EpisodeFinder()
     batch = stream([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 0], [0, 0, 1]])
     found = finder.add(batch)
@@ -50,7 +54,7 @@ def test_rows_are_independent_and_several_episodes_may_end_in_one_batch():
     assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
 
 
-def test_an_abandoned_episode_is_not_mixed_with_the_next_one():
+def test_an_abandoned_episode_is_not_mixed_with_the_next_one() -> None:
     finder = EpisodeFinder()
     ids = [torch.full((1, 2), i) for i in (0, 1)]
     finder.add(stream([[1.0, 1.0]], [[0, 0]], collector={"traj_ids": ids[0]}))
@@ -60,7 +64,7 @@ def test_an_abandoned_episode_is_not_mixed_with_the_next_one():
     assert ended.team_return == 2.0
 
 
-def test_invalid_frames_are_ignored():
+def test_invalid_frames_are_ignored() -> None:
     finder = EpisodeFinder()
     mask = torch.tensor([[True, True, False]])
     batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
@@ -70,7 +74,7 @@ def test_invalid_frames_are_ignored():
 
 
 @pytest.mark.parametrize("frames", [6, 14, 60])
-def test_lengths_and_returns_equal_the_collectors(frames: int):
+def test_lengths_and_returns_equal_the_collectors(frames: int) -> None:
     collector = Collector(
         [CountingEnv] * 3,
         frames_per_batch=3 * frames,
@@ -92,7 +96,7 @@ def of_episode(environment: int, episode: int, *, done: bool = False) -> TensorD
     return stream([[1.0, 1.0]], [[False, done]], collector={"traj_ids": ids})
 
 
-def test_environments_may_share_a_row_if_no_episode_is_interrupted():
+def test_environments_may_share_a_row_if_no_episode_is_interrupted() -> None:
     finder = EpisodeFinder()
     finder.add(of_episode(0, 0))  # Abandoned by a reset.
     found = [
@@ -109,7 +113,7 @@ def test_environments_may_share_a_row_if_no_episode_is_interrupted():
         finder.add(of_episode(0, 3, done=True))
 
 
-def test_an_episode_that_continues_in_another_row_is_refused():
+def test_an_episode_that_continues_in_another_row_is_refused() -> None:
     finder = EpisodeFinder()
     pair = [of_episode(0, 0), of_episode(1, 0)]
     finder.add(torch.cat(pair))

@@ -49,13 +49,17 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
 
 
 @pytest.fixture(params=["view", "merged"])
-def joined(request, datasets: list[Dataset], tmp_path: Path) -> Dataset:
+def joined(
+    request: pytest.FixtureRequest, datasets: list[Dataset], tmp_path: Path
+) -> Dataset:
     if request.param == "view":
         return concatenate(datasets)
     return merge([dataset.path for dataset in datasets], tmp_path / "all")
 
 
-def test_joined_datasets_read_like_one(joined: Dataset, datasets: list[Dataset]):
+def test_joined_datasets_read_like_one(
+    joined: Dataset, datasets: list[Dataset]
+) -> None:
     each = [read_all(dataset) for dataset in datasets]
     whole = read_all(joined)
     assert same(whole[0], [batch for one in each for batch in one[0]])
@@ -77,32 +81,27 @@ def test_joined_datasets_read_like_one(joined: Dataset, datasets: list[Dataset])
     )
 
 
-def test_joined_datasets_are_loaded_in_epochs(joined: Dataset, datasets):
+def test_joined_datasets_are_loaded_in_epochs(
+    joined: Dataset, datasets: list[Dataset]
+) -> None:
+    episodes = joined.trajectories
     kinds: Any = [
-        ("transitions", None, 2),
-        ("sequences", 4, 0),
-        ("trajectories", None, 0),
+        (joined, len(joined.transitions), 2),
+        (episodes.sequences(4), len(episodes.transitions), 0),
+        (episodes, len(episodes.transitions), 0),
     ]
-    for of, length, workers in kinds:
-        loader = joined.loader(
-            batch_size=7, of=of, length=length, seed=0, workers=workers
-        )
-        found = 0
-        for batch in loader:
+    for source, frames, workers in kinds:
+        read = 0
+        for batch in source.loader(batch_size=7, seed=0, workers=workers):
             mask = batch.get(("collector", "mask"), torch.ones(batch.shape))
-            found += int(mask.sum())
-        source = (
-            joined.transitions
-            if of == "transitions"
-            else joined.trajectories.transitions
-        )
-        assert found == len(source)
+            read += int(mask.sum())
+        assert read == frames
     assert joined.trajectories.sample(5).shape[0] == 5
     best = joined.trajectories.split_by_return([0.5])[1]
     assert 0 < len(best) < len(joined.trajectories)
 
 
-def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]):
+def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]) -> None:
     view = concatenate([concatenate(datasets[:2]), datasets[2]])
     assert [part.folder.path for part in view.parts] == [d.path for d in datasets]
     assert str(datasets[1].path) in repr(view)
@@ -111,7 +110,9 @@ def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]):
         _ = view.path
 
 
-def test_a_merged_dataset_can_be_appended_to(datasets, tmp_path: Path):
+def test_a_merged_dataset_can_be_appended_to(
+    datasets: list[Dataset], tmp_path: Path
+) -> None:
     merged = merge(datasets[1:], tmp_path / "all")
     more = add(tmp_path / "all", 9)
     assert len(more) == len(merged) + 3
@@ -119,7 +120,7 @@ def test_a_merged_dataset_can_be_appended_to(datasets, tmp_path: Path):
     more.verify()
 
 
-def test_batches_of_format_version_1_get_checksums(tmp_path: Path):
+def test_batches_of_format_version_1_get_checksums(tmp_path: Path) -> None:
     zipfile.ZipFile(VERSION_1).extractall(tmp_path)
     (source,) = [path.parent for path in tmp_path.rglob("index.json")]
     merged = merge([source, source], tmp_path / "all")
@@ -148,7 +149,9 @@ def other(path: Path, task: str = "c", **settings: Any) -> Path:
         ({}, "hunter/image is missing in the former, but .*uint8 in the latter"),
     ],
 )
-def test_datasets_of_different_kinds_are_refused(datasets, tmp_path, settings, message):
+def test_datasets_of_different_kinds_are_refused(
+    datasets: list[Dataset], tmp_path: Path, settings: Any, message: str
+) -> None:
     different = other(tmp_path / "other", **settings)
     for join in (concatenate, lambda d: merge(d, tmp_path / "all")):
         with pytest.raises(ValueError, match=message) as error:
@@ -158,14 +161,16 @@ def test_datasets_of_different_kinds_are_refused(datasets, tmp_path, settings, m
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 
 
-def test_nothing_to_join_is_an_error(datasets: list[Dataset]):
+def test_nothing_to_join_is_an_error(datasets: list[Dataset]) -> None:
     nothing: list[Any] = [[], "folder", datasets[0]]
     for given in nothing:
         with pytest.raises(ValueError, match="must be a list of datasets"):
             concatenate(given)
 
 
-def test_a_merge_refuses_what_is_in_its_place(datasets, tmp_path: Path):
+def test_a_merge_refuses_what_is_in_its_place(
+    datasets: list[Dataset], tmp_path: Path
+) -> None:
     (tmp_path / "all").mkdir()
     merge(datasets[1:], tmp_path / "all")  # An empty folder is filled.
     with pytest.raises(FileExistsError, match="all exists: merge to a new"):
@@ -175,7 +180,9 @@ def test_a_merge_refuses_what_is_in_its_place(datasets, tmp_path: Path):
         merge(datasets[1:], tmp_path / "link")
 
 
-def test_a_merge_refuses_datasets_that_are_being_written(datasets, tmp_path: Path):
+def test_a_merge_refuses_datasets_that_are_being_written(
+    datasets: list[Dataset], tmp_path: Path
+) -> None:
     description, data = batches(1, 5)
     with Writer(tmp_path / "open", description) as writer:
         writer.add(data[0])
@@ -185,7 +192,7 @@ def test_a_merge_refuses_datasets_that_are_being_written(datasets, tmp_path: Pat
     merge([datasets[0], tmp_path / "open"], tmp_path / "all")
 
 
-def test_read_only_datasets_are_merged(datasets, tmp_path: Path):
+def test_read_only_datasets_are_merged(datasets: list[Dataset], tmp_path: Path) -> None:
     source = tmp_path / "read-only"
     shutil.copytree(datasets[1].path, source)
     (source / ".lock").unlink(missing_ok=True)
@@ -199,7 +206,9 @@ def test_read_only_datasets_are_merged(datasets, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["hunter/image.zstd", "next/done.memmap"])
-def test_damage_is_not_merged(datasets, tmp_path: Path, name: str):
+def test_damage_is_not_merged(
+    datasets: list[Dataset], tmp_path: Path, name: str
+) -> None:
     source = shutil.copytree(datasets[1].path, tmp_path / "damaged")
     path = source / "batch-000001" / name
     content = bytearray(path.read_bytes())
@@ -211,11 +220,13 @@ def test_damage_is_not_merged(datasets, tmp_path: Path, name: str):
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
-def test_an_error_while_copying_leaves_nothing(datasets, tmp_path, monkeypatch):
-    def full(source, target):
+def test_an_error_while_copying_leaves_nothing(
+    datasets: list[Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Any, target: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(joining.shutil, "copyfile", full)
+    monkeypatch.setattr(joining.shutil, "copyfile", full)  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="No space left"):
         merge(datasets, tmp_path / "all")
     assert list(tmp_path.iterdir()) == []
@@ -243,7 +254,9 @@ merge(sources, target)
 
 
 @pytest.mark.parametrize(("place", "count"), [("copy", 1), ("copy", 90), ("rename", 1)])
-def test_a_killed_merge_leaves_no_dataset(datasets, tmp_path, place, count):
+def test_a_killed_merge_leaves_no_dataset(
+    datasets: list[Dataset], tmp_path: Path, place: str, count: int
+) -> None:
     sources = [str(dataset.path) for dataset in datasets]
     target = tmp_path / "all"
     run = run_python("-c", KILLED, *sources, target, place, str(count))
@@ -256,7 +269,7 @@ def test_a_killed_merge_leaves_no_dataset(datasets, tmp_path, place, count):
     assert len(merged) == 10
 
 
-def test_merging_on_the_command_line(datasets, tmp_path: Path):
+def test_merging_on_the_command_line(datasets: list[Dataset], tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from marl_collect.cli.main import app

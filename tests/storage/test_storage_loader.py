@@ -1,12 +1,14 @@
 """Loaders yield every item once per epoch, seeded and resumable."""
 
 import pickle
+from collections import Counter
 from itertools import chain
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import Dataset, DatasetDescription, Writer
@@ -25,7 +27,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(path)
 
 
-def tags(batch) -> list[Any]:
+def tags(batch: Any) -> list[Any]:
     """Identify valid frames."""
     flat = batch.reshape(-1)
     mask = batch.get(("collector", "mask"), None)
@@ -37,26 +39,128 @@ def tags(batch) -> list[Any]:
     )
 
 
-@pytest.mark.parametrize("of", ["transitions", "trajectories", "sequences"])
-def test_an_epoch_has_every_item_once(dataset: Dataset, of):
-    length = 3 if of == "sequences" else None
-    loader = dataset.loader(batch_size=4, of=of, length=length, seed=1)
+KINDS = {
+    "transitions": lambda dataset: dataset.transitions,
+    "trajectories": lambda dataset: dataset.trajectories,
+    "sequences": lambda dataset: dataset.trajectories.sequences(3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
+    source = KINDS[kind](dataset)
+    loader = source.loader(batch_size=4, seed=1)
     epochs = [[tags(batch) for batch in loader] for _ in range(2)]
     assert len(epochs[0]) == len(loader) > 1
     flat = [sorted(chain(*epoch)) for epoch in epochs]
-    source = (
-        dataset.transitions
-        if of == "transitions"
-        else (dataset.trajectories.transitions)
-    )
-    assert flat[0] == flat[1] == sorted(tags(source[:]))
+    frames = source if kind == "transitions" else dataset.trajectories.transitions
+    assert flat[0] == flat[1] == sorted(tags(frames[:]))
     assert epochs[0] != epochs[1]
-    again = dataset.loader(batch_size=4, of=of, length=length, seed=1)
+    again = source.loader(batch_size=4, seed=1)
     assert [tags(batch) for batch in again] == epochs[0]
 
 
-def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset):
-    for batch in dataset.loader(batch_size=5, of="sequences", length=3, seed=0):
+def test_a_dataset_loads_its_transitions(dataset: Dataset) -> None:
+    whole, frames = dataset.loader(9, seed=1), dataset.transitions.loader(9, seed=1)
+    assert [*map(tags, whole)] == [*map(tags, frames)]
+
+
+def test_selections_have_loaders(dataset: Dataset) -> None:
+    key = ("hunter", "observation")
+    (batch,) = dataset.transitions.select(key).loader(10**6)
+    assert set(batch.keys(include_nested=True, leaves_only=True)) == {key}
+    good = dataset.trajectories.split_by_return([0.5])[1]
+    assert sum(map(len, good.loader(2))) == len(good)
+    longest = max(good.lengths)
+    long = dataset.trajectories.filter(lambda episode: episode.length == longest)
+    assert {batch.shape[1] for batch in long.loader(1)} == {longest}
+
+
+def test_loops_are_independent(dataset: Dataset) -> None:
+    loader = dataset.loader(batch_size=8, seed=3)
+    pairs = [
+        (tags(one), tags(other)) for one, other in zip(loader, loader, strict=True)
+    ]
+    again = dataset.loader(batch_size=8, seed=3)
+    epochs = [[tags(batch) for batch in again] for _ in range(2)]
+    assert [[*epoch] for epoch in zip(*pairs, strict=True)] == epochs
+    nested = sum(1 for _ in loader for _ in loader)
+    assert nested == len(loader) ** 2
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_loop_that_was_left_is_followed_by_an_epoch(
+    dataset: Dataset, resume: bool
+) -> None:
+    loader = dataset.loader(batch_size=8, seed=3, resume=resume)
+    first = [tags(batch) for batch, _ in zip(loader, range(5), strict=False)]
+    assert loader.epoch == 0
+    second = [tags(batch) for batch in loader]
+    whole = sorted(tags(dataset.transitions[:]))
+    if resume:
+        # `zip` took a sixth batch and dropped it.
+        assert len(second) == len(loader) - 6
+        assert Counter(chain(*first, *second)) < Counter(whole)
+        assert loader.epoch == 1
+    else:
+        assert sorted(chain(*second)) == whole
+        assert loader.epoch == 2
+    assert sorted(chain(*map(tags, loader))) == whole
+
+
+def test_the_last_batch_can_be_left_out(dataset: Dataset) -> None:
+    frames = len(dataset.transitions)
+    assert frames % 7
+    loader = dataset.loader(batch_size=7, drop_last=True)
+    assert [len(batch) for batch in loader] == [7] * (frames // 7)
+    assert len(loader) == frames // 7
+    with pytest.raises(ValueError, match="drop_last leaves no batch of 1000 "):
+        dataset.loader(batch_size=1000, drop_last=True)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_share_an_epoch_as_in_torch(
+    dataset: Dataset, drop_last: bool, shuffle: bool
+) -> None:
+    world, episodes = 3, dataset.trajectories
+    assert len(episodes) % world
+    ids = [int(episode["collector", "traj_ids"][0]) for episode in episodes]
+    parts = []
+    for rank in range(world):
+        loader = episodes.loader(
+            batch_size=1,
+            rank=rank,
+            world_size=world,
+            seed=5,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        parts.append([int(b["collector", "traj_ids"][0, 0]) for b in loader])
+        sampler: Any = DistributedSampler(
+            episodes,  # type: ignore[arg-type]
+            num_replicas=world,
+            rank=rank,
+            shuffle=False,
+            drop_last=drop_last,
+        )
+        assert len(loader) == len(sampler)
+        if not shuffle:
+            assert parts[-1] == [ids[i] for i in sampler]
+    items = [*chain(*parts)]
+    if drop_last:
+        assert len(set(items)) == len(items) == len(ids) // world * world
+    else:
+        assert set(items) == set(ids)
+    with pytest.raises(ValueError, match="give all of them one seed"):
+        episodes.loader(batch_size=1, rank=0, world_size=2)
+    with pytest.raises(ValueError, match="rank must be less than world_size=2"):
+        episodes.loader(batch_size=1, rank=2, world_size=2, seed=0)
+
+
+def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset) -> None:
+    sequences = dataset.trajectories.sequences(3)
+    for batch in sequences.loader(batch_size=5, seed=0):
         assert batch.shape[1] == 3
         assert batch.names == [None, "time"]
         mask = batch["collector", "mask"]
@@ -68,13 +172,52 @@ def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset):
             assert not done.any()
 
 
-def test_worker_processes_give_the_same_batches(dataset: Dataset):
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("burn_in", [0, 3, 50])
+def test_pieces_overlap_and_have_frames_in_front(
+    dataset: Dataset, stride: int, burn_in: int
+) -> None:
+    episodes, length = dataset.trajectories, 4
+    pieces = iter(episodes.sequences(length, stride=stride, burn_in=burn_in))
+    for episode in episodes:
+        end = 0
+        for begin in range(0, len(episode), stride):
+            if end == len(episode):
+                break
+            end = min(begin + length, len(episode))
+            piece = next(pieces)
+            padding = max(0, burn_in - begin)
+            expected = episode[begin - burn_in + padding : end]
+            assert piece.shape == (burn_in + length,)
+            mask = piece["collector", "mask"]
+            columns = torch.arange(burn_in + length)
+            valid = (padding <= columns) & (columns < padding + len(expected))
+            assert torch.equal(mask, valid)
+            read = piece[mask].exclude(("collector", "mask"))
+            assert (read == expected).all()
+            assert not piece[~mask]["hunter", "observation"].any()
+        assert end == len(episode)
+    assert next(pieces, None) is None
+
+
+def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
     here = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
-    there = [tags(b) for b in dataset.loader(batch_size=16, seed=2, workers=2)]
-    assert there == here
+    loader = dataset.loader(batch_size=16, seed=2, workers=2)
+    assert [tags(b) for b in loader] == here
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert [tags(b) for b, _ in zip(loader, range(2), strict=False)] != here[:2]
+    assert sorted(chain(*map(tags, loader))) == sorted(chain(*here))
+    # The same processes, also after a loop that was left.
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert after == children
+    pairs = [
+        (tags(one), tags(other)) for one, other in zip(loader, loader, strict=True)
+    ]
+    for epoch in zip(*pairs, strict=True):
+        assert sorted(chain(*epoch)) == sorted(chain(*here))
 
 
-def test_a_loader_resumes_with_the_next_batch(dataset: Dataset):
+def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
     whole = dataset.loader(batch_size=8, seed=3)
     expected = [tags(batch) for _ in range(2) for batch in whole]
     first = dataset.loader(batch_size=8, seed=3)
@@ -92,7 +235,7 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int):
+def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int) -> None:
     loader: Any = DataLoader(dataset.transitions, batch_size=16, num_workers=workers)
     assert [*chain(*map(tags, loader))] == tags(dataset.transitions[:])
     loader = DataLoader(dataset.trajectories, batch_size=2, num_workers=workers)
@@ -101,7 +244,7 @@ def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int):
     assert next(iter(loader)).shape == (3, 4)
 
 
-def test_a_missing_key_says_where_rewards_are(dataset: Dataset):
+def test_a_missing_key_says_where_rewards_are(dataset: Dataset) -> None:
     for sample in (
         dataset.trajectories.sample(4),
         dataset.transitions.sample(4),
@@ -120,17 +263,28 @@ def test_a_missing_key_says_where_rewards_are(dataset: Dataset):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": 2, "workers": -1}, "workers must be at least 0"),
-        ({"batch_size": 2, "of": "frames"}, "must be one of transitions"),
-        ({"batch_size": 2, "of": "sequences"}, "needs a length"),
-        (
-            {"batch_size": 2, "of": "sequences", "length": 0},
-            "length must be at least 1",
-        ),
-        ({"batch_size": 2, "length": 3}, "the others have none"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"batch_size": 2, "workers": -1}, "workers must be an integer of at least 0"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(dataset: Dataset, arguments, message):
+def test_arguments_that_do_not_fit_are_refused(
+    dataset: Dataset, arguments: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         dataset.loader(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"length": 3, "stride": 4}, "stride must be between 1 and length=3"),
+        ({"length": 3, "stride": 0}, "stride must be between 1 and length=3"),
+        ({"length": 3, "burn_in": -1}, "burn_in must be at least 0"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(
+    dataset: Dataset, arguments: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataset.trajectories.sequences(**arguments)

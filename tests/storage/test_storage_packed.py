@@ -12,11 +12,12 @@ from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
+from marl_collect.storage.compression import load_codec
 from marl_collect.storage.packed import PackedFile
 from marl_collect.testing.counting import CountingEnv
 
 
-def add(path: Path, description: DatasetDescription, data, **options) -> None:
+def add(path: Path, description: DatasetDescription, data: Any, **options: Any) -> None:
     with Writer(path, description, **options) as writer:
         for batch in data:
             writer.add(batch)
@@ -25,7 +26,7 @@ def add(path: Path, description: DatasetDescription, data, **options) -> None:
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
 def test_every_way_of_reading_gives_the_collected_data(
     tmp_path: Path, compression: str
-):
+) -> None:
     description, data = batches(4)
     add(tmp_path / "d", description, data, compression=compression)
     dataset = open_dataset(tmp_path / "d")
@@ -49,7 +50,7 @@ def test_every_way_of_reading_gives_the_collected_data(
             begin += about.length
 
 
-def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path):
+def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path) -> None:
     description, data = batches(1)
     sizes = {}
     for compression in ("none", "lz4", "zstd"):
@@ -67,7 +68,7 @@ def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path):
     assert (batch / "prey/noise.copy").exists()  # Noise does not compress.
 
 
-def test_next_is_not_shared_where_it_differs_in_one_bit(tmp_path: Path):
+def test_next_is_not_shared_where_it_differs_in_one_bit(tmp_path: Path) -> None:
     description, data = batches(1)
     data[0]["next", "hunter", "image"][1, 4, 0, 7, 7, 2] ^= 1
     data[0]["next", "done"][:] = False
@@ -76,7 +77,7 @@ def test_next_is_not_shared_where_it_differs_in_one_bit(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
-def test_every_dtype_is_packed(tmp_path: Path, dtype: torch.dtype):
+def test_every_dtype_is_packed(tmp_path: Path, dtype: torch.dtype) -> None:
     description, data = batches(1)
     for root in (data[0], data[0]["next"]):
         root["hunter", "image"] = (root["hunter", "image"] > 90).to(dtype)
@@ -87,7 +88,7 @@ def test_every_dtype_is_packed(tmp_path: Path, dtype: torch.dtype):
     assert same(dataset.transitions[[3, 17]], data[0].reshape(-1)[[3, 17]])
 
 
-def test_ragged_batches_are_packed(tmp_path: Path):
+def test_ragged_batches_are_packed(tmp_path: Path) -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
     ) as collector:
@@ -100,14 +101,14 @@ def test_ragged_batches_are_packed(tmp_path: Path):
     assert same(dataset.transitions[:], valid)
 
 
-def test_runs_of_one_dataset_may_differ_in_compression(tmp_path: Path):
+def test_runs_of_one_dataset_may_differ_in_compression(tmp_path: Path) -> None:
     description, data = batches(3)
     for batch, compression in zip(data, ("none", "zstd", "lz4"), strict=True):
         add(tmp_path / "d", description, [batch], compression=compression)
     assert same([batch.clone() for batch in open_dataset(tmp_path / "d")], data)
 
 
-def test_an_unknown_compression_is_refused(tmp_path: Path):
+def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
     description, _ = batches(1)
     unknown: Any = "gzip"
     with pytest.raises(ValueError, match="compression is 'gzip', but must be one of"):
@@ -115,7 +116,7 @@ def test_an_unknown_compression_is_refused(tmp_path: Path):
     assert not (tmp_path / "d").exists()
 
 
-def test_a_damaged_frame_is_named_and_others_are_read(tmp_path: Path):
+def test_a_damaged_frame_is_named_and_others_are_read(tmp_path: Path) -> None:
     description, data = batches(1)
     add(tmp_path / "d", description, data)
     path = tmp_path / "d" / "batch-000000/hunter/image.lz4"
@@ -131,7 +132,7 @@ def test_a_damaged_frame_is_named_and_others_are_read(tmp_path: Path):
 @pytest.mark.parametrize("compression", ["lz4", "none"])
 def test_random_damage_raises_an_error_or_gives_correct_data(
     tmp_path: Path, compression: str
-):
+) -> None:
     write(tmp_path / "d", compression)
     outcome = fuzz(tmp_path / "d", 60, seed=5)
     assert outcome.wrong == []
@@ -156,7 +157,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_packed_batches_survive_a_kill(tmp_path: Path, after: int):
+def test_packed_batches_survive_a_kill(tmp_path: Path, after: int) -> None:
     path = tmp_path / "d"
     with start_python("-c", KILLED, path, Path(__file__).parent) as program:
         assert program.stdout is not None
@@ -171,3 +172,18 @@ def test_packed_batches_survive_a_kill(tmp_path: Path, after: int):
     collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
     for number, found in enumerate(dataset):
         assert same(found.clone(), with_images(collector.next(), number))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize("size", [0, 100, 300, 70_000, 80_001])
+def test_a_frame_of_another_size_is_an_error(compression: str, size: int) -> None:
+    """The codecs would leave the rest of the memory as it is."""
+    encode, decode = load_codec(compression)
+    stored = encode(np.full(size, 7, np.uint8))
+    out = np.empty(80_000, np.uint8)
+    with pytest.raises(
+        (ValueError, RuntimeError), match=rf"{size:,} bytes, not 80,000"
+    ):
+        decode(memoryview(stored), out)
+    decode(memoryview(encode(np.full(80_000, 7, np.uint8))), out)
+    assert (out == 7).all()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scripts import run_python, start_python
@@ -28,8 +29,10 @@ def names(folder: Path) -> set[str]:
 
 
 def test_chdir_does_not_move_the_writer(
-    collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+    collected: tuple[DatasetDescription, list[TensorDict]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     description, data = collected
     other = tmp_path / "sub" / "d"
     monkeypatch.chdir(tmp_path)
@@ -45,7 +48,9 @@ def test_chdir_does_not_move_the_writer(
     assert writer.path == tmp_path / "d"
 
 
-def test_a_folder_in_place_of_the_writers_is_not_written_to(collected, tmp_path: Path):
+def test_a_folder_in_place_of_the_writers_is_not_written_to(
+    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+) -> None:
     description, data = collected
     path, moved = tmp_path / "d", tmp_path / "moved"
     with Writer(path, description) as writer:
@@ -70,8 +75,8 @@ def test_a_folder_in_place_of_the_writers_is_not_written_to(collected, tmp_path:
 
 
 def test_closing_does_not_remove_a_folder_in_place_of_its_own(
-    collected, tmp_path: Path
-):
+    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+) -> None:
     writer = Writer(tmp_path / "d", collected[0])
     (tmp_path / "d").rename(tmp_path / "moved")
     with Writer(tmp_path / "d", collected[0]) as other:
@@ -81,8 +86,8 @@ def test_closing_does_not_remove_a_folder_in_place_of_its_own(
 
 
 def test_appending_after_an_index_entry_was_removed_deletes_no_listed_batch(
-    collected, tmp_path: Path
-):
+    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+) -> None:
     description, data = collected
     path = tmp_path / "d"
     for batch in data[:3]:  # One run each.
@@ -109,7 +114,9 @@ def test_appending_after_an_index_entry_was_removed_deletes_no_listed_batch(
     assert all((a == b).all() for a, b in zip(dataset, data[1:], strict=True))
 
 
-def test_nothing_is_written_or_removed_through_links(collected, tmp_path: Path):
+def test_nothing_is_written_or_removed_through_links(
+    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+) -> None:
     description, data = collected
     path, precious = tmp_path / "d", tmp_path / "precious"
     precious.mkdir()
@@ -133,7 +140,7 @@ def test_nothing_is_written_or_removed_through_links(collected, tmp_path: Path):
     assert not (precious / "made").exists()
 
 
-def in_fork(work) -> int:
+def in_fork(work: Any) -> int:
     """Run ``work`` in a fork of this process; return its exit code."""
     pid = os.fork()
     if pid == 0:
@@ -146,7 +153,9 @@ def in_fork(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_neither_holds_the_lock_nor_writes(collected, tmp_path: Path):
+def test_a_fork_neither_holds_the_lock_nor_writes(
+    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+) -> None:
     description, data = collected
     path = tmp_path / "d"
     writer = Writer(path, description)
@@ -196,7 +205,9 @@ signal.pause()
 """
 
 
-def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(tmp_path: Path):
+def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / ".lock"
     with start_python("-c", LEAVES_A_CHILD, path) as program:
         assert program.stdout is not None
@@ -210,7 +221,7 @@ def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(tmp_path
         os.kill(child, signal.SIGKILL)
 
 
-def test_two_writers_do_not_share_a_lock_whose_file_was_removed(tmp_path: Path):
+def test_two_writers_do_not_share_a_lock_whose_file_was_removed(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with FolderLock(path):
         path.unlink()
@@ -240,7 +251,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 """
 
 
-def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path):
+def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) -> None:
     done = run_python("-c", LIMITED, tmp_path / "d", check=True)
     assert "ulimit -f" in done.stdout
     assert str(tmp_path / "d") in done.stdout

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import signal
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
-def server():
+def server() -> Iterator[Any]:
     """The options of a local S3 server."""
     pytest.importorskip("s3fs", reason="needs the extra cloud")
     moto = pytest.importorskip("moto.server", reason="needs the extra dev")
@@ -42,7 +43,7 @@ def server():
 
 
 @pytest.fixture(params=["memory", "s3"])
-def place(request) -> tuple[str, dict[str, Any]]:
+def place(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """A URL at which nothing is, and the options of its file system."""
     name = uuid.uuid4().hex
     if request.param == "memory":
@@ -63,7 +64,9 @@ def append(path: Path, seed: int) -> None:
         writer.add(batch)
 
 
-def test_a_copied_dataset_reads_like_the_original(place, local, tmp_path: Path):
+def test_a_copied_dataset_reads_like_the_original(
+    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+) -> None:
     url, options = place
     assert copy(local, url, storage_options=options) == 4
     dataset = open_dataset(url, storage_options=options)
@@ -82,7 +85,9 @@ def test_a_copied_dataset_reads_like_the_original(place, local, tmp_path: Path):
     assert len(merge([dataset, local], tmp_path / "all")) == 8
 
 
-def test_only_what_is_read_is_fetched_and_it_is_removed(place, local):
+def test_only_what_is_read_is_fetched_and_it_is_removed(
+    place: tuple[str, dict[str, Any]], local: Path
+) -> None:
     url, options = place
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
@@ -96,7 +101,7 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(place, local):
     assert not folder.exists()
 
 
-def test_a_name_that_leaves_the_folder_is_refused(local, tmp_path: Path):
+def test_a_name_that_leaves_the_folder_is_refused(local: Path, tmp_path: Path) -> None:
     url = f"memory://store/{uuid.uuid4().hex}"
     copy(local, url)
     store, root = fsspec.url_to_fs(url)
@@ -108,7 +113,7 @@ def test_a_name_that_leaves_the_folder_is_refused(local, tmp_path: Path):
 
 
 @pytest.fixture
-def forked():
+def forked() -> Iterator[Any]:
     """Let torch fork: only a copy of this process has its memory file system."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
@@ -117,12 +122,14 @@ def forked():
 
 
 @pytest.mark.usefixtures("forked")
-def test_processes_that_load_share_the_fetched_files(place, local):
+def test_processes_that_load_share_the_fetched_files(
+    place: tuple[str, dict[str, Any]], local: Path
+) -> None:
     url, options = place
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
-    loader = dataset.loader(batch_size=8, of="transitions", seed=0, workers=2)
-    frames = open_dataset(local).loader(batch_size=8, of="transitions", seed=0)
+    loader = dataset.loader(batch_size=8, seed=0, workers=2)
+    frames = open_dataset(local).loader(batch_size=8, seed=0)
     for found, expected in zip(loader, frames, strict=True):
         assert same(found, expected)
     folder = dataset.parts[0].folder.path
@@ -133,7 +140,9 @@ def test_processes_that_load_share_the_fetched_files(place, local):
     assert folder.exists()
 
 
-def test_a_dataset_that_grows_is_copied_again(place, local, tmp_path: Path):
+def test_a_dataset_that_grows_is_copied_again(
+    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+) -> None:
     url, options = place
     source = shutil.copytree(local, tmp_path / "d")
     assert copy(source, url, storage_options=options) == 4
@@ -150,7 +159,9 @@ def test_a_dataset_that_grows_is_copied_again(place, local, tmp_path: Path):
         assert copy(source, url, storage_options=options) == 1  # While it is written.
 
 
-def test_another_dataset_is_not_replaced(place, local, tmp_path: Path):
+def test_another_dataset_is_not_replaced(
+    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+) -> None:
     url, options = place
     copy(local, url, storage_options=options)
     append(tmp_path / "other", 9)
@@ -161,11 +172,13 @@ def test_another_dataset_is_not_replaced(place, local, tmp_path: Path):
     assert same(read_all(dataset), read_all(open_dataset(local)))
 
 
-def test_a_failed_copy_leaves_a_complete_prefix(place, local, monkeypatch):
+def test_a_failed_copy_leaves_a_complete_prefix(
+    place: tuple[str, dict[str, Any]], local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, options = place
     upload, calls = RemoteFolder.upload, [0]
 
-    def failing(self, path, parts):
+    def failing(self: Any, path: Any, parts: Any) -> None:
         calls[0] += 1
         if calls[0] == fails:
             raise ConnectionError("gone")
@@ -221,7 +234,7 @@ copy(source, url, storage_options=json.loads(options))
 """
 
 
-def test_a_killed_copy_to_a_server_goes_on(server, local):
+def test_a_killed_copy_to_a_server_goes_on(server: Any, local: Path) -> None:
     url = f"s3://bucket/{uuid.uuid4().hex}"
     expected = open_dataset(local)
     done = 0
@@ -237,7 +250,7 @@ def test_a_killed_copy_to_a_server_goes_on(server, local):
     assert same(read_all(open_dataset(url, storage_options=server)), read_all(expected))
 
 
-def test_a_killed_copy_to_a_folder_goes_on(local, tmp_path: Path):
+def test_a_killed_copy_to_a_folder_goes_on(local: Path, tmp_path: Path) -> None:
     target, count = tmp_path / "copy", str(files_of(local) + 5)
     program = KILLED.replace("remote.RemoteFolder.upload", "copying.shutil.copyfile")
     program = program.replace("import copy, remote", "import copy, copying")
@@ -262,7 +275,9 @@ def test_a_killed_copy_to_a_folder_goes_on(local, tmp_path: Path):
         copy(local, tmp_path / "other")
 
 
-def test_damage_in_a_store_is_an_error(place, local):
+def test_damage_in_a_store_is_an_error(
+    place: tuple[str, dict[str, Any]], local: Path
+) -> None:
     url, options = place
     copy(local, url, storage_options=options)
     store, root = fsspec.url_to_fs(url, **options)
@@ -281,7 +296,7 @@ def test_damage_in_a_store_is_an_error(place, local):
         open_dataset(url, storage_options=options)
 
 
-def test_damage_is_not_copied(local, tmp_path: Path):
+def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
     source = shutil.copytree(local, tmp_path / "d")
     path = source / "batch-000002" / "next" / "done.memmap"
     content = bytearray(path.read_bytes())
@@ -293,7 +308,9 @@ def test_damage_is_not_copied(local, tmp_path: Path):
     assert len(open_dataset(url)) == 2
 
 
-def test_writing_to_a_url_is_refused_with_advice(tmp_path: Path, monkeypatch):
+def test_writing_to_a_url_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     description, _ = batches(1)
     for path in ("s3://bucket/d", Path("s3://bucket/d")):
@@ -308,7 +325,7 @@ def test_writing_to_a_url_is_refused_with_advice(tmp_path: Path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_wrong_urls_are_errors(tmp_path: Path):
+def test_wrong_urls_are_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="memory://none holds no dataset"):
         open_dataset("memory://none")
     with pytest.raises(ValueError, match=r"[Pp]rotocol"):
@@ -318,7 +335,9 @@ def test_wrong_urls_are_errors(tmp_path: Path):
             call(tmp_path, storage_options={"anon": True})
 
 
-def test_copying_on_the_command_line(place, local):
+def test_copying_on_the_command_line(
+    place: tuple[str, dict[str, Any]], local: Path
+) -> None:
     from typer.testing import CliRunner
 
     from marl_collect.cli.main import app

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory):
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A dataset of two runs whose episodes cross batches, and their frames."""
     path = tmp_path_factory.mktemp("data") / "d"
     truth = []
@@ -48,7 +49,7 @@ def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
     return found
 
 
-def test_every_complete_episode_equals_the_collected_one(collected):
+def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None:
     path, truth = collected
     dataset = open_dataset(path)
     expected = whole(truth)
@@ -71,7 +72,7 @@ def test_every_complete_episode_equals_the_collected_one(collected):
     assert spanning > 5
 
 
-def test_frames_are_stored_in_order_and_read_in_any_order(collected):
+def test_frames_are_stored_in_order_and_read_in_any_order(collected: Any) -> None:
     path, truth = collected
     transitions = open_dataset(path).transitions
     batches = [part for run in truth for part in run.split(10, 1)]
@@ -91,7 +92,7 @@ def test_frames_are_stored_in_order_and_read_in_any_order(collected):
             transitions[index]
 
 
-def test_frames_are_indexed_by_integers_and_booleans_only(collected):
+def test_frames_are_indexed_by_integers_and_booleans_only(collected: Any) -> None:
     transitions = open_dataset(collected[0]).transitions
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
@@ -104,7 +105,7 @@ def test_frames_are_indexed_by_integers_and_booleans_only(collected):
             transitions[index]
 
 
-def test_samples_are_uniform_and_reproducible(collected):
+def test_samples_are_uniform_and_reproducible(collected: Any) -> None:
     path, truth = collected
     transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
     draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
@@ -118,7 +119,7 @@ def test_samples_are_uniform_and_reproducible(collected):
     assert share.abs().max() < 0.006  # Five standard errors of the largest share.
 
 
-def test_padded_and_concatenated_samples_have_whole_episodes(collected):
+def test_padded_and_concatenated_samples_have_whole_episodes(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     generators = [torch.Generator().manual_seed(4) for _ in range(3)]
     padded = trajectories.sample(8, generator=generators[0])
@@ -140,7 +141,7 @@ def test_padded_and_concatenated_samples_have_whole_episodes(collected):
     assert len(again) <= 8  # Equal neighbours are merged.
 
 
-def test_parts_by_return_are_ordered_and_complete(collected):
+def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     low, middle, high = trajectories.split_by_return()
     assert len(low) + len(middle) + len(high) == len(trajectories)
@@ -160,7 +161,7 @@ def test_parts_by_return_are_ordered_and_complete(collected):
         trajectories.split_by_return([0.5, 0.5])
 
 
-def test_equal_returns_go_into_one_part(collected):
+def test_equal_returns_go_into_one_part(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     one = float(np.median(trajectories.returns))
     same = trajectories.filter(lambda e: e.team_return == one)
@@ -168,7 +169,7 @@ def test_equal_returns_go_into_one_part(collected):
     assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
 
 
-def test_a_selection_has_only_its_own_frames(collected):
+def test_a_selection_has_only_its_own_frames(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     short = trajectories.filter(lambda e: e.length <= 12)
     assert 0 < len(short) < len(trajectories)
@@ -180,18 +181,19 @@ def test_a_selection_has_only_its_own_frames(collected):
     assert repr(short).endswith(f"{len(short)} episodes, {short.lengths.sum()} frames)")
 
 
-def test_keys_that_are_not_selected_are_not_read(collected, monkeypatch):
+def test_keys_that_are_not_selected_are_not_read(
+    collected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     chosen = trajectories.select(("hunter", "observation"), "state", "next")
     mapped = []
     raw = MappedBatches._raw
-    monkeypatch.setattr(
-        MappedBatches,
-        "_raw",
-        lambda self, batch, field, file: (
-            mapped.append(field.key) or raw(self, batch, field, file)
-        ),
-    )
+
+    def record(self: MappedBatches, batch: Any, field: Any, file: Any) -> Any:
+        mapped.append(field.key)
+        return raw(self, batch, field, file)
+
+    monkeypatch.setattr(MappedBatches, "_raw", record)
     found = chosen[0]
     assert set(found.keys()) == {"hunter", "state", "next"}
     assert set(found["hunter"].keys()) == {"observation"}
@@ -200,7 +202,7 @@ def test_keys_that_are_not_selected_are_not_read(collected, monkeypatch):
         trajectories.select(("hunter", "position"))
 
 
-def test_what_a_dataset_returns_can_be_saved(collected, tmp_path: Path):
+def test_what_a_dataset_returns_can_be_saved(collected: Any, tmp_path: Path) -> None:
     frames = open_dataset(collected[0]).transitions[:4]
     with pytest.raises(KeyError, match="What a step returns is under 'next'"):
         frames["hunter", "reward"]
@@ -208,7 +210,7 @@ def test_what_a_dataset_returns_can_be_saved(collected, tmp_path: Path):
     assert (TensorDict.load_memmap(tmp_path / "frames") == frames).all()
 
 
-def test_sampling_from_nothing_is_an_error(tmp_path: Path):
+def test_sampling_from_nothing_is_an_error(tmp_path: Path) -> None:
     collector = Collector(CountingEnv, frames_per_batch=2, total_frames=2)
     description = DatasetDescription("counting", collector.description)
     with Writer(tmp_path / "d", description) as writer:
@@ -223,7 +225,7 @@ def test_sampling_from_nothing_is_an_error(tmp_path: Path):
         dataset.trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
-def test_tensors_that_were_read_are_independent_copies(collected):
+def test_tensors_that_were_read_are_independent_copies(collected: Any) -> None:
     dataset = open_dataset(collected[0])
     before = dataset.trajectories[0].clone()
     dataset.trajectories[0].zero_()
@@ -231,7 +233,7 @@ def test_tensors_that_were_read_are_independent_copies(collected):
     assert (dataset.trajectories[0] == before).all()
 
 
-def test_no_files_stay_open(collected):
+def test_no_files_stay_open(collected: Any) -> None:
     folder = Path("/proc/self/fd")
     if not folder.exists():  # Only Linux lists open files here.
         folder = Path("/dev/fd")
@@ -242,16 +244,17 @@ def test_no_files_stay_open(collected):
     assert len(held) > 20
 
 
-def test_a_data_loader_reads_whole_batches_also_in_processes(collected):
+def test_a_data_loader_reads_whole_batches_also_in_processes(collected: Any) -> None:
     transitions = open_dataset(collected[0]).transitions
     transitions[:3]  # The maps must not prevent pickling.
     assert (pickle.loads(pickle.dumps(transitions))[:] == transitions[:]).all()
-    loader = DataLoader(transitions, batch_size=128, collate_fn=lambda batch: batch)
+    items: Any = transitions
+    loader: Any = DataLoader(items, batch_size=128, collate_fn=lambda batch: batch)
     sizes = [batch.shape for batch in loader]
     assert sizes == [(128,)] * 4 + [(88,)]
 
 
-def test_invalid_frames_are_not_included(tmp_path: Path):
+def test_invalid_frames_are_not_included(tmp_path: Path) -> None:
     collector = MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=170, seed=0
     )

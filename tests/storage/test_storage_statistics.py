@@ -61,13 +61,13 @@ def check(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "none"])
-def test_statistics_equal_a_recomputation(tmp_path: Path, compression: str):
+def test_statistics_equal_a_recomputation(tmp_path: Path, compression: str) -> None:
     write(tmp_path / "d", compression)
     check(open_dataset(tmp_path / "d"))
     check(concatenate([tmp_path / "d", tmp_path / "d"]))
 
 
-def test_invalid_frames_are_left_out(tmp_path: Path):
+def test_invalid_frames_are_left_out(tmp_path: Path) -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
     ) as collector:
@@ -80,14 +80,14 @@ def test_invalid_frames_are_left_out(tmp_path: Path):
     check(open_dataset(tmp_path / "d"))
 
 
-def test_datasets_of_earlier_versions_have_statistics(tmp_path: Path):
+def test_datasets_of_earlier_versions_have_statistics(tmp_path: Path) -> None:
     zipfile.ZipFile(V1).extractall(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     check(open_dataset(tmp_path))
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
 
-def test_no_frame_is_read_for_statistics(tmp_path: Path):
+def test_no_frame_is_read_for_statistics(tmp_path: Path) -> None:
     write(tmp_path / "d")
     expected = open_dataset(tmp_path / "d").statistics
     for path in (tmp_path / "d").rglob("image.lz4"):
@@ -106,7 +106,9 @@ def test_no_frame_is_read_for_statistics(tmp_path: Path):
         ([], Range()),
     ],
 )
-def test_ranges_of_unusual_values_are_stored(values: list[Any], expected: Range):
+def test_ranges_of_unusual_values_are_stored(
+    values: list[Any], expected: Range
+) -> None:
     found = range_of(torch.tensor(values)[None], [len(values)])
     assert found == expected
     text = json.dumps(found.to_json(), allow_nan=False)
@@ -116,7 +118,7 @@ def test_ranges_of_unusual_values_are_stored(values: list[Any], expected: Range)
     assert range_of(torch.ones(1, 2, dtype=torch.complex64), [2]) == Range()
 
 
-def test_a_damaged_range_is_an_error(tmp_path: Path):
+def test_a_damaged_range_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "d")
     path = tmp_path / "d" / "batch-000000" / "files.json"
     data = json.loads(path.read_text())
@@ -131,7 +133,7 @@ def test_a_damaged_range_is_an_error(tmp_path: Path):
         _ = open_dataset(tmp_path / "d").statistics
 
 
-def test_the_card_shows_what_the_dataset_holds(tmp_path: Path):
+def test_the_card_shows_what_the_dataset_holds(tmp_path: Path) -> None:
     for number in range(3):
         description, data = batches(2, number)
         versions = {"python": "3.11" if number < 2 else "3.12"}
@@ -161,7 +163,7 @@ def test_the_card_shows_what_the_dataset_holds(tmp_path: Path):
     exec(code.replace('"data"', repr(str(tmp_path / "d"))), {})
 
 
-def test_an_empty_dataset_has_a_card(tmp_path: Path):
+def test_an_empty_dataset_has_a_card(tmp_path: Path) -> None:
     description, _ = batches(1)
     with Writer(tmp_path / "d", description):
         dataset = open_dataset(tmp_path / "d")

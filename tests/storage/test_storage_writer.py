@@ -27,7 +27,7 @@ from marl_collect.storage import (
 from marl_collect.testing.counting import CountingEnv
 
 
-def batches(n: int = 3, frames: int = 20, seed: int = 0, **options):
+def batches(n: int = 3, frames: int = 20, seed: int = 0, **options: Any) -> Any:
     collector = Collector(
         [CountingEnv] * 2,
         frames_per_batch=frames,
@@ -39,13 +39,13 @@ def batches(n: int = 3, frames: int = 20, seed: int = 0, **options):
     return description, [batch.clone() for batch in collector]
 
 
-def write(path: Path, description: DatasetDescription, data, **run):
+def write(path: Path, description: DatasetDescription, data: Any, **run: Any) -> None:
     with Writer(path, description, RunDescription(**run)) as writer:
         for batch in data:
             writer.add(batch)
 
 
-def test_batches_survive_the_round_trip(tmp_path: Path):
+def test_batches_survive_the_round_trip(tmp_path: Path) -> None:
     description, data = batches(max_frames_per_traj=6)
     write(tmp_path / "d", description, data)
     dataset = open_dataset(tmp_path / "d")
@@ -62,11 +62,11 @@ def test_batches_survive_the_round_trip(tmp_path: Path):
 
 def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     description, data = batches(1)
     write(tmp_path / "d", description, data)
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("unpickled")
 
     for module in ("pickle", "_pickle", "torch"):
@@ -79,7 +79,7 @@ def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
     assert files == {".memmap", ".json", ""}  # "" is the suffix of the lock.
 
 
-def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path):
+def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path) -> None:
     description, data = batches(1)
     write(tmp_path / "d", description, data)
     group = next(iter(description.environment.groups))
@@ -87,7 +87,7 @@ def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path):
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
 
 
-def test_the_description_survives_the_round_trip(tmp_path: Path):
+def test_the_description_survives_the_round_trip(tmp_path: Path) -> None:
     description, data = batches(1)
     description = DatasetDescription(
         "counting", description.environment, {"observations": ["RGB"], "n": 3}
@@ -104,7 +104,7 @@ def test_the_description_survives_the_round_trip(tmp_path: Path):
         assert keys["next", *key].dtype == leaf.dtype.name
 
 
-def test_appending_continues_after_the_last_run(tmp_path: Path):
+def test_appending_continues_after_the_last_run(tmp_path: Path) -> None:
     description, data = batches(2, seed=0)
     write(tmp_path / "d", description, data, seed=0)
     _, more = batches(2, seed=1)
@@ -117,7 +117,9 @@ def test_appending_continues_after_the_last_run(tmp_path: Path):
         assert (found == expected).all()
 
 
-def test_appending_to_a_dataset_of_another_kind_names_the_difference(tmp_path: Path):
+def test_appending_to_a_dataset_of_another_kind_names_the_difference(
+    tmp_path: Path,
+) -> None:
     description, data = batches(1)
     write(tmp_path / "d", description, data)
     other = DatasetDescription("counting", description.environment, {"n": 3})
@@ -132,7 +134,7 @@ def test_appending_to_a_dataset_of_another_kind_names_the_difference(tmp_path: P
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path):
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     description, _ = batches(1)
     with pytest.raises(FileExistsError, match="holds 'thesis.tex' but no index.json"):
@@ -142,7 +144,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_one_writer_at_a_time(tmp_path: Path):
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
     description, data = batches(1)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
@@ -153,13 +155,15 @@ def test_one_writer_at_a_time(tmp_path: Path):
         writer.add(data[0])
 
 
-def test_a_writer_that_added_nothing_leaves_no_folder(tmp_path: Path):
+def test_a_writer_that_added_nothing_leaves_no_folder(tmp_path: Path) -> None:
     description, _ = batches(1)
     Writer(tmp_path / "d", description).close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_writer_removes_unlisted_batches_of_a_killed_one(tmp_path: Path):
+def test_the_next_writer_removes_unlisted_batches_of_a_killed_one(
+    tmp_path: Path,
+) -> None:
     description, data = batches(2)
     path = tmp_path / "d"
     write(path, description, data)
@@ -193,7 +197,9 @@ for number, batch in enumerate(collector):
 
 
 @pytest.mark.parametrize("after", [1, 6])
-def test_everything_reported_as_written_survives_a_kill(tmp_path: Path, after: int):
+def test_everything_reported_as_written_survives_a_kill(
+    tmp_path: Path, after: int
+) -> None:
     path = tmp_path / "d"
     with start_python("-c", KILLED, path) as program:
         assert program.stdout is not None
@@ -215,7 +221,7 @@ def test_everything_reported_as_written_survives_a_kill(tmp_path: Path, after: i
     assert len(open_dataset(path)) == len(dataset) + 1
 
 
-def test_an_index_of_another_format_is_refused(tmp_path: Path):
+def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
     description, data = batches(1)
     write(tmp_path / "d", description, data)
     index = tmp_path / "d" / "index.json"
@@ -235,20 +241,24 @@ def test_an_index_of_another_format_is_refused(tmp_path: Path):
         open_dataset(tmp_path)
 
 
-def test_a_full_disk_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_raises_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     description, data = batches(2)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
         usage = type("Usage", (), {"free": 1000})
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-        with pytest.raises(OSError, match="is full: the batch has"):
+        with pytest.raises(
+            OSError, match="is full: 1 batches are complete, the next has"
+        ):
             writer.add(data[1])
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
 
 
 def test_the_background_writer_writes_in_order_and_reports_episodes(
     tmp_path: Path,
-):
+) -> None:
     description, data = batches(4, max_frames_per_traj=5)
     told: list[Any] = []
     writer = Writer(tmp_path / "d", description)
@@ -261,7 +271,7 @@ def test_the_background_writer_writes_in_order_and_reports_episodes(
     assert told
 
 
-def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path):
+def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path) -> None:
     description, data = batches(1)
     _, other = batches(1, max_frames_per_traj=5)
     background = BackgroundWriter(Writer(tmp_path / "d", description))
@@ -273,7 +283,7 @@ def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path):
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path):
+def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path) -> None:
     description, data = batches(1)
     kwargs = {"size": (5, 5), "weights": {1: (0.5, None)}}
     description = DatasetDescription("counting", description.environment, kwargs)
@@ -310,7 +320,7 @@ def failing(step: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str):
+def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str) -> None:
     description, data = batches(4, frames=8)
     write(tmp_path / "expected", description, data)
     expected = open_dataset(tmp_path / "expected")
@@ -328,7 +338,7 @@ def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str):
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, step: str):
+def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, step: str) -> None:
     description, data = batches(1)
     with Writer(tmp_path / "d", description) as writer, failing(step):
         writer.add(data[0])
@@ -337,7 +347,7 @@ def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, step: str):
 
 def test_a_return_that_is_not_finite_is_refused_and_nothing_is_written(
     tmp_path: Path,
-):
+) -> None:
     description, data = batches(2, max_frames_per_traj=5)
     data[1]["next", "hunter", "reward"][1, 0, 1] = float("nan")
     with Writer(tmp_path / "d", description) as writer:
@@ -380,7 +390,7 @@ def complete_episodes(data: list[TensorDict]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("ids", [True, False])
 def test_episodes_that_cross_a_missing_batch_are_not_listed(
     tmp_path: Path, *, ids: bool
-):
+) -> None:
     description, data = batches(12, frames=8)
     whole = complete_episodes(data)
     crossing = {
@@ -419,7 +429,7 @@ def test_episodes_that_cross_a_missing_batch_are_not_listed(
 
 def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
     tmp_path: Path,
-):
+) -> None:
     description, data = batches(2, set_truncated=True)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
@@ -430,7 +440,7 @@ def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
     tmp_path: Path, whole: bool
-):
+) -> None:
     description, data = batches(3, max_frames_per_traj=7)
     writer = Writer(tmp_path / "d", description)
     with EpisodeWriter(writer, frames=1) if whole else writer as target:
@@ -442,7 +452,9 @@ def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
         assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
 
 
-def test_a_background_writer_that_failed_or_closed_accepts_no_batch(tmp_path: Path):
+def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
+    tmp_path: Path,
+) -> None:
     description, data = batches(3)
     writer = Writer(tmp_path / "d", description)
     writer.add(data[0])

@@ -44,19 +44,19 @@ class Alternating(AECEnv):
 
     metadata = {"name": "alternating"}
 
-    def __init__(self, *, waiting: float = 0.0, truncates: bool = False):
+    def __init__(self, *, waiting: float = 0.0, truncates: bool = False) -> None:
         self.possible_agents = ["a", "b"]
         self.observation_spaces = dict.fromkeys("ab", spaces.Box(0, 1, (LENGTH + 1,)))
         self.action_spaces = dict.fromkeys("ab", spaces.Discrete(2))
         self.waiting, self.truncates = waiting, truncates
 
-    def observation_space(self, agent):
+    def observation_space(self, agent: str) -> Any:
         return self.observation_spaces[agent]
 
-    def action_space(self, agent):
+    def action_space(self, agent: str) -> Any:
         return self.action_spaces[agent]
 
-    def reset(self, seed=None, options=None):
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.agents = self.possible_agents[:]
         self.steps = 0
         self.agent_selection = "a"
@@ -66,10 +66,10 @@ class Alternating(AECEnv):
         self.truncations = dict.fromkeys("ab", False)
         self.infos: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
 
-    def observe(self, agent):
+    def observe(self, agent: str) -> Any:
         return shown(self.steps)
 
-    def step(self, action):
+    def step(self, action: Any) -> None:
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -89,20 +89,20 @@ class Deaths(ParallelEnv):
 
     metadata = {"name": "deaths"}
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.possible_agents = ["a", "b", "c"]
 
-    def observation_space(self, agent):
+    def observation_space(self, agent: str) -> Any:
         return spaces.Box(0, 1, (LENGTH + 1,))
 
-    def action_space(self, agent):
+    def action_space(self, agent: str) -> Any:
         return spaces.Discrete(2)
 
-    def reset(self, seed=None, options=None):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents, self.steps = self.possible_agents[:], 0
         return dict.fromkeys(self.agents, shown(0)), {a: {} for a in self.agents}
 
-    def step(self, actions):
+    def step(self, actions: Any) -> Any:
         assert set(actions) == set(self.agents)
         agents, self.steps = self.agents, self.steps + 1
         over = self.steps == LENGTH
@@ -117,11 +117,11 @@ class Deaths(ParallelEnv):
         )
 
 
-def alternating(**kwargs):
+def alternating(**kwargs: Any) -> Any:
     return PettingZooWrapper(Alternating(**kwargs), group_map={"all": ["a", "b"]})
 
 
-def deaths():
+def deaths() -> Any:
     return PettingZooWrapper(
         Deaths(), done_on_any=False, group_map={"all": ["a", "b", "c"]}
     )
@@ -153,31 +153,31 @@ def value_with_deaths(step: int, agent: int, *, team: bool) -> float:
 class Table(nn.Module):
     """A critic with a number per step and agent; never trained ones are garbage."""
 
-    def __init__(self, group: str, n_agents: int):
+    def __init__(self, group: str, n_agents: int) -> None:
         super().__init__()
         self.group = group
         self.values = torch.full((LENGTH + 1, n_agents), 1e4, dtype=torch.float64)
 
-    def forward(self, data):
+    def forward(self, data: Any) -> Any:
         steps = data[self.group, "observation"].argmax(-1)
         agents = torch.arange(self.values.shape[1]).expand_as(steps)
         data[self.group, "state_value"] = self.values[steps, agents].unsqueeze(-1)
         return data
 
 
-def description(factory):
+def description(factory: Any) -> Any:
     env = factory()
     env.close()
     return env.description
 
 
-def learner_of(factory, name, lmbda, **settings):
+def learner_of(factory: Any, name: str, lmbda: float, **settings: Any) -> Any:
     settings = {"gamma": GAMMA, "ppo.lmbda": lmbda, "num_cells": (8,)} | settings
     options = TrainingOptions().with_settings(settings)
     return PPOLearner(description(factory), Setup.parse(name), options, seed=0)
 
 
-def batch_of(factory, learner, frames=70):
+def batch_of(factory: Any, learner: Any, frames: int = 70) -> Any:
     with Collector(
         factory, learner.policy, frames_per_batch=frames, total_frames=frames, seed=1
     ) as collector:
@@ -198,7 +198,9 @@ CASES = {
 @pytest.mark.parametrize("reward", ["agent", "team"])
 @pytest.mark.parametrize("lmbda", LAMBDAS)
 @pytest.mark.parametrize("case", CASES)
-def test_values_learned_by_a_table_are_those_of_the_task(case, lmbda, reward):
+def test_values_learned_by_a_table_are_those_of_the_task(
+    case: Any, lmbda: float, reward: str
+) -> None:
     """Rows that are never trained keep garbage, which must not reach any target."""
     factory, value_of, kwargs = CASES[case]
     learner = learner_of(factory, "mappo-local-shared", lmbda, reward=reward)
@@ -222,7 +224,7 @@ def test_values_learned_by_a_table_are_those_of_the_task(case, lmbda, reward):
         assert float(table.values[step, agent]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_closed_forms_give_the_numbers_known_by_hand():
+def test_the_closed_forms_give_the_numbers_known_by_hand() -> None:
     assert value_in_turn(0, 0, team=False, waiting=0.0) == pytest.approx(9.15, abs=5e-3)
     assert value_with_deaths(19, 0, team=True) == pytest.approx(2 / 3)
     assert value_with_deaths(3, 2, team=False) == 1.0
@@ -230,7 +232,9 @@ def test_the_closed_forms_give_the_numbers_known_by_hand():
 
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("case", ["turns", "deaths"])
-def test_every_setup_regards_the_values_of_acting_agents_only(case, name):
+def test_every_setup_regards_the_values_of_acting_agents_only(
+    case: str, name: str
+) -> None:
     """What a critic says about other rows changes no advantage and no target."""
     factory = CASES[case][0]
     for reward in ("agent", "team"):
@@ -250,7 +254,7 @@ def test_every_setup_regards_the_values_of_acting_agents_only(case, name):
             torch.testing.assert_close(target, seen[0][1])
 
 
-def _overwrite(critic, group, garbage, data):
+def _overwrite(critic: Any, group: str, garbage: Any, data: Any) -> Any:
     critic(data)
     idle = ~data[group, "mask"] & ~data[group, "done"].squeeze(-1)
     if idle.any():
@@ -260,7 +264,7 @@ def _overwrite(critic, group, garbage, data):
 
 @pytest.mark.parametrize("reward", ["agent", "team"])
 @pytest.mark.parametrize("lmbda", [0.0, 1.0])
-def test_a_decision_that_a_limit_cuts_is_left_out(lmbda, reward):
+def test_a_decision_that_a_limit_cuts_is_left_out(lmbda: float, reward: str) -> None:
     """It is not known who would have acted next; the one before it has a target."""
     factory = partial(alternating, truncates=True)
     learner = learner_of(factory, "ippo-local-own", lmbda, reward=reward)
@@ -285,7 +289,7 @@ def test_a_decision_that_a_limit_cuts_is_left_out(lmbda, reward):
 
 
 @pytest.mark.parametrize("mask", [True, False])
-def test_agents_of_other_policies_do_not_wait(mask):
+def test_agents_of_other_policies_do_not_wait(mask: bool) -> None:
     factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
     with Collector(
         [factory] * 2,
@@ -310,7 +314,7 @@ def test_agents_of_other_policies_do_not_wait(mask):
     torch.testing.assert_close(*targets)
 
 
-def test_a_network_learns_the_values_of_turns():
+def test_a_network_learns_the_values_of_turns() -> None:
     settings = {
         "num_cells": (32,),
         "ppo.lr": 0.03,
@@ -332,7 +336,7 @@ def test_a_network_learns_the_values_of_turns():
         assert float(values[step, step % 2]) == pytest.approx(expected, abs=0.03)
 
 
-def test_value_decomposition_leaves_out_frames_without_a_next_value():
+def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
     factory = partial(alternating, truncates=True)
     learner = ValueLearner(
         description(factory), Setup.parse("vdn-local-own"), TrainingOptions(), seed=0
@@ -347,7 +351,7 @@ def test_value_decomposition_leaves_out_frames_without_a_next_value():
 
 
 @pytest.mark.parametrize("name", ["ippo-local-own", "vdn-local-own"])
-def test_a_reward_that_is_not_finite_is_named(name):
+def test_a_reward_that_is_not_finite_is_named(name: str) -> None:
     kind = ValueLearner if name.startswith("vdn") else PPOLearner
     learner = kind(description(deaths), Setup.parse(name), TrainingOptions(), seed=0)
     batch = batch_of(deaths, learner, 10)
@@ -357,7 +361,7 @@ def test_a_reward_that_is_not_finite_is_named(name):
         learner.prepare(batch)
 
 
-def test_a_batch_without_a_known_outcome_says_what_to_change():
+def test_a_batch_without_a_known_outcome_says_what_to_change() -> None:
     learner = learner_of(alternating, "ippo-local-shared", 0.95)
     batch = batch_of(alternating, learner, 1)
     for use in (learner.prepare, partial(learner.update, progress=0.0)):

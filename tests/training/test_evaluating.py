@@ -15,10 +15,10 @@ from marl_collect.training.options import TrainingOptions
 class Returning:
     """An evaluator whose only episode has this return."""
 
-    def __init__(self, value: float):
+    def __init__(self, value: float) -> None:
         self.value = value
 
-    def evaluate(self, episodes, *, seeds):
+    def evaluate(self, episodes: Any, *, seeds: Any) -> Any:
         del episodes, seeds
         return SimpleNamespace(
             episodes=[SimpleNamespace(returns={"agents": [self.value]})],
@@ -28,7 +28,7 @@ class Returning:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_return_that_is_not_finite_is_an_error(value):
+def test_a_return_that_is_not_finite_is_an_error(value: Any) -> None:
     evaluator: Any = Returning(value)
     with pytest.raises(ValueError, match="reward of agents in an evaluation is NaN"):
         evaluate_policy(evaluator, TrainingOptions(), frames=0)

@@ -26,19 +26,21 @@ SETTINGS = {
 }
 
 
-def learner_of(factory, name="ippo-local-shared", **settings):
+def learner_of(factory: Any, name: Any = "ippo-local-shared", **settings: Any) -> Any:
     options = TrainingOptions().with_settings(SETTINGS | settings)
     return PPOLearner(describe(factory), Setup.parse(name), options, seed=0)
 
 
-def batch_of(factory, learner, frames=60):
+def batch_of(factory: Any, learner: Any, frames: int = 60) -> Any:
     with Collector(
         factory, learner.policy, frames_per_batch=frames, total_frames=frames, seed=1
     ) as collector:
         return collector.next().clone()
 
 
-def advantages_by_hand(reward, value, following, done, terminated):
+def advantages_by_hand(
+    reward: Any, value: Any, following: Any, done: Any, terminated: Any
+) -> Any:
     """Generalised advantages, one agent at a time (Schulman et al. 2015)."""
     out = torch.zeros_like(reward)
     for env in range(reward.shape[0]):
@@ -53,14 +55,14 @@ def advantages_by_hand(reward, value, following, done, terminated):
     return out
 
 
-def follows(batch, group):
+def follows(batch: Any, group: str) -> Any:
     """Return which agents act next, or would if no limit had ended the episode."""
     after = batch["next", group]
     cut = (after["truncated"] & ~after["terminated"]).squeeze(-1)
     return after["mask"] | (batch[group, "mask"] & cut)
 
 
-def share_values(data, valid):
+def share_values(data: Any, valid: Any) -> None:
     """Give every other agent the mean value of those that act in the frame."""
     for frame in range(60):
         acting = [
@@ -74,7 +76,7 @@ def share_values(data, valid):
 
 @pytest.mark.parametrize("team", [False, True], ids=["agent", "team"])
 @pytest.mark.parametrize("name", ["ippo-local-own", "mappo-local-shared"])
-def test_advantages_equal_those_computed_agent_by_agent(name, team):
+def test_advantages_equal_those_computed_agent_by_agent(name: str, team: bool) -> None:
     learner = learner_of(CountingEnv, name, reward="team" if team else "agent")
     batch = batch_of(CountingEnv, learner)
     before = batch.clone()
@@ -113,7 +115,7 @@ def test_advantages_equal_those_computed_agent_by_agent(name, team):
     torch.testing.assert_close(torch.cat(seen), torch.cat(expected))
 
 
-def test_rows_of_inactive_agents_do_not_change_gradients():
+def test_rows_of_inactive_agents_do_not_change_gradients() -> None:
     learner = learner_of(CountingEnv)
     minibatch = learner.prepare(batch_of(CountingEnv, learner))
     dead = [g for g in learner.description.groups if not minibatch[g, "mask"].all()]
@@ -135,7 +137,7 @@ def test_rows_of_inactive_agents_do_not_change_gradients():
 
 
 @pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
-def test_an_update_changes_every_parameter(name):
+def test_an_update_changes_every_parameter(name: str) -> None:
     learner = learner_of(CountingEnv, name)
     before = [p.clone() for p in learner.parameters()]
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.0)
@@ -151,7 +153,7 @@ IMAGES = partial(CountingEnv, image=(32, 32, 3))
 
 @pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
 @pytest.mark.parametrize("name", ["ippo-local-shared-ids", "mappo-centralised-own"])
-def test_images_and_memory_are_trained(name, recurrent):
+def test_images_and_memory_are_trained(name: str, recurrent: bool) -> None:
     # Large observations saturate tanh, which leaves layers below without a gradient.
     settings = {"recurrent": recurrent, "activation": "elu"}
     settings["ppo.minibatch_frames"] = 60
@@ -163,7 +165,7 @@ def test_images_and_memory_are_trained(name, recurrent):
         assert not idle, part
 
 
-def test_sequences_begin_with_the_stored_states():
+def test_sequences_begin_with_the_stored_states() -> None:
     """A network that is not trained repeats its values and log-probabilities."""
     learner = learner_of(
         CountingEnv, recurrent="gru", **{"ppo.sequence_frames": 8, "gamma": 1.0}
@@ -181,7 +183,7 @@ def test_sequences_begin_with_the_stored_states():
     assert float(logged["kl_approx"]) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_recurrent_critic_goes_on_where_the_last_batch_ended():
+def test_a_recurrent_critic_goes_on_where_the_last_batch_ended() -> None:
     learner = learner_of(CountingEnv, recurrent="gru", **{"ppo.lr": 1e-12})
     with Collector(
         CountingEnv, learner.policy, frames_per_batch=30, total_frames=60, seed=1
@@ -196,7 +198,7 @@ def test_a_recurrent_critic_goes_on_where_the_last_batch_ended():
         )
 
 
-def test_an_observation_that_is_not_finite_makes_no_weight_nan():
+def test_an_observation_that_is_not_finite_makes_no_weight_nan() -> None:
     learner = learner_of(CountingEnv)
     batch = batch_of(CountingEnv, learner)
     batch["hunter", "observation"][0, 3] = float("nan")
@@ -205,19 +207,19 @@ def test_an_observation_that_is_not_finite_makes_no_weight_nan():
     assert all(p.isfinite().all() for p in learner.parameters())
 
 
-def test_a_device_that_cannot_be_used_is_named():
+def test_a_device_that_cannot_be_used_is_named() -> None:
     with pytest.raises(ValueError, match="device 'meta' cannot be used: Tensor"):
         learner_of(CountingEnv, device="meta")
 
 
-def test_the_learning_rate_decays_with_the_frames():
+def test_the_learning_rate_decays_with_the_frames() -> None:
     learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)
     assert metrics["lr"] == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("mask", [True, False])
-def test_all_decisions_of_one_of_several_policies_are_trained(mask):
+def test_all_decisions_of_one_of_several_policies_are_trained(mask: bool) -> None:
     factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
     learner = learner_of(factory)
     with Collector(
@@ -239,7 +241,7 @@ def test_all_decisions_of_one_of_several_policies_are_trained(mask):
     assert not all(map(torch.equal, before, after))
 
 
-def test_sequences_of_almost_no_frames_are_refused():
+def test_sequences_of_almost_no_frames_are_refused() -> None:
     settings = {"recurrent": "gru", "workers": 3}
     expected = (
         "24 environments has 167 frames .* of 1 at most. Use frames_per_batch=4608"

@@ -19,7 +19,7 @@ class Random:
     team = 0.5
 
 
-def test_the_conclusion_tells_setups_apart_by_their_intervals():
+def test_the_conclusion_tells_setups_apart_by_their_intervals() -> None:
     setups: Any = [Scored("a", 0, 1), Scored("b", 2, 4), Scored("c", 3, 5)]
     best = "c has the highest team return"
     assert conclusion(setups) == f"{best}; only b overlaps its interval."

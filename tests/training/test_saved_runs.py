@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ OPTIONS = TrainingOptions().with_settings(
     ],
 )
 def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
-    name, recurrent, tmp_path: Path
-):
+    name: str, recurrent: bool, tmp_path: Path
+) -> None:
     task = Task("task", HUNTERS, describe(HUNTERS), {})
     options = OPTIONS.with_settings({"recurrent": recurrent})
     setup = Setup.parse(name)
@@ -87,13 +88,13 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
         make_learner(masks, setup, going_on, 5)
 
 
-def same(one: nn.Module, two: nn.Module):
+def same(one: nn.Module, two: nn.Module) -> None:
     left, right = one.state_dict(), two.state_dict()
     assert left.keys() == right.keys()
     assert all(torch.equal(v, right[k]) for k, v in left.items())
 
 
-def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
+def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "policy.pt"
     options = {"share_params": False, "num_cells": (6,), "activation_class": nn.ReLU}
     policy = make_policy(CountingEnv, **options)
@@ -113,7 +114,7 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path):
         load_policy(path, partial(CountingEnv, n_hunters=4))
 
 
-def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path):
+def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path) -> None:
     four = partial(CountingEnv, n_hunters=4)
     path = tmp_path / "policy.pt"
     policy = make_policy(CountingEnv)
@@ -157,14 +158,16 @@ def seen(hunters: torch.Tensor, prey: torch.Tensor) -> TensorDict:
         ),
     ],
 )
-def test_a_file_without_a_policy_is_named(write, message, tmp_path: Path):
+def test_a_file_without_a_policy_is_named(
+    write: Any, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "policy.pt"
     write(path)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{message}"):
         load_policy(path)
 
 
-def test_a_folder_without_a_single_policy_says_what_is_missing(tmp_path: Path):
+def test_a_folder_without_a_single_policy_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="file of a policy or the folder"):
         load_policy(tmp_path)
     for seed in ("seed_0", "seed_1"):

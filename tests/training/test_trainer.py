@@ -9,7 +9,7 @@ import signal
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -39,28 +39,28 @@ class StopError(Exception):
 class StopAt:
     """Interrupts a run after a batch was trained on, as Ctrl-C does."""
 
-    def __init__(self, frames: int):
+    def __init__(self, frames: int) -> None:
         self.frames = frames
 
-    def progress(self, frames, row):
+    def progress(self, frames: int, row: Any) -> None:
         if frames >= self.frames:
             raise StopError
 
-    def failed(self, error):
+    def failed(self, error: Any) -> None:
         raise AssertionError from error
 
-    def evaluated(self, record):
+    def evaluated(self, record: Any) -> None:
         pass
 
-    def interrupted(self):
+    def interrupted(self) -> None:
         raise AssertionError
 
 
-def pair(task="crossed"):
+def pair(task: Literal["same", "crossed"] = "crossed") -> Any:
     return PettingZooWrapper(PairEnv(task))
 
 
-def task_of(factory, name="task"):
+def task_of(factory: Any, name: str = "task") -> Any:
     return Task(name, factory, describe(factory), {})
 
 
@@ -97,8 +97,8 @@ HUNTERS = partial(CountingEnv, n_prey=0)
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    name, recurrent, tmp_path: Path, caplog
-):
+    name: str, recurrent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "marl_collect")
     task, setup = task_of(HUNTERS), Setup.parse(name)
     options = COUNTING.with_settings({"recurrent": recurrent})
@@ -208,7 +208,7 @@ BEST_REWARD = {
 
 
 @pytest.mark.parametrize("name", BEST_REWARD)
-def test_training_reaches_the_optimum_of_its_setup(name, tmp_path: Path):
+def test_training_reaches_the_optimum_of_its_setup(name: str, tmp_path: Path) -> None:
     """PairEnv's module derives the optima, which hold for deterministic actions."""
     options = TrainingOptions().with_settings(
         {
@@ -275,7 +275,7 @@ def test_a_run_writes_all_its_files(finished: tuple[Path, Any]) -> None:
     assert list(folder.glob("events.out.tfevents.*"))
 
 
-def test_a_folder_of_another_run_is_refused(tmp_path: Path):
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     task = task_of(CountingEnv)
     options = asdict(COUNTING) | {"gamma": 0.5}
@@ -287,7 +287,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path):
         Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
-def test_damaged_files_of_a_run_are_named(tmp_path: Path):
+def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     task = task_of(CountingEnv)
     with pytest.raises(StopError):
         Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(200)).run()
@@ -328,7 +328,7 @@ def test_evaluations_are_written_again_from_the_checkpoint(
     assert (folder / EVALUATIONS).read_text() == before
 
 
-def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path):
+def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="needs the extra pettingzoo")
     game = partial(PettingZooEnv, "rps_v2", max_cycles=5)  # Its returns sum to zero.
     setup = Setup("ippo")
@@ -342,7 +342,7 @@ def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path):
 
 def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
     tmp_path: Path,
-):
+) -> None:
     options = COUNTING.with_settings({"frames": 50, "ppo.anneal": True})
     Trainer(task_of(CountingEnv), IPPO, options, 0, tmp_path).run()
     first, last = (row["lr"] for row in RunFolder(tmp_path).rows())
@@ -350,7 +350,7 @@ def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
     assert last == 0.0
 
 
-def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path):
+def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path) -> None:
     task, initial = task_of(HUNTERS), tmp_path / "initial.pt"
     policy = policy_options(IPPO, COUNTING)
     save_policy(initial, make_policy(HUNTERS, **policy), HUNTERS, **policy)
@@ -365,7 +365,7 @@ def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path):
         check_setups(replace(runs, seeds=[0, 1]))
 
 
-def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path):
+def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path) -> None:
     task = task_of(CountingEnv)
     with pytest.raises(StopError):
         Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(40)).run()

@@ -1,33 +1,31 @@
 import json
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
-from marl_collect.training.options import PPOOptions, Setup, TrainingOptions, grid
+from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.learner import learner_of
+from marl_collect.training.options import PPOOptions, Setup, TrainingOptions
 
 
-def test_parse_returns_the_setup_of_a_name():
-    for setup in grid(value=True, agent_ids=True):
-        assert Setup.parse(setup.name) == setup
+def test_parse_returns_the_setup_of_a_name() -> None:
+    for algorithm in ALGORITHMS:
+        for setup in learner_of(algorithm).default_setups(algorithm, agent_ids=True):
+            assert Setup.parse(setup.name) == setup
 
 
-def test_the_grid_has_every_cell_for_ppo_and_value_decomposition_if_discrete():
-    cells = {
-        (s.algorithm, s.centralised, s.share_params)
-        for s in grid(value=False, agent_ids=False)
-    }
-    assert len(cells) == 8
-    names = [s.name for s in grid(value=True, agent_ids=True)]
-    assert "qmix-local-shared-ids" in names
-    assert len(set(names)) == 12
+def test_an_unknown_algorithm_is_refused_with_the_valid_names() -> None:
+    with pytest.raises(ValueError, match="'sac': expected ippo, mappo, vdn, qmix"):
+        Setup("sac")
 
 
-def test_an_unknown_setup_is_refused_with_the_valid_names():
+def test_an_unknown_setup_is_refused_with_the_valid_names() -> None:
     with pytest.raises(ValueError, match="ippo.mappo.vdn.qmix, then -local"):
         Setup.parse("maddpg-local-shared")
 
 
-def test_settings_reach_the_parts_and_survive_json():
+def test_settings_reach_the_parts_and_survive_json() -> None:
     options = TrainingOptions().with_settings(
         {"ppo.lr": 1, "num_cells": [8, 9], "gamma": 0.5, "max_frames_per_traj": 7}
     )
@@ -61,12 +59,12 @@ def test_settings_reach_the_parts_and_survive_json():
         ("device", "abacus", "device is 'abacus': Expected one of"),
     ],
 )
-def test_a_wrong_setting_is_named(name, value, message):
+def test_a_wrong_setting_is_named(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingOptions().with_settings({name: value})
 
 
-def test_all_settings_have_names_that_with_settings_takes():
+def test_all_settings_have_names_that_with_settings_takes() -> None:
     options = TrainingOptions()
     settings = options.settings()
     assert settings["ppo.epochs"] == 10

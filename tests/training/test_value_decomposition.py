@@ -1,6 +1,8 @@
 """Value decomposition: agents in the mixture, targets, updates, exploration."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +23,12 @@ SETTINGS = {
 }
 
 
-def learner_of(name, factory=HUNTERS, **settings):
+def learner_of(name: str, factory: Any = HUNTERS, **settings: Any) -> Any:
     options = TrainingOptions(frames=60).with_settings(SETTINGS | settings)
     return ValueLearner(describe(factory), Setup.parse(name), options, seed=0)
 
 
-def batch_of(learner, factory=HUNTERS):
+def batch_of(learner: Any, factory: Any = HUNTERS) -> Any:
     with Collector(
         factory, learner.policy, frames_per_batch=60, total_frames=60, seed=1
     ) as collector:
@@ -34,7 +36,7 @@ def batch_of(learner, factory=HUNTERS):
 
 
 @pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-centralised-own"])
-def test_an_update_moves_networks_targets_and_epsilon(name):
+def test_an_update_moves_networks_targets_and_epsilon(name: str) -> None:
     learner = learner_of(name)
     before = [p.clone() for p in learner.parameters()]
     targets = [t.clone() for t in learner.unrolled["loss"].buffers()]
@@ -49,7 +51,7 @@ def test_an_update_moves_networks_targets_and_epsilon(name):
     assert any(not torch.equal(t, b) for t, b in zip(after, targets, strict=True))
 
 
-def test_vdn_s_loss_sums_the_values_of_acting_agents():
+def test_vdn_s_loss_sums_the_values_of_acting_agents() -> None:
     learner = learner_of("vdn-local-own", gamma=0.5, reward_scale=2.0)
     data = learner.prepare(batch_of(learner))
     assert not data["hunter", "mask"].all()
@@ -67,7 +69,7 @@ def test_vdn_s_loss_sums_the_values_of_acting_agents():
     torch.testing.assert_close(loss.detach(), (value - wanted).square().mean())
 
 
-def test_a_truncated_agent_still_counts_in_the_next_value():
+def test_a_truncated_agent_still_counts_in_the_next_value() -> None:
     learner = learner_of("vdn-local-own")
     batch = batch_of(learner)
     group = batch["next", "hunter"]
@@ -80,7 +82,7 @@ def test_a_truncated_agent_still_counts_in_the_next_value():
     assert after[0, 3].tolist() == [True, False]
 
 
-def test_the_target_is_the_reward_of_the_whole_team():
+def test_the_target_is_the_reward_of_the_whole_team() -> None:
     learner = learner_of("vdn-local-shared", reward_scale=2.0)
     batch = batch_of(learner)
     team = batch["next", "hunter", "reward"].sum(-2).reshape(-1, 1)
@@ -91,7 +93,7 @@ IMAGES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
 
 
 @pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-own-ids"])
-def test_images_and_dicts_are_read(name):
+def test_images_and_dicts_are_read(name: str) -> None:
     learner = learner_of(name, IMAGES)
     metrics = learner.update(batch_of(learner, IMAGES), progress=1.0)
     assert metrics["loss"] > 0
@@ -101,7 +103,7 @@ def test_images_and_dicts_are_read(name):
         assert any(p.grad.any() for p in learner.mixer.encoder.images.parameters())
 
 
-def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path):
+def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path: Path) -> None:
     name = "vdn-local-shared"
     learner = learner_of(name, **{"value.buffer_frames": 1_000_000})
     path = tmp_path / "state.pt"
@@ -119,26 +121,26 @@ def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path):
     assert len(other._buffer) == 3 * len(batch.reshape(-1))
 
 
-def test_recurrent_networks_are_refused():
+def test_recurrent_networks_are_refused() -> None:
     with pytest.raises(ValueError, match="has no recurrent networks"):
         learner_of("vdn-local-shared", recurrent="gru")
 
 
-def test_fewer_frames_than_before_training_are_refused():
+def test_fewer_frames_than_before_training_are_refused() -> None:
     with pytest.raises(ValueError, match="frames is 100, but training begins after"):
         learner_of("vdn-local-shared", frames=100, **{"value.warm_up_frames": 101})
 
 
-def test_several_groups_are_refused():
+def test_several_groups_are_refused() -> None:
     with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
         learner_of("vdn-local-shared", CountingEnv)
 
 
-def test_far_observations_do_not_raise_the_weights_of_the_mixture():
+def test_far_observations_do_not_raise_the_weights_of_the_mixture() -> None:
     learner = learner_of("qmix-local-shared")
     data = learner.prepare(batch_of(learner))["hunter", "observation"].float()
 
-    def weights(observation):
+    def weights(observation: Any) -> Any:
         values = torch.ones(*observation.shape[:-1], 1, requires_grad=True)
         team = learner.mixer(values, observation).sum()
         return torch.autograd.grad(team, values)[0]
@@ -146,7 +148,7 @@ def test_far_observations_do_not_raise_the_weights_of_the_mixture():
     assert weights(1000 * data).max() <= 1.1 * weights(data + 1e-3).max()
 
 
-def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target():
+def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
     """Otherwise overestimated targets grow without bound."""
     full, small = (
         learner_of("qmix-local-shared", **{"value.mixing_gain": gain})

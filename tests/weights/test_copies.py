@@ -1,5 +1,7 @@
 """``WeightCopies`` writes tensors of every kind into its targets."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -42,7 +44,9 @@ def write(copies: WeightCopies, tensors: list[torch.Tensor]) -> None:
         "large",
     ],
 )
-def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(tensor):
+def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(
+    tensor: torch.Tensor,
+) -> None:
     copies, (target,) = places(tensor)
     write(copies, [tensor])
     assert torch.equal(target, tensor.detach())
@@ -52,7 +56,7 @@ def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(tensor):
     assert torch.equal(target, torch.zeros_like(tensor))
 
 
-def test_replaced_memory_is_read():
+def test_replaced_memory_is_read() -> None:
     weight = nn.Parameter(torch.zeros(3))
     copies, (target,) = places(weight)
     write(copies, [weight])
@@ -61,14 +65,16 @@ def test_replaced_memory_is_read():
     assert target.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_another_dtype_is_converted():
+def test_another_dtype_is_converted() -> None:
     copies, (target,) = places(torch.zeros(2))
     write(copies, [torch.tensor([1.0, 2.0], dtype=torch.float64)])
     assert target.dtype == torch.float32
     assert target.tolist() == [1.0, 2.0]
 
 
-def test_another_shape_raises_an_error_that_names_the_tensor_and_writes_nothing():
+def test_another_shape_raises_an_error_that_names_the_tensor_and_writes_nothing() -> (
+    None
+):
     copies, (first, second) = places(torch.zeros(3), torch.zeros(2))
     with pytest.raises(ValueError, match=r"'t1' must have shape \(2,\), .*\(1,\)"):
         write(copies, [torch.ones(3), torch.ones(1)])
@@ -76,7 +82,7 @@ def test_another_shape_raises_an_error_that_names_the_tensor_and_writes_nothing(
     assert second.tolist() == [0.0, 0.0]
 
 
-def test_a_failed_write_does_not_affect_the_next_one():
+def test_a_failed_write_does_not_affect_the_next_one() -> None:
     copies, (first, second) = places(torch.zeros(2), torch.zeros(2))
     old, new = torch.ones(2), torch.full((2,), 2.0)
     write(copies, [old, old])
@@ -87,7 +93,7 @@ def test_a_failed_write_does_not_affect_the_next_one():
     assert second.tolist() == [1.0, 1.0]
 
 
-def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed():
+def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed() -> None:
     view = torch.arange(4.0).reshape(2, 2).T
     copies, (first, second) = places(torch.zeros(2), view)
     for _ in range(2):
@@ -97,7 +103,7 @@ def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed():
         view.add_(1.0)
 
 
-def test_another_view_of_the_same_memory_is_noticed():
+def test_another_view_of_the_same_memory_is_noticed() -> None:
     weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
     copies, (target,) = places(weight)
     write(copies, [weight])
@@ -106,7 +112,7 @@ def test_another_view_of_the_same_memory_is_noticed():
     assert torch.equal(target, weight.detach())
 
 
-def test_every_way_to_change_a_tensor_is_noticed():
+def test_every_way_to_change_a_tensor_is_noticed() -> None:
     weight = nn.Parameter(torch.arange(8.0).reshape(2, 4), requires_grad=False)
     changes = [
         lambda: weight[1].add_(1),
@@ -129,7 +135,7 @@ def test_every_way_to_change_a_tensor_is_noticed():
 
 
 @pytest.mark.parametrize("other", [torch.zeros(2, 3).T, torch.zeros(3, 2).double()])
-def test_tensors_that_torch_converts_are_compared(other):
+def test_tensors_that_torch_converts_are_compared(other: Any) -> None:
     copies, (target,) = places(torch.zeros(3, 2))
     copies.read([other])
     assert not copies.differ(0, 0)
@@ -140,7 +146,7 @@ def test_tensors_that_torch_converts_are_compared(other):
     assert target[1, 0] == 1
 
 
-def test_only_chosen_tensors_are_written():
+def test_only_chosen_tensors_are_written() -> None:
     copies, (first, second) = places(torch.zeros(2), torch.zeros(2))
     copies.read([torch.ones(2), torch.ones(2)])
     copies.write(0, [1])

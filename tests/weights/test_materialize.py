@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def stack() -> nn.Module:
     )
 
 
-def on_meta(factory):
+def on_meta(factory: Any) -> Any:
     with torch.device("meta"):
         return factory()
 
@@ -53,7 +54,9 @@ def same(a: nn.Module, b: nn.Module) -> bool:
         lambda: nn.TransformerEncoderLayer(8, 2, 16),
     ],
 )
-def test_a_seed_gives_the_same_weights_as_building_the_module_with_it(factory):
+def test_a_seed_gives_the_same_weights_as_building_the_module_with_it(
+    factory: Any,
+) -> None:
     torch.manual_seed(3)
     built = factory()
 
@@ -63,7 +66,7 @@ def test_a_seed_gives_the_same_weights_as_building_the_module_with_it(factory):
     assert not meta_tensors(module)
 
 
-def test_the_argument_stays_on_meta_and_the_global_generator_is_not_used():
+def test_the_argument_stays_on_meta_and_the_global_generator_is_not_used() -> None:
     module = on_meta(stack)
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -74,7 +77,7 @@ def test_the_argument_stays_on_meta_and_the_global_generator_is_not_used():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_a_seed_weights_are_drawn_from_the_global_generator():
+def test_without_a_seed_weights_are_drawn_from_the_global_generator() -> None:
     module = on_meta(stack)
     torch.manual_seed(0)
     first = materialize(module)
@@ -85,7 +88,7 @@ def test_without_a_seed_weights_are_drawn_from_the_global_generator():
     assert same(first, materialize(module))
 
 
-def test_a_materialized_lstm_computes_with_its_new_weights():
+def test_a_materialized_lstm_computes_with_its_new_weights() -> None:
     lstm = materialize(on_meta(lambda: nn.LSTM(3, 4)), seed=0)
     torch.manual_seed(0)
     expected, _ = nn.LSTM(3, 4)(torch.ones(2, 1, 3))
@@ -95,7 +98,7 @@ def test_a_materialized_lstm_computes_with_its_new_weights():
     torch.testing.assert_close(found, expected)
 
 
-def test_tied_weights_stay_tied():
+def test_tied_weights_stay_tied() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,7 +139,7 @@ class FilledTable(Table):
         self._fill()
 
 
-def test_buffers_of_every_kind_and_plain_tensors_are_filled():
+def test_buffers_of_every_kind_and_plain_tensors_are_filled() -> None:
     module = materialize(on_meta(FilledTable))
 
     assert module.mean.tolist() == [1, 1, 1]
@@ -146,7 +149,7 @@ def test_buffers_of_every_kind_and_plain_tensors_are_filled():
     assert "rates" not in module.state_dict()
 
 
-def test_a_meta_tensor_without_an_initialiser_raises_an_error_that_names_it():
+def test_a_meta_tensor_without_an_initialiser_raises_an_error_that_names_it() -> None:
     module = nn.Sequential(nn.Linear(2, 2), Table(fills=False))
     names = {"1.mean", "1.rates", "1.open", "1.count"}
 
@@ -158,7 +161,7 @@ def test_a_meta_tensor_without_an_initialiser_raises_an_error_that_names_it():
     assert not meta_tensors(materialize(module))
 
 
-def test_a_partly_filled_parameter_is_an_error():
+def test_a_partly_filled_parameter_is_an_error() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,7 +175,7 @@ def test_a_partly_filled_parameter_is_an_error():
         materialize(on_meta(Half))
 
 
-def test_the_error_of_a_failing_initialiser_names_it():
+def test_the_error_of_a_failing_initialiser_names_it() -> None:
     class Broken(nn.Linear):
         def reset_parameters(self) -> None:
             if not self.weight.is_meta:
@@ -182,7 +185,7 @@ def test_the_error_of_a_failing_initialiser_names_it():
         materialize(on_meta(lambda: nn.Sequential(Broken(2, 2))))
 
 
-def test_existing_values_are_kept():
+def test_existing_values_are_kept() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[0].to("meta")
     module[1].bias = on_meta(lambda: nn.Parameter(torch.empty(2)))
@@ -195,7 +198,7 @@ def test_existing_values_are_kept():
     assert not meta_tensors(found)
 
 
-def test_requires_grad_and_dtype_are_kept():
+def test_requires_grad_and_dtype_are_kept() -> None:
     def build() -> nn.Module:
         linear = nn.Linear(2, 3, dtype=torch.float64)
         linear.weight.requires_grad_(False)
@@ -230,14 +233,16 @@ def observation() -> TensorDict:
     )
 
 
-def test_a_probabilistic_policy_acts_after_materializing():
+def test_a_probabilistic_policy_acts_after_materializing() -> None:
     policy = materialize(on_meta(lambda: actor(nn.Linear(7, 4))), seed=0)
 
     assert policy(observation())["walker", "action"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(device):
+def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(
+    device: str,
+) -> None:
     with torch.device(device):
         policy = actor(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)))
     names = lazy_tensors(policy)
@@ -255,7 +260,7 @@ def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(device):
     assert type(materialize(known).module[0].module[0][0]) is nn.Linear
 
 
-def test_inference_keeps_existing_values():
+def test_inference_keeps_existing_values() -> None:
     net = nn.Sequential(nn.BatchNorm1d(7), nn.LazyLinear(8), nn.Linear(8, 4))
     kept = copy.deepcopy(net.state_dict())
 
@@ -267,9 +272,9 @@ def test_inference_keeps_existing_values():
     assert values["1.weight"].is_meta
 
 
-def test_a_module_that_needs_values_is_inferred_on_the_cpu():
+def test_a_module_that_needs_values_is_inferred_on_the_cpu() -> None:
     class Peek(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> Any:
             return x if x.sum().item() == 0 else -x
 
     net = nn.Sequential(Peek(), nn.LazyLinear(4))
@@ -277,19 +282,19 @@ def test_a_module_that_needs_values_is_inferred_on_the_cpu():
     assert meta_tensors(infer_lazy(actor(net), observation()))
 
 
-def test_an_input_of_the_wrong_size_is_an_error():
+def test_an_input_of_the_wrong_size_is_an_error() -> None:
     net = nn.Sequential(nn.LazyLinear(8), nn.Linear(9, 4))
 
     with pytest.raises(ValueError, match="observation.*policy_factory"):
         infer_lazy(actor(net), observation())
 
 
-def test_materializing_a_lazy_module_is_an_error():
+def test_materializing_a_lazy_module_is_an_error() -> None:
     with pytest.raises(ValueError, match="'weight'.*infer_lazy"):
         materialize(nn.LazyLinear(3))
 
 
-def test_an_optimizer_created_before_materializing_raises_an_error():
+def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     module = on_meta(lambda: nn.Linear(2, 2))
     lazy = actor(nn.LazyLinear(4))
     early = [torch.optim.Adam(m.parameters()) for m in (module, lazy)]
@@ -303,10 +308,10 @@ def test_an_optimizer_created_before_materializing_raises_an_error():
     before = ready.weight.detach().clone()
     ready(torch.ones(2)).sum().backward()
     late.step()
-    assert not torch.equal(ready.weight, before)
+    assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
 
 
-def test_a_meta_policy_can_be_pickled():
+def test_a_meta_policy_can_be_pickled() -> None:
     policy = pickle.loads(pickle.dumps(on_meta(lambda: actor(nn.Linear(7, 4)))))
 
     assert meta_tensors(policy)
@@ -314,7 +319,7 @@ def test_a_meta_policy_can_be_pickled():
 
 
 @pytest.mark.parametrize("share_params", [True, False])
-def test_torchrl_networks_are_materialized_too(share_params):
+def test_torchrl_networks_are_materialized_too(share_params: bool) -> None:
     modules = pytest.importorskip("torchrl.modules")
 
     def build() -> nn.Module:

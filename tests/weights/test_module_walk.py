@@ -1,5 +1,7 @@
 """``WeightWalk`` lists a module's current weights after every kind of change."""
 
+from typing import Any
+
 import pytest
 from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
@@ -13,46 +15,48 @@ def build() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-def replace_parameter(module):
+def replace_parameter(module: Any) -> None:
     module[0].weight = nn.Parameter(module[0].weight.detach() + 1)
 
 
-def replace_buffer(module):
+def replace_buffer(module: Any) -> None:
     module[1].running_mean = module[1].running_mean + 1
 
 
-def replace_submodule(module):
+def replace_submodule(module: Any) -> None:
     module[2] = nn.Linear(3, 4)
 
 
-def add_submodule(module):
+def add_submodule(module: Any) -> None:
     module.append(nn.Linear(1, 1))
 
 
-def add_deeper(module):
+def add_deeper(module: Any) -> None:
     module[0].extra = nn.Linear(1, 1)
 
 
-def remove_bias(module):
+def remove_bias(module: Any) -> None:
     module[0].bias = None
 
 
-def add_last_buffer(module):
+def add_last_buffer(module: Any) -> None:
     module[2].register_buffer("extra", module[2].bias.detach() + 1)
 
 
-def tie(module):
+def tie(module: Any) -> None:
     module[2].bias = module[2].weight
 
 
-def test_unchanged_weights_are_listed_without_another_walk(monkeypatch):
+def test_unchanged_weights_are_listed_without_another_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     walk = WeightWalk(build())
     first = walk.tensors()
     monkeypatch.delattr("marl_collect.weights.module_walk.weight_tensors")
     assert walk.tensors() is first
 
 
-def same(walk, module):
+def same(walk: Any, module: Any) -> Any:
     now, found = weight_tensors(module), walk.tensors()
     return list(now) == list(found) and all(now[n] is found[n] for n in now)
 
@@ -70,7 +74,7 @@ def same(walk, module):
         tie,
     ],
 )
-def test_a_change_is_noticed(change):
+def test_a_change_is_noticed(change: Any) -> None:
     module = build()
     walk = WeightWalk(module)
     before = list(walk.tensors().items())
@@ -80,9 +84,9 @@ def test_a_change_is_noticed(change):
     assert [(n, id(t)) for n, t in before] != [(n, id(t)) for n, t in after]
 
 
-def test_a_module_that_overrides_named_parameters_is_always_walked_through():
+def test_a_module_that_overrides_named_parameters_is_always_walked_through() -> None:
     class Own(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             data = TensorDict({"a": nn.Parameter(nn.Linear(1, 1).weight.detach())})
             self.params = TensorDictParams(data)

@@ -156,7 +156,7 @@ def _open(path: str) -> Source:
                 f"marl_collect reads version {_VERSION}. Install a newer one."
             )
         with naming(file, "a complete export"):
-            header = Header.from_json(json.loads(data["header"][()]))
+            header = Header.from_json(json.loads(_array(data, "header")[()]))
     return Source(header, _read(file, header))
 
 
@@ -164,9 +164,11 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
     import h5py
 
     with h5py.File(path) as file, naming(path, "a complete export"):
-        lengths, runs = (file[f"episodes/{name}"][:] for name in ("length", "run"))
+        lengths, runs = (
+            _array(file, f"episodes/{name}")[:] for name in ("length", "run")
+        )
         stored = {
-            field.key: file[_place("stored", field.key)][:]
+            field.key: _array(file, _place("stored", field.key))[:]
             if _place("stored", field.key) in file
             else np.cumsum(lengths) - 1
             for field in header.keys
@@ -177,18 +179,38 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
             end = begin + int(lengths[first:last].sum())
             frames: dict[Key, torch.Tensor] = {}
             for field in header.keys:
-                array = file[_place("frames", field.key)]
+                array = _array(file, _place("frames", field.key))
                 if field.key not in stored:
                     frames[field.key] = torch.from_numpy(array[begin:end])
                     continue
                 low, high = np.searchsorted(stored[field.key], (begin, end))
-                root = file[_place("frames", field.key[1:])][begin:end]
+                root = _array(file, _place("frames", field.key[1:]))[begin:end]
                 frames[field.key] = with_next(
                     torch.from_numpy(root),
                     stored[field.key][low:high] - begin,
                     torch.from_numpy(array[low:high]),
                 )
             yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
+
+
+def _array(file: Any, place: str) -> Any:
+    """Return an array of the file.
+
+    Raises:
+        DatasetError: if its content is in another file, which HDF5 would read without
+            asking. Exports have no such arrays.
+    """
+    import h5py
+
+    *folders, name = place.split("/")
+    group = file
+    for part in (*folders, name):
+        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
+            raise DatasetError(f"{place} is missing, or a link.")
+        group = group[part]
+    if group.external or group.is_virtual:
+        raise DatasetError(f"{place} has its content in another file.")
+    return group
 
 
 def _place(root: str, key: Key) -> str:

@@ -1,4 +1,4 @@
-"""Exports episodes to Minari's local store, and imports datasets of Minari.
+"""Exports episodes to Minari's local store.
 
 An exported episode is a group ``episode_i`` of ``main_data.hdf5``, with
 ``observations`` ``[T + 1, ...]``, and ``actions``, ``rewards``, ``terminations`` and
@@ -13,50 +13,32 @@ Source:
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from marl_collect.buffers.layout import TRAJ_IDS
-from marl_collect.core.description import (
-    FLAGS,
-    EnvDescription,
-    Field,
-    GroupDescription,
-    Key,
-    stored_action,
-)
-from marl_collect.storage.checks import naming
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
+from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.formats.blocks import Block, Header
 from marl_collect.storage.formats.hdf5 import check_hdf5_compression
-from marl_collect.storage.formats.registry import Format, Source
-from marl_collect.storage.index import KeyField
+from marl_collect.storage.formats.registry import Format
 
 _FILE: Final = "main_data.hdf5"
 _METADATA: Final = "metadata.json"
 _OURS: Final = "marl_collect"
-"""Entry of the metadata with the header of an export."""
+"""Entry of the metadata with the header of the export, for the seeds of its runs."""
 _VERSION: Final = "0.5.0"
 """Version of the layout, not of an installed package."""
 _ID: Final = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
 _CHUNKED_FROM: Final = 8192
 """Bytes of the smallest array that is compressed. HDF5 stores a compressed array in
 chunks with an index, which for short episodes is larger than the data."""
-_EXACT: Final = ("collector", "exact")
-"""Prefix of infos with values that do not follow from the other arrays, such as
-observations that the policy has changed at the root."""
-_GROUP: Final = "agents"
-_AGENT: Final = "agent_0"
-"""Names for datasets of other tools, which have one agent."""
-
 Arrays = dict[Key, NDArray[Any]]
 
 
@@ -140,7 +122,7 @@ class _Layout:
     """Where the keys of a dataset are in an episode of Minari.
 
     ``split`` converts an episode, arrays ``[T, ...]`` by key, to Minari's arrays by
-    place. ``join`` is its inverse.
+    place.
     """
 
     def __init__(self, header: Header) -> None:
@@ -222,36 +204,7 @@ class _Layout:
             arrays[place] = arrays[place].astype(dtype, copy=False)
         rewards = [episode["next", name, "reward"] for name in self._groups]
         arrays["rewards",] = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
-        restored = self.join(arrays)
-        for key, values in episode.items():
-            if restored[key].tobytes() != values.tobytes():
-                arrays["infos", *_EXACT, *key] = values
         return arrays
-
-    def join(self, arrays: Arrays) -> Arrays:
-        """Return the episode with the keys, shapes and dtypes of the dataset."""
-        found: Arrays = {}
-        for key, place in self._whole.items():
-            found[key], found["next", *key] = arrays[place][:-1], arrays[place][1:]
-        for key, place in self._later.items():
-            found[key] = arrays[place][1:]
-        for key, place in self._plain.items():
-            found[key] = arrays[place]
-        for name in "terminated", "truncated":
-            after = found["next", name]
-            found[name,] = np.concatenate([np.zeros_like(after[:1]), after[:-1]])
-        episode: Arrays = {}
-        for key, field in self._fields.items():
-            exact = arrays.get(("infos", *_EXACT, *key))
-            if exact is not None:
-                values = exact
-            elif key in found:
-                values = found[key]
-            else:  # done
-                values = found[*key[:-1], "terminated"] | found[*key[:-1], "truncated"]
-            length = len(arrays["rewards",])
-            episode[key] = values.astype(field.dtype).reshape(length, *field.shape)
-        return episode
 
 
 def _leaves(
@@ -280,162 +233,10 @@ def _write(group: Any, place: str, array: NDArray[Any], compression: str) -> Non
     group.create_dataset(place, data=array, dcpl=settings)
 
 
-def _open(source: str) -> Source:
-    from minari import MinariDataset
-
-    folder = _find(source)
-    with naming(folder, "a dataset that Minari can read"):
-        dataset = MinariDataset(folder)
-        metadata = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        if _OURS in metadata and "keys" in metadata[_OURS]:
-            header = Header.from_json(metadata[_OURS])
-            return Source(header, _read(folder, dataset, header, _Layout(header).join))
-        header = _foreign(dataset, metadata)
-    return Source(header, _read(folder, dataset, header, _Single(header).join))
-
-
-def _find(source: str) -> Path:
-    """Return the folder with the files of a dataset: a path, or an id of the store."""
-    from minari.storage.datasets_root_dir import get_dataset_path
-
-    places = [Path(source), get_dataset_path(source)]
-    for place in places:
-        for folder in (place, place / "data"):
-            if (folder / _METADATA).is_file():
-                return folder
-    raise FileNotFoundError(
-        f"There is no Minari dataset {source!r}: expected a folder with {_METADATA}, "
-        f"or an id in {get_dataset_path()}. `minari download` fetches one."
-    )
-
-
-def _read(
-    folder: Path, dataset: Any, header: Header, join: Callable[[Arrays], Arrays]
-) -> Iterator[Block]:
-    """Read the episodes in blocks."""
-    numbers = range(dataset.total_episodes)
-    about = list(dataset.storage.get_episode_metadata(numbers))
-    lengths = [int(each["total_steps"]) for each in about]
-    runs = [int(each.get("run", 0)) for each in about]
-    for first, last in header.cuts(lengths, runs):
-        with naming(folder, "a complete dataset of Minari"):
-            episodes = []
-            for data in dataset.iterate_episodes(range(first, last)):
-                arrays: Arrays = {}
-                for name in (
-                    "observations",
-                    "actions",
-                    "rewards",
-                    "terminations",
-                    "truncations",
-                    "infos",
-                ):
-                    arrays |= _flat(getattr(data, name), (name,))
-                episodes.append(join(arrays))
-            frames = {
-                key: torch.from_numpy(np.concatenate([e[key] for e in episodes]))
-                for key in episodes[0]
-            }
-        yield Block(frames, lengths[first:last], runs[first])
-
-
-def _flat(value: Any, place: Key) -> Arrays:
-    """Return the arrays in a value of Minari by place."""
-    if isinstance(value, Mapping):
-        parts = [(name, inner) for name, inner in value.items()]
-    elif isinstance(value, tuple):
-        parts = [(f"_index_{i}", inner) for i, inner in enumerate(value)]
-    elif value is None:
-        return {}
-    else:
-        return {place: np.asarray(value)}
-    found: Arrays = {}
-    for name, inner in parts:
-        found |= _flat(inner, (*place, name))
-    return found
-
-
-def _foreign(dataset: Any, metadata: Mapping[str, Any]) -> Header:
-    """Describe a dataset of another tool: one group with one agent."""
-    spec = dataset.spec.env_spec
-    task = dataset.spec.dataset_id if spec is None else spec.id
-    group = GroupDescription(
-        (_AGENT,), dataset.observation_space, dataset.action_space, mask=False
-    )
-    environment = EnvDescription(task, {_GROUP: group})
-    description = DatasetDescription(
-        task, environment, {} if spec is None else _plain(spec.kwargs)
-    )
-    description.to_json()  # Raises an error if a space cannot be stored.
-    about = ("dataset_id", "algorithm_name", "author", "code_permalink")
-    run = RunDescription(
-        policy={"kind": metadata.get("algorithm_name", "unknown")},
-        options={name: metadata[name] for name in about if metadata.get(name)},
-        versions={"minari": dataset.spec.minari_version},
-    )
-    fields = environment.observed() | environment.actions()
-    after = environment.observed() | environment.outcome()
-    fields |= {("next", *key): field for key, field in after.items()}
-    fields[TRAJ_IDS] = Field((), np.dtype(np.int64))
-    keys = tuple(
-        KeyField(key, field.shape, field.dtype.name)
-        for key, field in sorted(fields.items())
-    )
-    return Header(
-        description, (run,), keys, dataset.total_episodes, dataset.total_steps
-    )
-
-
-@final
-class _Single:
-    """Converts the episodes of a single agent to those of a group with one agent."""
-
-    def __init__(self, header: Header) -> None:
-        self._fields = {field.key: field for field in header.keys}
-        group = header.description.environment.groups[_GROUP]
-        own, acting = (_GROUP, "observation"), (_GROUP, "action")
-        self._observed = list(_leaves(group.observation, own, ("observations",)))
-        self._acting = list(_leaves(group.action, acting, ("actions",)))
-        self._episodes = 0
-
-    def join(self, arrays: Arrays) -> Arrays:
-        """Return an episode; one that does not end is truncated in its last frame."""
-        length = len(arrays["rewards",])
-        terminated = arrays["terminations",].astype(bool)
-        truncated = arrays["truncations",].astype(bool)
-        truncated[-1] |= not terminated[-1]
-        done = terminated | truncated
-        found: Arrays = {TRAJ_IDS: np.full(length, self._episodes)}
-        for name, flag in zip(FLAGS, (done, terminated, truncated), strict=True):
-            before = np.concatenate([[False], flag[:-1]])
-            found[name,], found["next", name] = before, flag
-            found[_GROUP, name], found["next", _GROUP, name] = before, flag
-        for key, place, _ in self._observed:
-            found[key], found["next", *key] = arrays[place][:-1], arrays[place][1:]
-        for key, place, _ in self._acting:
-            found[key] = arrays[place]
-        found["next", _GROUP, "reward"] = arrays["rewards",]
-        self._episodes += 1
-        return {
-            key: found[key].astype(field.dtype).reshape(length, *field.shape)
-            for key, field in self._fields.items()
-        }
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are JSON values."""
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-    except TypeError:
-        return {}
-    return found
-
-
 FORMAT: Final = Format(
     summary="a dataset in the local store of Minari; the target is its id",
     extra="minari",
     packages=("h5py", "minari"),
     export=_export,
-    open=_open,
     locate=_locate,
 )

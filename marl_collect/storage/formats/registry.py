@@ -10,7 +10,7 @@ from typing import Any, final
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import completed
+from marl_collect.storage.files import check_space, completed
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,
@@ -133,7 +133,9 @@ def export_dataset(
     target = chosen.locate(str(out))
     with completed(target, "export") as temporary:
         blocks = read_blocks(trajectories, header, progress or _ignore)
-        chosen.export(temporary, header, blocks, target, **settings)
+        # `temporary` does not exist yet.
+        roomy = _while_there_is_room(blocks, temporary.parent)
+        chosen.export(temporary, header, roomy, target, **settings)
     return target
 
 
@@ -190,6 +192,13 @@ def open_source(source: str | Path, name: str) -> Source:
     if chosen.open is None:
         raise ValueError(f"The format {name} can be exported, but not imported.")
     return chosen.open(str(source))
+
+
+def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Block]:
+    for block in blocks:
+        nbytes = sum(tensor.nbytes for tensor in block.frames.values())
+        check_space(folder, nbytes, "the next episodes have up to")
+        yield block
 
 
 def _ignore(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:

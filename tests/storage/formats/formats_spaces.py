@@ -1,5 +1,7 @@
 """An environment with a space of each kind."""
 
+from typing import Any
+
 import numpy as np
 from gymnasium import spaces
 
@@ -29,24 +31,24 @@ class EverySpace(MultiAgentEnv):
     )
     is_closed = False
 
-    def bind(self, row):
+    def bind(self, row: Any) -> None:
         self.row = row
         self.flags = Flags(row, self.description)
 
-    def reset_row(self, seed):
+    def reset_row(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.steps = 0
         self.flags.clear()
         self.observe()
 
-    def step_row(self):
+    def step_row(self) -> None:
         self.steps += 1
         self.row["g", "reward"][:, 0] = [self.steps, 0.5]
         if self.steps == 2:
             self.flags.end_all(terminated=True, truncated=False)
         self.observe()
 
-    def observe(self):
+    def observe(self) -> None:
         row = self.row
         row["state",][...] = self.random.normal(size=2) * [1, np.nan]
         row["g", "observation", "image"][...] = self.random.integers(
@@ -58,8 +60,8 @@ class EverySpace(MultiAgentEnv):
         row["g", "info", "health"][...] = self.random.uniform(size=(2, 2))
         row["g", "mask"][...] = True
 
-    def render(self):
+    def render(self) -> Any:
         return None
 
-    def close(self):
+    def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from marl_collect.storage.formats import huggingface
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
-def make_env():
+def make_env() -> Any:
     return CountingEnv(CountingOptions(image=(20, 24, 3), state=True))
 
 
@@ -25,7 +26,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return record_here(path, make_env, episodes=6)
 
 
-def test_load_dataset_opens_an_export(dataset, tmp_path: Path):
+def test_load_dataset_opens_an_export(dataset: Dataset, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra dev")
     folder = export_dataset(dataset, tmp_path / "hub", "huggingface")
     frames = datasets.load_dataset(
@@ -65,7 +66,7 @@ def test_load_dataset_opens_an_export(dataset, tmp_path: Path):
         assert np.array_equal(seen, episode["hunter", "observation", "image"])
 
 
-def test_the_card_has_what_the_hub_reads(dataset, tmp_path: Path):
+def test_the_card_has_what_the_hub_reads(dataset: Dataset, tmp_path: Path) -> None:
     folder = export_dataset(dataset, tmp_path / "hub", "huggingface")
     text = (folder / "README.md").read_text()
     front, body = text.removeprefix("---\n").split("---\n", 1)
@@ -77,7 +78,9 @@ def test_the_card_has_what_the_hub_reads(dataset, tmp_path: Path):
     assert f"6 complete episodes of `{dataset.contents.description.task}`" in body
 
 
-def test_episodes_may_span_files_and_groups_of_rows(dataset, tmp_path, monkeypatch):
+def test_episodes_may_span_files_and_groups_of_rows(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyarrow import parquet
 
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)

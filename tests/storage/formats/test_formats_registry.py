@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,21 @@ from support.scripts import run_python
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
-from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage import (
+    Dataset,
+    DatasetError,
+    export_dataset,
+    import_dataset,
+)
 from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.formats.registry import Format, Source, open_source
 from marl_collect.storage.formats.table import FORMATS
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
-def export_lengths(path, header, blocks, target, *, indent=None):
+def export_lengths(
+    path: Any, header: Any, blocks: Any, target: Any, *, indent: Any = None
+) -> None:
     """Write the length of each episode as JSON."""
     lengths = [length for block in blocks for length in block.lengths]
     path.write_text(json.dumps(lengths, indent=indent))
@@ -30,7 +38,7 @@ FORMAT = Format("lengths as JSON", "hdf5", ("json",), export=export_lengths)
 
 
 @pytest.fixture
-def lengths(monkeypatch):
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "lengths", __name__)
 
 
@@ -41,7 +49,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.mark.usefixtures("lengths")
-def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_path):
+def test_a_new_format_is_available_to_python_and_the_command_line(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     expected = dataset.trajectories.lengths.tolist()
     file = export_dataset(dataset.trajectories, tmp_path / "a", "lengths")
     assert json.loads(file.read_text()) == expected
@@ -55,7 +65,9 @@ def test_a_new_format_is_available_to_python_and_the_command_line(dataset, tmp_p
 
 
 @pytest.mark.usefixtures("lengths")
-def test_unknown_formats_and_settings_are_named(dataset, tmp_path: Path):
+def test_unknown_formats_and_settings_are_named(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
         export_dataset(dataset, tmp_path / "new" / "a", "csv")
     with pytest.raises(ValueError, match="'csv' is not a format: use one of hdf5, min"):
@@ -74,7 +86,7 @@ def test_unknown_formats_and_settings_are_named(dataset, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("lengths")
-def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
+def test_existing_targets_are_not_touched(dataset: Dataset, tmp_path: Path) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     before = file.read_bytes()
@@ -85,7 +97,9 @@ def test_existing_targets_are_not_touched(dataset, tmp_path: Path):
         import_dataset(file, dataset.path, "hdf5")
 
 
-def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatch):
+def test_a_missing_package_is_named_with_its_extra(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     for write in (
         lambda: export_dataset(dataset, tmp_path / "new" / "x.hdf5"),
@@ -96,10 +110,12 @@ def test_a_missing_package_is_named_with_its_extra(dataset, tmp_path, monkeypatc
     assert not (tmp_path / "new").exists()
 
 
-def test_an_error_leaves_nothing_behind(dataset, tmp_path: Path, monkeypatch):
+def test_an_error_leaves_nothing_behind(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
 
-    def stop(done, total, ended):
+    def stop(done: Any, total: Any, ended: Any) -> None:
         assert total == sum(dataset.trajectories.lengths)
         if done:
             assert done == total
@@ -116,7 +132,9 @@ def test_an_error_leaves_nothing_behind(dataset, tmp_path: Path, monkeypatch):
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path):
+def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     code = (
@@ -135,7 +153,9 @@ def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(dataset, tmp_path
     assert not hidden.exists()
 
 
-def test_a_link_in_place_of_the_hidden_folder_is_not_followed(dataset, tmp_path: Path):
+def test_a_link_in_place_of_the_hidden_folder_is_not_followed(
+    dataset: Dataset, tmp_path: Path
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -147,7 +167,7 @@ def test_a_link_in_place_of_the_hidden_folder_is_not_followed(dataset, tmp_path:
     assert [path.name for path in precious.iterdir()] == ["notes"]
 
 
-def test_sources_that_are_no_exports_are_errors(tmp_path: Path):
+def test_sources_that_are_no_exports_are_errors(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
     with pytest.raises(FileNotFoundError, match="nothing does not exist"):
         import_dataset(tmp_path / "nothing", tmp_path / "new", "hdf5")
@@ -161,7 +181,7 @@ def test_sources_that_are_no_exports_are_errors(tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_damaged_export_is_an_error(dataset, tmp_path: Path):
+def test_a_damaged_export_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     os.truncate(file, file.stat().st_size // 2)
@@ -175,12 +195,14 @@ def test_a_damaged_export_is_an_error(dataset, tmp_path: Path):
         import_dataset(file, tmp_path / "new", "hdf5")
     with h5py.File(file, "r+") as data:
         del data["frames/prey/action"]
-    with pytest.raises(ValueError, match=r"x\.hdf5 is not a complete export"):
+    with pytest.raises(ValueError, match=r"x\.hdf5: frames/prey/action is missing"):
         import_dataset(file, tmp_path / "new", "hdf5")
     assert not (tmp_path / "new").exists()
 
 
-def test_the_blocks_of_a_source_are_read_one_by_one(dataset, tmp_path, monkeypatch):
+def test_the_blocks_of_a_source_are_read_one_by_one(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)
@@ -188,3 +210,60 @@ def test_the_blocks_of_a_source_are_read_one_by_one(dataset, tmp_path, monkeypat
     assert isinstance(source, Source)
     lengths = [block.lengths for block in source.blocks]
     assert lengths == [[n] for n in dataset.trajectories.lengths]
+
+
+FULL = """
+import sys
+from marl_collect import open_dataset
+from marl_collect.storage import export_dataset
+data = open_dataset(sys.argv[1])
+try:
+    export_dataset(data, "small/x", "hdf5", compression="none")
+except OSError as error:
+    import os
+    print(error, os.listdir("small"))
+"""
+
+
+@pytest.mark.mounts
+def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    """HDF5 would end the process with a signal."""
+    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    options = CountingOptions(image=(40, 44, 3))
+    record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=200)
+    (tmp_path / "small").mkdir()
+    mount = 'mount -t tmpfs -o size=18m none small && exec "$0" -c "$1" d'
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, FULL],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The disk is full: the next episodes have up to" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("kind", ["link", "external", "virtual"])
+def test_an_import_reads_no_other_file(
+    dataset: Dataset, tmp_path: Path, kind: str
+) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    file = export_dataset(dataset, tmp_path / "out.hdf5", "hdf5")
+    place = "frames/next/hunter/reward"
+    other = export_dataset(dataset, tmp_path / "other.hdf5", "hdf5")
+    with h5py.File(file, "a") as data:
+        shape, dtype = data[place].shape, data[place].dtype
+        del data[place]
+        if kind == "link":
+            data[place] = h5py.ExternalLink(str(other), place)
+        elif kind == "external":
+            parts = [(str(other), 0, h5py.h5f.UNLIMITED)]
+            data.create_dataset(place, shape, dtype, external=parts)
+        else:
+            layout = h5py.VirtualLayout(shape, dtype)
+            layout[...] = h5py.VirtualSource(str(other), place, shape)
+            data.create_virtual_dataset(place, layout)
+    with pytest.raises(DatasetError, match="reward (is missing, or a link|has its)"):
+        import_dataset(file, tmp_path / "again", "hdf5")

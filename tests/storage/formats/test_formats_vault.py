@@ -79,14 +79,16 @@ def flags(frames: Any, *place: str) -> list[Any]:
 
 
 @pytest.fixture(params=[20_000, 5], ids=["one block", "several blocks"])
-def small_blocks(request, monkeypatch):
+def small_blocks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also read so few steps at once that no read ends with an episode."""
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", request.param)
     monkeypatch.setattr(vault, "_STEPS", max(3, request.param // 3))
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_episodes_have_the_values_of_their_steps(tmp_path: Path):
+def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
     arrays = make_arrays(rows=2, steps=12)
     arrays["terminals"][0, 3] = True  # Steps 0 to 3 of the first row.
     arrays["truncations"][0, 9] = True  # Steps 4 to 9; 10 and 11 end with the row.
@@ -130,7 +132,7 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path):
         assert own["action"].dtype == torch.int64
 
 
-def test_a_vault_is_described(tmp_path: Path):
+def test_a_vault_is_described(tmp_path: Path) -> None:
     arrays = make_arrays(1, 12)
     source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
     dataset = import_dataset(source, tmp_path / "d", "vault")
@@ -146,7 +148,7 @@ def test_a_vault_is_described(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_agents_may_end_before_the_episode(tmp_path: Path):
+def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     arrays = make_arrays(1, 9, n=3)
     arrays["terminals"][0, 1, 0] = True  # Its flag may be set once, or from then on.
     arrays["truncations"][0, 2:, 1] = True  # What came after its step 2 is unknown.
@@ -183,7 +185,7 @@ def test_agents_may_end_before_the_episode(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.bool_, np.float16])
-def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any):
+def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
     arrays = make_arrays(1, 6)
     del arrays["infos.legals"], arrays["infos.state"]
     arrays["infos.arrived"] = np.zeros((1, 6), np.int32)  # Other infos are left out.
@@ -205,7 +207,7 @@ def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any):
     assert found["next", "terminated"][-1]
 
 
-def test_actions_with_a_size_are_continuous(tmp_path: Path):
+def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
     arrays = make_arrays(1, 4)
     del arrays["infos.legals"]
     actions = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 4, N, 3)
@@ -226,7 +228,7 @@ def check_error(source: Path, *texts: str) -> None:
     assert not target.exists()
 
 
-def test_a_folder_without_metadata_is_an_error(tmp_path: Path):
+def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist, or is not a folder"):
         open_source(tmp_path / "none", "vault")
     for uid in ("Poor", "Good"):
@@ -238,7 +240,7 @@ def test_a_folder_without_metadata_is_an_error(tmp_path: Path):
     check_error(old, "the vault has version 0.1, but 1.x can be read")
 
 
-def test_other_structures_are_an_error(tmp_path: Path):
+def test_other_structures_are_an_error(tmp_path: Path) -> None:
     arrays = make_arrays(1, 4)
     for name, changed in (
         ("terminals", arrays["terminals"][..., 0]),
@@ -260,7 +262,7 @@ def test_other_structures_are_an_error(tmp_path: Path):
     check_error(source, "has the action 4, but actions are integers from 0 to 3")
 
 
-def test_missing_and_damaged_arrays_are_named(tmp_path: Path):
+def test_missing_and_damaged_arrays_are_named(tmp_path: Path) -> None:
     source = write_vault(tmp_path / "v" / "u", make_arrays(1, 2000))
     store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{source}"}).result()
     (chunk,) = [k for k in store.list().result() if k.startswith(b"rewards./0")]
@@ -278,13 +280,13 @@ def test_missing_and_damaged_arrays_are_named(tmp_path: Path):
     check_error(source, "the array observations of the vault is missing or damaged")
 
 
-def test_a_wrong_number_of_steps_is_an_error(tmp_path: Path):
+def test_a_wrong_number_of_steps_is_an_error(tmp_path: Path) -> None:
     source = write_vault(tmp_path / "v" / "u", make_arrays(1, 3))
     open_array(source, "vault_index").write(-1).result()
     check_error(source, "vault_index is -1, but must be")
 
 
-def test_a_vault_is_not_exported(tmp_path: Path):
+def test_a_vault_is_not_exported(tmp_path: Path) -> None:
     source = write_vault(tmp_path / "v" / "u", make_arrays(1, 3))
     dataset = import_dataset(source, tmp_path / "d", "vault")
     with pytest.raises(ValueError, match="vault can be imported, but not exported"):

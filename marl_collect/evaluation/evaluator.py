@@ -34,7 +34,7 @@ from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 from marl_collect.rollout.episodes import Episode
 
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
-_LONG = 10_000  # Frames of an episode, after which a warning names max_episode_frames.
+_LONG = 10_000  # Frames of an episode, after which a warning names the limit.
 _SLOT = 0  # There is only one.
 
 
@@ -45,13 +45,16 @@ class _Shared(WorkerOptions):
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
         **WorkerOptions.rejected_keywords,
         **{
-            each.name: RejectedKeyword("evaluation does not return batches")
-            for each in declared(CollectorOptions)
-            if each not in declared(WorkerOptions)
+            option.name: RejectedKeyword("evaluation does not return batches")
+            for option in declared(CollectorOptions)
+            if option not in declared(WorkerOptions)
+            if option.name != "max_frames_per_traj"
         },
         "seed": RejectedKeyword("it takes seeds: a root seed, or one for each episode"),
         "exploration_type": RejectedKeyword("it takes deterministic=True or False"),
-        "max_frames_per_traj": RejectedKeyword("it takes max_episode_frames"),
+    }
+    renamed_keywords: ClassVar[Mapping[str, str]] = {
+        "max_episode_frames": "max_frames_per_traj"
     }
 
     policy: Annotated[Any, Option("as for collectors; None for random actions")]
@@ -62,7 +65,7 @@ class _Shared(WorkerOptions):
     deterministic: Annotated[
         bool, Option("use deterministic actions instead of sampled ones")
     ] = True
-    max_episode_frames: Annotated[
+    max_frames_per_traj: Annotated[
         int | None,
         Option(
             "end episodes after this many frames; needed if episodes may never end",
@@ -161,14 +164,15 @@ class Evaluator(Closing):
     """
 
     @constructor(EvaluatorArguments)
-    def __init__(self, asked: EvaluatorArguments) -> None:
+    def __init__(self, arguments: EvaluatorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        self._root = asked.seeds
-        self._limit = asked.max_episode_frames
+        self._root = arguments.seeds
+        self._limit = arguments.max_frames_per_traj
         self._fresh = True
         self._closed = False
-        options = _options(asked, self._root)
-        self._workers = start_workers(asked.create_env_fn, asked.policy, options)
+        self._workers = start_workers(
+            arguments.create_env_fn, arguments.policy, _collector_options(arguments)
+        )
         try:
             self._slots = _attached(self._workers)
         except BaseException as error:
@@ -219,11 +223,9 @@ class Evaluator(Closing):
         root = self._root if seeds is None else _root(seeds)
         policy = workers.weights.policy
         tensors = None
-        given = weights is not None or model_id is not None
-        if given or (isinstance(policy.module, nn.Module) and policy.names):
+        chosen = weights is not None or model_id is not None
+        if chosen or (isinstance(policy.module, nn.Module) and policy.names):
             tensors = policy.chosen([weights], model_id, None)
-        count = sum(workers.sizes)
-        wanted = [-(-episodes // count)] * count
         if tensors is not None:
             # This contacts no worker, so workers stay usable after an error here.
             workers.weights.publish(tensors)
@@ -231,11 +233,36 @@ class Evaluator(Closing):
             if not self._fresh or root != self._root:
                 workers.reseed(root)
             self._fresh = False
-            return Evaluation(tuple(_played(workers, wanted, self._limit)))
+            return self._play(episodes)
         except BaseException as error:
             # Unread replies would be taken for replies to later commands.
             _close_after(error, self.close)
             raise
+
+    def _evaluate_once(self, episodes: int, seeds: tuple[int, ...]) -> Evaluation:
+        """Do what ``evaluate`` the function does, and close.
+
+        Args:
+            episodes: number of episodes.
+            seeds: a seed for each; () derives them from the root seed.
+        """
+        try:
+            evaluation = self._play(episodes, seeds)
+        except BaseException as error:
+            _close_after(error, self.close)
+            raise
+        self.close()
+        return evaluation
+
+    def _play(self, episodes: int, seeds: tuple[int, ...] = ()) -> Evaluation:
+        workers = self._workers
+        count = sum(workers.sizes)
+        wanted = [-(-episodes // count)] * count
+        if seeds:
+            shares = _split(seeds, count)
+            workers.give_seeds(shares)
+            wanted = [len(share) for share in shares]
+        return Evaluation(tuple(_played(workers, wanted, self._limit)))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -251,7 +278,7 @@ class Evaluator(Closing):
 
 
 @function(EvaluationArguments)
-def evaluate(asked: EvaluationArguments) -> Evaluation:
+def evaluate(arguments: EvaluationArguments) -> Evaluation:
     """Run whole episodes and return their returns and lengths.
 
     Every environment contributes the same number of episodes, its first ones, so short
@@ -264,30 +291,16 @@ def evaluate(asked: EvaluationArguments) -> Evaluation:
         ValueError: if numbers are invalid, for example if the number of seeds differs
             from the number of episodes.
     """
-    episodes = asked.episodes
-    root, given_seeds = _checked(asked.seeds, episodes)
-    if given_seeds and asked.on_worker_failure == "restart":
+    episodes = arguments.episodes
+    root, seeds = _checked(arguments.seeds, episodes)
+    if seeds and arguments.on_worker_failure == "restart":
         raise ValueError(
             'on_worker_failure="restart" replaces a lost episode by another one, but '
             "seeds=[...] assigns a seed to each episode: pass one root seed, or omit "
             "on_worker_failure."
         )
-    workers = start_workers(asked.create_env_fn, asked.policy, _options(asked, root))
-    try:
-        count = sum(workers.sizes)
-        wanted = [-(-episodes // count)] * count
-        if given_seeds:
-            shares = _split(given_seeds, count)
-            workers.give_seeds(shares)
-            wanted = [len(share) for share in shares]
-        with closing(_attached(workers)):
-            limit = asked.max_episode_frames
-            evaluation = Evaluation(tuple(_played(workers, wanted, limit)))
-    except BaseException as error:
-        _close_after(error, workers.close)
-        raise
-    workers.close(CLOSE_SECONDS)
-    return evaluation
+    evaluator = Evaluator(**values(_Shared, arguments), seeds=root)
+    return evaluator._evaluate_once(episodes, seeds)  # noqa: SLF001 - of this module
 
 
 def _close_after(error: BaseException, close: Callable[[float], None]) -> None:
@@ -298,17 +311,16 @@ def _close_after(error: BaseException, close: Callable[[float], None]) -> None:
         error.add_note(f"While closing: {trouble}")
 
 
-def _options(asked: _Shared, root: int) -> CollectorOptions:
+def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
     """Return the options of a collector that plays the episodes."""
-    drawn = ExplorationType.RANDOM
     return CollectorOptions(
-        **values(WorkerOptions, asked),
+        **values(WorkerOptions, arguments),
         frames_per_batch=_FRAMES,
         exploration_type=ExplorationType.DETERMINISTIC
-        if asked.deterministic
-        else drawn,
-        max_frames_per_traj=asked.max_episode_frames,
-        seed=root,
+        if arguments.deterministic
+        else ExplorationType.RANDOM,
+        max_frames_per_traj=arguments.max_frames_per_traj,
+        seed=arguments.seeds,
     )
 
 
@@ -334,16 +346,16 @@ def _played(
     Args:
         workers: with a slot of ``_FRAMES`` frames attached.
         wanted: number of episodes of each environment.
-        limit: ``max_episode_frames``.
+        limit: ``max_frames_per_traj``.
     """
-    found: list[list[Episode]] = [[] for _ in wanted]
+    ended: list[list[Episode]] = [[] for _ in wanted]
     frames = 0
-    while any(map(operator.lt, map(len, found), wanted)):
-        if frames == _LONG and limit is None and [] in found:
+    while any(map(operator.lt, map(len, ended), wanted)):
+        if frames == _LONG and limit is None and [] in ended:
             warn(
-                f"In an evaluation, the first episode of environment {found.index([])} "
+                f"In an evaluation, the first episode of environment {ended.index([])} "
                 f"has not ended after {frames:,} frames. An evaluation waits for the "
-                "end. If there may be none, pass max_episode_frames, or --set "
+                "end. If there may be none, pass max_frames_per_traj, or --set "
                 "max_frames_per_traj=FRAMES to `marl-collect compare`."
             )
         frames += _FRAMES
@@ -354,9 +366,9 @@ def _played(
             index, reply = workers.receive(waiting)
             waiting.remove(index)
             for episode in reply.episodes:
-                found[episode.environment].append(episode)
-    kept = (ended[:n] for ended, n in zip(found, wanted, strict=True))
-    return chain.from_iterable(kept)
+                ended[episode.environment].append(episode)
+    first = (episodes[:n] for episodes, n in zip(ended, wanted, strict=True))
+    return chain.from_iterable(first)
 
 
 def _root(seeds: Any) -> int:

@@ -1,31 +1,26 @@
-"""Measures the time of a policy per frame in a collector, called and fused.
+"""Time of a policy per frame in a collector, called and fused.
 
-Times are microseconds of processor time in one process with one thread. The two
-alternate in rounds, and the fastest round of each counts. Three agents observe 31
-numbers each, and networks have two hidden layers of 64 units. The first rows are the
-network alone; the others also sample an action and compute its log-probability. The
-second table has policies made of TorchRL's modules, if TorchRL is installed. The last
-table is the cost of a rollout without policy and environment: random actions in an
-environment with negligible cost. Ratios carry over to other machines; absolute numbers
-do not.
-
-    python benchmarks/policy_step.py
-    python benchmarks/policy_step.py --envs 8
+Three agents observe 31 numbers each, and networks have two hidden layers of 64 units.
+"network only" is the network alone; the other policies also sample an action and
+compute its log-probability. Then follow policies made of TorchRL's modules. The last
+row is the cost of a rollout without policy and environment: random actions in an
+environment with negligible cost.
 """
 
-import argparse
-import time
+import itertools
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from rich.console import Console
-from rich.table import Table
+from harness.turns import Alternative
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 
+from cases.case import Case
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.core.signature import IS_INIT
 from marl_collect.models.mlp import MultiAgentMLP
@@ -35,6 +30,7 @@ from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 AGENTS, INPUTS, CELLS, FRAMES = 3, 31, (64, 64), 200
+ENVS = (1, 8)
 BOX: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
 ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "network only": (spaces.Box(-np.inf, np.inf, (4,), np.float32), {}),
@@ -76,11 +72,8 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
     """Return a runner that calls a policy and one that fuses it, each with memory."""
     called = ModuleRunner(acting, what, n_envs)
     module = ModuleRunner(acting, what, n_envs)
-    found: list[PolicyRunner] = [
-        called,
-        FusedRunner(module, what, InteractionType.RANDOM),
-    ]
-    for runner in found:
+    fused = FusedRunner(module, what, InteractionType.RANDOM)
+    for runner in (called, fused):
         memory = allocate(what.row(), (n_envs,))
         if ("agents", "action_mask") in memory:
             memory["agents", "action_mask"].fill(True)
@@ -89,48 +82,50 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
         if runner.reads_is_init:
             memory[IS_INIT] = np.zeros((n_envs, 1), np.bool_)
         runner.bind(memory)
-    if not found[1].explain().startswith("Fused"):
-        raise RuntimeError(found[1].explain())
-    return found
+    if not fused.explain().startswith("Fused"):
+        raise RuntimeError(fused.explain())
+    return [called, fused]
 
 
-def microseconds(
-    calls: list[Callable[[], None]], frames: int, rounds: int
-) -> list[float]:
-    """Return the lowest processor time per frame of each call, over all rounds."""
-    best = [float("inf")] * len(calls)
-    for _ in range(rounds):
-        for index, call in enumerate(calls):
-            begin = time.thread_time()
-            call()
-            spent = time.thread_time() - begin
-            best[index] = min(best[index], spent * 1e6 / frames)
-    return best
-
-
-def slot(runner: PolicyRunner, n_envs: int) -> Callable[[], None]:
-    """Return a call that acts for one slot, including noise and constants."""
+def slot(runner: PolicyRunner, n_envs: int) -> Alternative:
+    """Return the call that acts for one slot, including noise and constants."""
     generators = Generators(0, range(n_envs))
 
-    def call() -> None:
+    def call() -> float:
         runner.begin(FRAMES, generators)
         for frame in range(FRAMES):
             runner.act(frame)
+        return FRAMES
 
-    return call
+    return Alternative(call)
 
 
-def policies(n_envs: int, rounds: int) -> Table:
-    """Measure every head, with shared and with separate parameters."""
-    table = Table("policy", "share_params", "called", "fused", "ratio")
-    for name in ACTIONS:
-        for share_params in (True, False):
-            acting = runners(name, n_envs, share_params=share_params)
-            calls = [slot(runner, n_envs) for runner in acting]
-            called, fused = microseconds(calls, FRAMES, rounds)
-            cells = [f"{called:.1f}", f"{fused:.1f}", f"{called / fused:.1f}"]
-            table.add_row(name, str(share_params), *cells)
-    return table
+def both(
+    stack: ExitStack, build: Callable[[], list[PolicyRunner]], n_envs: int
+) -> dict[str, Alternative]:
+    """Return the fused and the called policy."""
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(set_interaction_type(InteractionType.RANDOM))
+    called, fused = build()
+    return {"fused": slot(fused, n_envs), "called": slot(called, n_envs)}
+
+
+def cases() -> list[Case]:
+    """Return a row per policy, with one environment and with eight."""
+    table = []
+    for n_envs, name, share_params in itertools.product(ENVS, ACTIONS, (True, False)):
+        kind = "shared" if share_params else "separate"
+        build = partial(runners, name, n_envs, share_params=share_params)
+        title = f"{name}, {kind} parameters, envs: {n_envs}"
+        table.append(Case(title, partial(both, build=build, n_envs=n_envs), "frame"))
+    if find_spec("torchrl") is not None:
+        for n_envs, name in itertools.product(ENVS, torchrl_policies()):
+            build = partial(torchrl_runners, name, n_envs)
+            alternatives = partial(both, build=build, n_envs=n_envs)
+            table.append(
+                Case(f"TorchRL's {name}, envs: {n_envs}", alternatives, "frame")
+            )
+    return [*table, Case("a rollout without policy and environment", rollout, "frame")]
 
 
 def torchrl_policies() -> dict[str, tuple[Any, Any]]:
@@ -186,7 +181,7 @@ def torchrl_policies() -> dict[str, tuple[Any, Any]]:
     normal = network("loc", "scale", outputs=8, after=NormalParamExtractor())
     clamp = TensorDictModule(lambda x: x.clamp(-1, 1), [action], [action])
     clamp.pure_forward = True
-    found: dict[str, tuple[Any, list[Any]]] = {
+    modules: dict[str, tuple[Any, list[Any]]] = {
         "QValueModule, EGreedyModule": (
             discrete,
             [
@@ -206,26 +201,19 @@ def torchrl_policies() -> dict[str, tuple[Any, Any]]:
         "ProbabilisticActor, TanhNormal": (bounded, [actor(TanhNormal, normal)]),
         "a lambda": (bounded, [network("action"), clamp]),
     }
-    return {k: (space, TensorDictSequential(*m)) for k, (space, m) in found.items()}
+    return {k: (space, TensorDictSequential(*m)) for k, (space, m) in modules.items()}
 
 
-def torchrl_table(n_envs: int, rounds: int) -> Table:
-    """Measure policies made of TorchRL's modules."""
-    table = Table("TorchRL policy", "called", "fused", "ratio")
-    for name, (space, acting) in torchrl_policies().items():
-        agents = tuple(f"agent_{i}" for i in range(AGENTS))
-        what = EnvDescription(
-            "benchmark", {"agents": GroupDescription(agents, BOX, space)}
-        )
-        both = bound(acting, what, n_envs)
-        calls = [slot(runner, n_envs) for runner in both]
-        called, fused = microseconds(calls, FRAMES, rounds)
-        table.add_row(name, f"{called:.1f}", f"{fused:.1f}", f"{called / fused:.1f}")
-    return table
+def torchrl_runners(name: str, n_envs: int) -> list[PolicyRunner]:
+    """Return runners of a policy made of TorchRL's modules."""
+    space, acting = torchrl_policies()[name]
+    agents = tuple(f"agent_{i}" for i in range(AGENTS))
+    what = EnvDescription("benchmark", {"agents": GroupDescription(agents, BOX, space)})
+    return bound(acting, what, n_envs)
 
 
-def rollout(rounds: int) -> Table:
-    """Measure a rollout whose environment and policy have negligible cost."""
+def rollout(stack: ExitStack) -> dict[str, Alternative]:
+    """Return batches of an environment with negligible cost, and its steps alone."""
     from marl_collect.collectors import Collector
     from marl_collect.envs import PettingZooWrapper
     from marl_collect.testing.free import FreeEnv
@@ -233,42 +221,23 @@ def rollout(rounds: int) -> Table:
     env = FreeEnv(AGENTS, INPUTS)
     env.reset()
     nothing: dict[str, Any] = {}
+    collector = stack.enter_context(
+        Collector(
+            lambda: PettingZooWrapper(FreeEnv(AGENTS, INPUTS)),
+            frames_per_batch=5 * FRAMES,
+            seed=0,
+        )
+    )
 
-    def bare() -> None:
-        for _ in range(5 * FRAMES):
+    def bare() -> float:
+        for _ in range(FRAMES):
             env.step(nothing)
+        return FRAMES
 
-    with Collector(
-        lambda: PettingZooWrapper(FreeEnv(AGENTS, INPUTS)),
-        frames_per_batch=5 * FRAMES,
-        seed=0,
-    ) as collector:
+    def collect() -> float:
+        return float(collector.next().numel())
 
-        def collect() -> None:
-            collector.next()
-
-        alone, all_of_it = microseconds([bare, collect], 5 * FRAMES, rounds)
-    table = Table("frame of", "microseconds")
-    table.add_row("the free environment alone", f"{alone:.1f}")
-    table.add_row("a batch of Collector, random actions", f"{all_of_it:.1f}")
-    return table
-
-
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    console = Console()
-    with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
-        console.print(policies(arguments.envs, arguments.rounds))
-        if find_spec("torchrl") is not None:
-            console.print(torchrl_table(arguments.envs, arguments.rounds))
-    console.print(rollout(arguments.rounds))
-
-
-if __name__ == "__main__":
-    main()
+    return {
+        "the environment alone": Alternative(bare),
+        "Collector, random actions": Alternative(collect),
+    }

@@ -196,8 +196,7 @@ def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
         GroupDescription,
         allocate,
     )
-    from marl_collect.policies.checked import CheckedRunner
-    from marl_collect.policies.runner import RandomRunner
+    from marl_collect.rollout.action_check import action_check
 
     group = GroupDescription(
         ("a", "b", "c"),
@@ -208,16 +207,14 @@ def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
     )
     what = EnvDescription("test", {"g": group})
     memory = allocate(what.row(), (1,))
-    runner = CheckedRunner(RandomRunner(what), what)
-    runner.bind(memory)
-    (look,) = runner._looks
+    check = action_check(what, memory)
     memory["g", "action_mask"][...] = [[True, True, False]]
     memory["g", "mask"][...] = [[False, True, True]]
     memory["g", "action"][...] = [[-1, 0, 1]]
-    look(0)
+    check(0)
     memory["g", "action"][...] = [[-1, 2, 1]]
     with pytest.raises(PolicyError, match="'b' of group 'g' is 2"):
-        look(0)
+        check(0)
     memory["g", "action"][...] = [[np.iinfo(np.int64).min, 0, 3]]
     with pytest.raises(PolicyError, match="'c' of group 'g' is 3"):
-        look(0)
+        check(0)

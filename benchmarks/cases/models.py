@@ -1,20 +1,14 @@
-"""Measures multi-agent networks: ours, TorchRL's, and a loop of torch modules.
+"""Multi-agent networks: ours, TorchRL's, and a loop of torch modules.
 
-Times are microseconds of processor time in one process with one thread. The three
-alternate in rounds, and the fastest round of each counts. All have the same weights and
-two hidden layers of 64 units. "policy" is a forward pass, a sample and its
-log-probability for 4 continuous actions, called as a TensorDict module. "fused" is our
-policy as a collector's worker runs it with that many environments; the other two are
-called as for "policy". Ratios carry over to other machines; absolute numbers do not.
-
-    python benchmarks/models.py                        # everything, takes minutes
-    python benchmarks/models.py --task forward --agents 3 --batches 1 32
+All have the same weights and two hidden layers of 64 units. "policy" is a forward pass,
+a sample and its log-probability for 4 continuous actions, called as a TensorDict
+module. "fused" is our policy as a collector's worker runs it with that many
+environments; the other two are called as for "policy".
 """
 
-import argparse
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,9 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from policy_step import bound
-from rich.console import Console
-from rich.table import Table
+from harness.turns import Alternative
 from tensordict import TensorDict
 from tensordict.nn import (
     InteractionType,
@@ -35,6 +27,8 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl import modules as torchrl
 
+from cases.case import Case
+from cases.policy_step import bound
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     GroupModule,
@@ -49,7 +43,8 @@ INPUTS, ACTIONS, CELLS = 31, 4, (64, 64)
 TASKS = ("forward", "policy", "fused", "training")
 FRAMES = 200  # Frames of a slot; a fused policy samples the noise of a slot at once.
 MOST_ENVS = 256  # Maximum batch of a fused policy: environments of one worker.
-ROUNDS = 8  # Minimum number; the fastest of few rounds would vary by chance.
+N_AGENTS = (3, 8, 16)
+BATCHES = (1, 32, 256, 1024, 4096)
 Call = Callable[[], object]
 
 
@@ -62,6 +57,16 @@ class Setup:
     share_params: bool
     n_agents: int
     batch: int
+
+    @property
+    def title(self) -> str:
+        """The name of the row."""
+        sees = "centralised" if self.centralised else "local"
+        parameters = "shared" if self.share_params else "separate"
+        return (
+            f"{self.task}, {sees}, {parameters} parameters, {self.n_agents} agents, "
+            f"batch {self.batch}"
+        )
 
 
 class LoopOfModules(nn.Module):
@@ -97,7 +102,7 @@ def networks(setup: Setup, n_outputs: int) -> dict[str, nn.Module]:
         INPUTS, n_outputs, setup.n_agents, centralised=setup.centralised, **options
     )
     ours.load_torchrl_state_dict(theirs.state_dict())
-    return {"ours": ours, "torchrl": theirs, "modules": LoopOfModules(ours)}
+    return {"ours": ours, "TorchRL": theirs, "modules": LoopOfModules(ours)}
 
 
 def policies(setup: Setup) -> dict[str, nn.Module]:
@@ -113,7 +118,7 @@ def policies(setup: Setup) -> dict[str, nn.Module]:
         TanhNormalHead(low, high, HeadOptions("agents")),
     )
     built: dict[str, nn.Module] = {"ours": ours}
-    for name in ("torchrl", "modules"):
+    for name in ("TorchRL", "modules"):
         network = nn.Sequential(nets[name], NormalParamExtractor())
         built[name] = torchrl.ProbabilisticActor(
             TensorDictModule(network, in_keys=observed, out_keys=keys),
@@ -174,78 +179,20 @@ def train(network: nn.Module, x: Tensor) -> None:
     network(x).square().mean().backward()
 
 
-def measure(timed: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Return the microseconds of each call in its fastest round."""
-    repeats = {}
-    for name, call in timed.items():
-        call()
-        begin = time.process_time()
-        call()
-        spent = time.process_time() - begin
-        repeats[name] = max(1, int(0.005 / max(spent, 1e-5)))
-    best = dict.fromkeys(timed, float("inf"))
-    end = time.perf_counter() + seconds
-    rounds = itertools.count()
-    while next(rounds) < ROUNDS or time.perf_counter() < end:
-        for name, call in timed.items():
-            begin = time.process_time()
-            for _ in range(repeats[name]):
-                call()
-            spent = (time.process_time() - begin) / repeats[name]
-            best[name] = min(best[name], spent * 1e6)
-    return best
+def build(stack: ExitStack, setup: Setup) -> dict[str, Alternative]:
+    """Return the three alternatives of a row."""
+    stack.enter_context(torch.set_grad_enabled(setup.task == "training"))
+    stack.enter_context(set_interaction_type(InteractionType.RANDOM))
+    return {name: Alternative.once(call) for name, call in calls(setup).items()}
 
 
-def rows(arguments: argparse.Namespace) -> Iterator[Setup]:
-    """Yield every requested row."""
-    for task in arguments.task:
-        for choice in itertools.product(
-            (False, True), (False, True), arguments.agents, arguments.batches
-        ):
-            setup = Setup(task, *choice)
-            if task != "fused" or setup.batch <= MOST_ENVS:
-                yield setup
-
-
-def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--agents", nargs="+", type=int, default=[3, 8, 16])
-    parser.add_argument(
-        "--batches", nargs="+", type=int, default=[1, 32, 256, 1024, 4096]
-    )
-    parser.add_argument("--seconds", type=float, default=0.5, help="time per row")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    table = Table(
-        "task",
-        "centralised",
-        "share_params",
-        "agents",
-        "batch",
-        "ours us",
-        "TorchRL us",
-        "modules us",
-        "TorchRL / ours",
-        "modules / ours",
-        title=f"torch {torch.__version__}, one thread",
-    )
-    for setup in rows(arguments):
-        grad = torch.set_grad_enabled(setup.task == "training")
-        with grad, set_interaction_type(InteractionType.RANDOM):
-            spent = measure(calls(setup), arguments.seconds)
-        table.add_row(
-            setup.task,
-            str(setup.centralised),
-            str(setup.share_params),
-            str(setup.n_agents),
-            str(setup.batch),
-            *(f"{spent[name]:.0f}" for name in ("ours", "torchrl", "modules")),
-            *(f"{spent[name] / spent['ours']:.2f}" for name in ("torchrl", "modules")),
-        )
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()
+def cases() -> list[Case]:
+    """Return a row per task, kind of network, number of agents and batch size."""
+    table = []
+    for choice in itertools.product(
+        TASKS, (False, True), (False, True), N_AGENTS, BATCHES
+    ):
+        setup = Setup(*choice)
+        if setup.task != "fused" or setup.batch <= MOST_ENVS:
+            table.append(Case(setup.title, partial(build, setup=setup)))
+    return table

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from marl_collect.collectors.evaluation import Evaluator, evaluate
 from marl_collect.core.factories import build
 from marl_collect.errors import ClosedError
+from marl_collect.evaluation.evaluator import Evaluator, evaluate
 from marl_collect.models import make_policy
 from marl_collect.testing.counting import CountingEnv
 
@@ -105,8 +105,17 @@ def test_invalid_seeds_are_refused(
 
 
 def test_long_episodes_can_be_cut() -> None:
-    found = evaluate(None, CountingEnv, episodes=4, max_episode_frames=3)
+    found = evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
     assert max(found.lengths) <= 3
+
+
+def test_the_old_name_of_the_limit_is_accepted_with_a_warning() -> None:
+    old: Any = {"max_episode_frames": 3}
+    with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
+        found = evaluate(None, CountingEnv, episodes=4, **old)
+    assert found == evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
+    with pytest.raises(TypeError, match="max_frames_per_traj and its old name"):
+        evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3, **old)
 
 
 def test_episodes_that_seem_endless_are_reported() -> None:
@@ -116,7 +125,7 @@ def test_episodes_that_seem_endless_are_reported() -> None:
     assert found.lengths == [10_050]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert evaluate(None, long, episodes=1, max_episode_frames=20_000) == found
+        assert evaluate(None, long, episodes=1, max_frames_per_traj=20_000) == found
 
 
 def test_no_episodes_is_refused() -> None:

@@ -1,0 +1,18 @@
+"""Micro-benchmarks: alternatives within one process, as ``micro.py`` measures them.
+
+A module has ``cases()``, which yields the rows of its table. It is imported when it is
+measured, so its libraries are optional.
+
+=================  ============================================================
+module             its question
+=================  ============================================================
+``policy_step``    what a policy costs per frame, called and fused
+``models``         networks: ours, TorchRL's, and a loop of torch modules
+``assignment``     what several policies cost, compared with one
+``pool_weights``   what an update costs while a pool keeps past versions
+``envs``           steps and resets of environments, and of their library's loop
+``imports``        what importing MeltingPot costs
+``datasets``       forms of datasets of images: sizes, writing, sampling
+``formats``        sizes and times of exports and imports of short episodes
+=================  ============================================================
+"""

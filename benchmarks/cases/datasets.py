@@ -1,0 +1,343 @@
+"""Forms of datasets of images: their sizes, writing, sampling and offline training.
+
+The forms hold the same complete episodes of coins. Writing ends when the files are on
+the disk. HDF5 and Minari are exports of the raw dataset, so reading it is included. A
+transition is a frame and the following observation, with all keys. Rates are in bytes
+of tensors in memory, which have every observation twice. The HDF5 file is read with
+h5py, and Minari with its own reader, which reads whole episodes.
+
+The large dataset has 100,000 frames: 2000 frames, written 50 times. It is in the page
+cache while it is read, if the machine has the memory. Behaviour cloning trains a small
+network to repeat its actions; a call reads or learns from 256 transitions.
+"""
+
+import atexit
+import functools
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness.turns import Alternative
+from tensordict import TensorDict
+
+from cases.case import Case
+from marl_collect import record
+from marl_collect.cli.tasks import find_factory
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage import Dataset, Writer, export_dataset, open_dataset
+from marl_collect.storage.files import size_of, sync_tree
+
+TASK = "coins"
+EPISODES = 4
+FRAMES = 2000
+REPEATS = 50
+"""Of FRAMES frames, in the large dataset."""
+SAMPLE, SEQUENCE = 256, 50
+COMPRESSIONS: tuple[Any, ...] = ("none", "lz4", "zstd")
+MINARI_ID = "forms-v0"
+Read = Callable[[np.ndarray], Any]
+"""Reads the frames with these ascending numbers."""
+
+
+def read_dataset(path: Path) -> Read:
+    """Read with a dataset's transitions."""
+    transitions = open_dataset(path).transitions
+    return lambda numbers: transitions[numbers]
+
+
+def read_memmap(path: Path) -> Read:
+    """Read with tensordict."""
+    frames = TensorDict.load_memmap(path)
+    return lambda numbers: frames[torch.from_numpy(numbers)]
+
+
+def read_hdf5(path: Path) -> Read:
+    """Read arrays with h5py; most next values are those of the following frame."""
+    import h5py
+
+    file = h5py.File(path)
+    count = int(file["episodes/length"][:].sum())
+    arrays: dict[str, Any] = {}
+    file["frames"].visititems(
+        lambda name, item: arrays.update({name: item} if hasattr(item, "dtype") else {})
+    )
+
+    def read(numbers: np.ndarray) -> None:
+        both = np.unique(np.concatenate([numbers, numbers + 1]))
+        for name, array in arrays.items():
+            rows = both if f"next/{name}" in arrays else numbers
+            if len(array) < count:
+                continue
+            if rows[-1] - rows[0] + 1 == len(rows):
+                array[rows[0] : rows[-1] + 1]
+            else:  # h5py is slower with a list.
+                np.stack([array[row] for row in rows])
+
+    return read
+
+
+def read_minari(_path: Path) -> Read:
+    """Read the episodes of the frames with Minari."""
+    import minari
+
+    data = minari.load_dataset(MINARI_ID)
+    about = data.storage.get_episode_metadata(range(data.total_episodes))
+    ends = np.cumsum([episode["total_steps"] for episode in about])
+
+    def read(numbers: np.ndarray) -> None:
+        episodes = np.unique(np.searchsorted(ends, numbers, side="right"))
+        for _ in data.iterate_episodes(episodes.tolist()):
+            pass
+
+    return read
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to store episodes.
+
+    Attributes:
+        write: writes the recorded episodes to a path; returns the path written.
+        read: opens what was written.
+    """
+
+    write: Callable[[Path], Path]
+    read: Callable[[Path], Read]
+
+
+@functools.cache
+def folder() -> Path:
+    """Return the folder of this process for all files."""
+    path = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    os.environ["MINARI_DATASETS_PATH"] = str(path / "minari")
+    return path
+
+
+@functools.cache
+def recorded() -> Dataset:
+    """Return the episodes, recorded once."""
+    return record(
+        folder() / "recorded",
+        find_factory(TASK, {}),
+        policy=None,
+        episodes=EPISODES,
+        num_workers=2,
+        seed=0,
+    )
+
+
+@functools.cache
+def frames() -> TensorDict:
+    """Return the recorded frames in memory."""
+    transitions = recorded().trajectories.transitions[:]
+    return TensorDict(transitions.to_dict(), transitions.batch_size)
+
+
+def size_in_memory(data: TensorDict) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in flatten(data).values())
+
+
+def write_dataset(path: Path, compression: Any) -> Path:
+    """Write a dataset of this package."""
+    about = recorded().contents.description
+    with Writer(path, about, compression=compression) as writer:
+        writer.add(frames().unsqueeze(0))
+    return path
+
+
+def write_memmap(path: Path) -> Path:
+    """Write with tensordict."""
+    frames().memmap(path)
+    sync_tree(path)
+    return path
+
+
+@functools.cache
+def raw() -> Dataset:
+    """Return the uncompressed dataset that is exported."""
+    return open_dataset(write_dataset(folder() / "raw", "none"))
+
+
+def export(path: Path, name: str) -> Path:
+    """Export the raw dataset."""
+    if name != "minari":
+        return export_dataset(raw(), str(path), name)
+    # Minari has one folder for all its datasets, whatever the path.
+    shutil.rmtree(folder() / "minari" / MINARI_ID, ignore_errors=True)
+    return export_dataset(raw(), MINARI_ID, name)
+
+
+def forms() -> dict[str, Form]:
+    """Return the forms whose packages are installed, by name."""
+    found = {
+        f"dataset, {name}": Form(partial(write_dataset, compression=name), read_dataset)
+        for name in ("lz4", "zstd", "none")
+    }
+    found["TensorDict memmap"] = Form(write_memmap, read_memmap)
+    if importlib.util.find_spec("h5py"):
+        found["HDF5, gzip"] = Form(partial(export, name="hdf5"), read_hdf5)
+    if importlib.util.find_spec("minari"):
+        found["Minari, gzip"] = Form(partial(export, name="minari"), read_minari)
+    return found
+
+
+@functools.cache
+def written(name: str) -> Path:
+    """Return a form of the episodes, written once."""
+    return forms()[name].write(folder() / name)
+
+
+def writing(_: ExitStack) -> dict[str, Alternative]:
+    """Return the writing of each form; it ends when the files are on the disk."""
+    nbytes = size_in_memory(frames())
+    raw()  # Written before the exports are measured.
+    found = {}
+    for name, form in forms().items():
+        target = folder() / f"{name}, again"
+
+        def call(form: Form = form, target: Path = target) -> float:
+            form.write(target)
+            return nbytes
+
+        found[name] = Alternative(
+            call, partial(remove, target), partial(size, written(name))
+        )
+    return found
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it exists."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def size(path: Path) -> float:
+    """Return the bytes of a file or folder."""
+    return size_of(path) if path.is_dir() else path.stat().st_size
+
+
+def sampling(_: ExitStack) -> dict[str, Alternative]:
+    """Return the reading of random transitions from each form."""
+    count = len(frames())
+    rng = np.random.default_rng(0)
+
+    def sample(read: Read) -> Alternative:
+        return Alternative.once(
+            lambda: read(np.sort(rng.choice(count - 1, SAMPLE, replace=False)))
+        )
+
+    return {name: sample(form.read(written(name))) for name, form in forms().items()}
+
+
+def sequences(_: ExitStack) -> dict[str, Alternative]:
+    """Return the reading of sequences from each form."""
+    count = len(frames())
+    nbytes = size_in_memory(frames()) / count * SEQUENCE
+    rng = np.random.default_rng(0)
+
+    def sequence(read: Read) -> Alternative:
+        def call() -> float:
+            read(rng.integers(count - SEQUENCE) + np.arange(SEQUENCE))
+            return nbytes
+
+        return Alternative(call)
+
+    return {name: sequence(form.read(written(name))) for name, form in forms().items()}
+
+
+@functools.cache
+def large(compression: Any) -> Dataset:
+    """Return the large dataset, written once."""
+    path = folder() / f"large, {compression}"
+    batch = recorded().trajectories.transitions[:FRAMES]
+    about = recorded().contents.description
+    for _ in range(REPEATS):  # One run each, because trajectories would repeat.
+        with Writer(path, about, compression=compression) as writer:
+            writer.add(batch.unsqueeze(0))
+    return open_dataset(path)
+
+
+def large_sampling(_: ExitStack) -> dict[str, Alternative]:
+    """Return the reading of random transitions from the large dataset."""
+    return {
+        f"dataset, {name}": Alternative.once(
+            partial(large(name).transitions.sample, SAMPLE)
+        )
+        for name in ("lz4", "zstd")
+    }
+
+
+def large_sequences(_: ExitStack) -> dict[str, Alternative]:
+    """Return the reading of sequences from the large dataset."""
+
+    def sequence(dataset: Dataset) -> Alternative:
+        begin = 0
+
+        def call() -> float:
+            nonlocal begin
+            # A prime number of frames, so that windows have no frames in common.
+            begin = (begin + 7919) % (len(dataset.transitions) - SEQUENCE)
+            return size_in_memory(dataset.transitions[begin : begin + SEQUENCE])
+
+        return Alternative(call)
+
+    return {f"dataset, {name}": sequence(large(name)) for name in ("lz4", "zstd")}
+
+
+def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
+    """Return reading and learning; the dataset's largest key is the input."""
+    dataset = large("lz4")
+    fields = [f for f in dataset.contents.keys if f.key[0] != "next"]
+    image = max(fields, key=lambda f: f.nbytes).key
+    group = dataset.contents.description.environment.groups[image[0]]
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 8, 4),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 4, 2),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, int(getattr(group.action, "n"))),  # noqa: B009 - a Discrete
+    )
+    transitions = dataset.transitions.select(image, (image[0], "action"))
+    batch: TensorDict = transitions.sample(SAMPLE)
+    pixels = batch[image].flatten(0, 1).permute(0, 3, 1, 2).float() / 255
+    actions = batch[image[0], "action"].flatten()
+    network(pixels)  # Builds the lazy layer.
+    optimiser = torch.optim.Adam(network.parameters())
+
+    def learn() -> None:
+        loss = torch.nn.functional.cross_entropy(network(pixels), actions)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return {
+        "learning": Alternative.once(learn),
+        "reading": Alternative.once(partial(transitions.sample, SAMPLE)),
+    }
+
+
+def cases() -> list[Case]:
+    """Return the rows of the episodes and of the large dataset."""
+    return [
+        Case("write", writing, "byte", waits=True),
+        Case("256 transitions", sampling, "sample", "ms", waits=True),
+        Case("sequences of 50", sequences, "byte", waits=True),
+        Case("large, 256 transitions", large_sampling, "sample", "ms", waits=True),
+        Case("large, sequences of 50", large_sequences, "byte", waits=True),
+        Case("behaviour cloning", behaviour_cloning, "batch", "ms", waits=True),
+    ]

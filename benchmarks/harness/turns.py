@@ -1,0 +1,88 @@
+"""Calls of this process, measured in turn: A B C, C B A, and so on.
+
+Whatever slows the machine slows all of them, and ratios are taken within a round.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+Call = Callable[[], float]
+"""Does some work, and returns how much: frames, steps, bytes or calls."""
+
+_TICK = 1e-3
+"""Seconds between two looks at the clock. Shorter ones would measure the clock, which
+takes up to a microsecond."""
+
+_SLOW = 0.5
+"""Seconds of a call that is not called twice before it is measured."""
+
+
+@final
+@dataclass(frozen=True)
+class Alternative:
+    """One of the calls that are compared.
+
+    Attributes:
+        call: is measured.
+        prepare: is called before each call, untimed.
+        nbytes: returns the size of what the call has made, in bytes.
+    """
+
+    call: Call
+    prepare: Callable[[], object] | None = None
+    nbytes: Callable[[], float] | None = None
+
+    @classmethod
+    def once(cls, call: Callable[[], object]) -> "Alternative":
+        """Return the alternative whose unit of work is one call."""
+        return cls(lambda: (call(), 1.0)[1])
+
+
+def measure(
+    alternatives: Mapping[str, Alternative],
+    rounds: int,
+    *,
+    seconds: float = 0.1,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Return the seconds per unit of work of every round, by name.
+
+    Args:
+        alternatives: by name.
+        rounds: how many windows each gets.
+        seconds: of a window. A call that takes longer is a window of its own.
+        clock: processor time, unless the calls wait for disks or other processes.
+    """
+    repeats = {}
+    for name, alternative in alternatives.items():
+        spent, _ = _window(alternative, 1, 0.0, clock)
+        if spent < _SLOW:  # The first call compiles, allocates and fills caches.
+            spent, _ = _window(alternative, 1, 0.0, clock)
+        # A preparation must run before every call, so each call is timed alone.
+        alone = alternative.prepare is not None
+        repeats[name] = 1 if alone else max(1, int(_TICK / max(spent, 1e-6)))
+    found: dict[str, list[float]] = {name: [] for name in alternatives}
+    for repetition in range(rounds):
+        order = list(alternatives.items())
+        for name, alternative in order if repetition % 2 == 0 else order[::-1]:
+            spent, work = _window(alternative, repeats[name], seconds, clock)
+            found[name].append(spent / work)
+    return found
+
+
+def _window(
+    alternative: Alternative, repeats: int, seconds: float, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Call until the seconds are over, at least once; return seconds and work."""
+    call, prepare = alternative.call, alternative.prepare
+    spent = work = 0.0
+    while not work or spent < seconds:
+        if prepare is not None:
+            prepare()
+        begin = clock()
+        for _ in range(repeats):
+            work += call()
+        spent += clock() - begin
+    return spent, work

@@ -1,0 +1,14 @@
+"""Table of algorithms. To add one, write a file with a ``Learner`` and add a line."""
+
+from typing import Final
+
+ALGORITHMS: Final = {
+    "ippo": "marl_collect.training.ppo:PPOLearner",
+    "mappo": "marl_collect.training.ppo:PPOLearner",
+    "vdn": "marl_collect.training.value_decomposition:ValueLearner",
+    "qmix": "marl_collect.training.value_decomposition:ValueLearner",
+}
+"""The learner of each algorithm as ``module:class``, imported when it is used.
+
+The order is that of training, of ``--help`` and of error messages.
+"""

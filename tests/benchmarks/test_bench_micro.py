@@ -1,0 +1,181 @@
+"""Micro-benchmarks alternate, time only their calls, and can build their rows."""
+
+from collections import Counter
+from contextlib import ExitStack
+
+import micro
+import pytest
+from cases import assignment, datasets, formats, pool_weights
+from cases.case import Case
+from harness.turns import Alternative, measure
+
+
+class Clock:
+    """Time that passes only in calls."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float, work: float) -> float:
+        self.now += seconds
+        return work
+
+
+def test_alternatives_are_measured_in_alternating_order() -> None:
+    clock = Clock()
+    order: list[str] = []
+
+    def alternative(name: str, seconds: float) -> Alternative:
+        def call() -> float:
+            order.append(name)
+            return clock.spend(seconds, 4)
+
+        return Alternative(call)
+
+    calls = {"a": alternative("a", 1.0), "b": alternative("b", 2.0)}
+    found = measure(calls, 3, seconds=0.5, clock=clock)
+    assert found == {"a": [0.25] * 3, "b": [0.5] * 3}
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"
+
+
+def test_short_calls_fill_the_window_with_few_looks_at_the_clock() -> None:
+    looks, calls = 0, 0
+    clock = Clock()
+
+    def looked_at() -> float:
+        nonlocal looks
+        looks += 1
+        return clock()
+
+    def call() -> float:
+        nonlocal calls
+        calls += 1
+        return clock.spend(1e-5, 1)
+
+    (values,) = measure({"a": Alternative(call)}, 1, clock=looked_at).values()
+    assert values == pytest.approx([1e-5])
+    assert calls >= 0.1 / 1e-5
+    assert looks < calls / 20
+
+
+def test_preparations_run_before_every_call_and_are_not_timed() -> None:
+    clock = Clock()
+    counts: Counter[str] = Counter()
+
+    def prepare() -> None:
+        assert counts["prepared"] == counts["called"]
+        counts["prepared"] += 1
+        clock.spend(100.0, 0)
+
+    def call() -> float:
+        counts["called"] += 1
+        return clock.spend(0.01, 1)
+
+    found = measure({"a": Alternative(call, prepare)}, 2, seconds=0.05, clock=clock)
+    assert found["a"] == pytest.approx([0.01, 0.01])
+    assert counts["called"] > 10
+
+
+def test_a_row_has_units_sizes_and_ratios() -> None:
+    def build(_: ExitStack) -> dict[str, Alternative]:
+        made = Alternative(lambda: 2e6, nbytes=lambda: 3e6)
+        return {"first": made, "second": Alternative(lambda: 1e6)}
+
+    case = Case("a row", build, "byte", waits=True)
+    assert case.show([1e-6, 0.5e-6]) == "1.50 MB/s"
+    assert Case("", build, "frame", "ms").show([0.002]) == "2.00 ms per frame"
+    first, second = micro.rows(case, 2, 0.0)
+    assert first.startswith("| a row | first | ")
+    assert first.endswith("MB/s | 3 |  |")
+    assert second.endswith(") |")
+
+    def missing(_: ExitStack) -> dict[str, Alternative]:
+        raise ImportError("no such library")
+
+    (line,) = micro.rows(Case("a row", missing), 2, 0.0)
+    assert line.startswith("| a row | not installed: no such library")
+
+
+@pytest.mark.parametrize("name", micro.TABLE)
+def test_rows_of_a_benchmark_have_different_names(name: str) -> None:
+    names = [case.name for case in micro.find_cases(name)]
+    assert names
+    assert len(set(names)) == len(names)
+
+
+def test_rows_are_selected_by_words() -> None:
+    cases = micro.find_cases("models", ["forward", "3 agents", "batch 32"])
+    assert len(cases) == 4
+    assert all(case.name.startswith("forward, ") for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "alternatives"),
+    [
+        ("policy_step", ["TanhNormal, shared", "envs: 1"], ["fused", "called"]),
+        ("policy_step", ["a lambda", "envs: 8"], ["fused", "called"]),
+        (
+            "policy_step",
+            ["rollout"],
+            ["the environment alone", "Collector, random actions"],
+        ),
+        (
+            "models",
+            ["fused, local, shared", "3 agents", "batch 1"],
+            ["ours", "TorchRL", "modules"],
+        ),
+        (
+            "models",
+            ["training, centralised, separate", "3 agents", "batch 32"],
+            ["ours", "TorchRL", "modules"],
+        ),
+        ("envs", ["simple_tag_v3, step"], ["ours", "stock"]),
+        ("envs", ["simple_tag_v3, reset"], ["ours", "stock"]),
+    ],
+)
+def test_a_row_is_measured(
+    name: str, words: list[str], alternatives: list[str]
+) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    case = micro.find_cases(name, words)[0]
+    lines = micro.rows(case, 1, 0.0)
+    assert [line.split(" | ")[1] for line in lines] == alternatives
+
+
+def test_several_policies_are_compared_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    monkeypatch.setattr(assignment, "ENVS", 1)
+    case = micro.find_cases("assignment", ["simple_spread", "own", "2"])[0]
+    one, several = micro.rows(case, 1, 0.0)
+    assert "one policy" in one
+    assert "2 policies | " in several
+
+
+def test_frozen_versions_of_a_pool_are_not_sent_again() -> None:
+    with ExitStack() as stack:
+        found = pool_weights.build(stack, "pull", 8)
+        measure(found, 1, seconds=0.0)
+        sizes = {name: a.nbytes() for name, a in found.items() if a.nbytes}
+    assert sizes["all"] > 4 * sizes["changed"]
+
+
+def test_forms_and_formats_hold_the_data_of_the_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    monkeypatch.setattr(datasets, "TASK", "simple_spread_v3")
+    monkeypatch.setattr(datasets, "REPEATS", 2)
+    monkeypatch.setattr(datasets, "SAMPLE", 16)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "")  # Restored, as it is set here.
+    monkeypatch.setattr(formats, "EPISODES", 3)
+    learning = "behaviour cloning"  # Needs images.
+    cases = [c for c in micro.find_cases("datasets") if c.name != learning]
+    for case in [*cases, *micro.find_cases("formats")]:
+        lines = micro.rows(case, 1, 0.0)
+        assert len(lines) >= 2, case.name
+        assert not any("not installed" in line for line in lines)

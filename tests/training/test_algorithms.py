@@ -1,0 +1,90 @@
+"""An algorithm needs a file and a line in the table, nothing else."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marl_collect import describe
+from marl_collect.models import make_policy
+from marl_collect.models.saved_policy import load_policy
+from marl_collect.testing.counting import CountingEnv
+from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.comparison import default_setups, every_setup, write_report
+from marl_collect.training.learner import Learner, learner_of, write_rewards
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.trainer import Task, Trainer
+
+OPTIONS = TrainingOptions().with_settings(
+    {
+        "frames": 80,
+        "frames_per_batch": 40,
+        "workers": 1,
+        "envs_per_worker": 2,
+        "eval_interval": 40,
+        "eval_episodes": 2,
+        "final_episodes": 2,
+        "num_cells": [8],
+    }
+)
+HUNTERS = partial(CountingEnv, n_prey=0)
+
+
+class RewardLearner(Learner):
+    """Raises the probability of actions whose reward was above the mean."""
+
+    prefetch = False
+
+    def __init__(self, description: Any, setup: Any, options: Any, seed: int) -> None:
+        super().__init__(description, setup, options, seed)
+        self.policy = make_policy(description, **self.policy_options)
+        self.networks = {"policy": self.policy}
+        self.optimizer = torch.optim.Adam(self.parameters())
+
+    def update(self, batch: Any, progress: Any) -> Any:
+        data = batch.clone()
+        write_rewards(data, self.description, team=False, scale=1.0)
+        loss, _, norm = self._step(data.reshape(-1), 10.0)
+        return {"loss": float(loss), "grad_norm": norm}
+
+    def loss(self, minibatch: Any) -> Any:
+        reward = minibatch["next", "hunter", "reward"].squeeze(-1)
+        action = minibatch["hunter", "action"]
+        log_prob = self.policy.get_dist(minibatch).log_prob(action)
+        return -(log_prob * (reward - reward.mean())).mean(), {}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_table_names_learners(algorithm: str) -> None:
+    assert issubclass(learner_of(algorithm), Learner)
+
+
+def test_every_algorithm_has_default_setups() -> None:
+    setups = every_setup(HUNTERS().description)
+    names = [setup.name for setup in setups]
+    assert len(set(names)) == len(names) == 12
+    assert "qmix-local-shared-ids" in names
+    ppo = {(s.algorithm, s.centralised, s.share_params) for s in setups[:10]}
+    assert len(ppo) == 8
+    assert {s.algorithm for s in setups} == set(ALGORITHMS)
+
+
+def test_an_algorithm_of_ones_own_is_trained_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"{__name__}:{RewardLearner.__name__}"
+    monkeypatch.setitem(ALGORITHMS, "reward", line)
+    description = describe(HUNTERS)
+    names = [setup.name for setup in default_setups(description, OPTIONS)]
+    assert "reward-centralised-own" in names
+    setup = Setup.parse("reward-local-shared")
+    task, path = (
+        Task("task", HUNTERS, description, {}),
+        tmp_path / setup.name / "seed_0",
+    )
+    result = Trainer(task, setup, OPTIONS, 0, path).run()
+    assert result["frames"] == 80
+    assert "reward-local-shared" in write_report(tmp_path)
+    load_policy(path)
