@@ -259,7 +259,8 @@ def test_a_hung_worker_is_reported_after_the_timeout(
 
     def is_the_only_one_at_work() -> bool:
         done = collector.steps_so_far() == 20 + 4
-        line = collector._backend._workers._pool.status_board.lines[0]
+        pool: Any = collector._backend._workers._pool
+        line = pool.status_board.lines[0]
         return hung.exists() and done and line.cells[PHASE] == Phase.IDLE
 
     clock.runs_when = is_the_only_one_at_work

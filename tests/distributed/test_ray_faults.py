@@ -247,7 +247,7 @@ def test_a_pause_of_the_trainer_is_no_silence_of_an_actor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ray = Unanswered()
-    monkeypatch.setattr(pool.time, "monotonic", lambda: ray.now)
+    monkeypatch.setattr(time, "monotonic", lambda: ray.now)
     waiting = pool.RayPool(RayOptions(frames_per_batch=1, timeout=8), 1)
     waiting._ray = ray
     killed: list[Any] = []

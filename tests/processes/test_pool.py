@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from pool_tools import await_message, obey
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerPool
