@@ -35,10 +35,8 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("entry_points")
 def test_providers_are_sorted_by_name() -> None:
-    assert [str(vars(found)["__name__"]) for found in task_providers.providers()] == [
-        "Family",
-        "Plain",
-    ]
+    found: list[Any] = list(task_providers.providers())
+    assert [provider.__name__ for provider in found] == ["Family", "Plain"]
 
 
 @pytest.mark.usefixtures("entry_points")
