@@ -3,6 +3,7 @@
 import os
 import signal
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
