@@ -55,6 +55,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
         ValueError: if the options do not build this policy, or cannot be saved.
     """
     description = description_of(what)
+    state = policy_state(description, options)
     weights = policy.state_dict()
     # On meta, this costs no memory.
     wanted = make_policy(description, **options | {"device": "meta"})
@@ -71,10 +72,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
                 f"save has {weights[name].dtype}, which load_policy would not restore: "
                 f"convert the policy with .to({tensor.dtype}) first."
             )
-    write_tensors(
-        Path(path),
-        policy_state(description, options) | {"networks": {"policy": weights}},
-    )
+    write_tensors(Path(path), state | {"networks": {"policy": weights}})
 
 
 def policy_state(
