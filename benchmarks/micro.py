@@ -45,8 +45,8 @@ TABLE = (
 
 def find_cases(name: str, words: Sequence[str] = ()) -> list[Case]:
     """Return the rows of a benchmark whose names contain all words."""
-    found: list[Case] = importlib.import_module(f"cases.{name}").cases()
-    return [case for case in found if all(word in case.name for word in words)]
+    cases: list[Case] = importlib.import_module(f"cases.{name}").cases()
+    return [case for case in cases if all(word in case.name for word in words)]
 
 
 def rows(case: Case, rounds: int, seconds: float) -> list[str]:
@@ -57,12 +57,12 @@ def rows(case: Case, rounds: int, seconds: float) -> list[str]:
             alternatives = case.build(stack)
         except ImportError as error:
             return [f"| {case.name} | not installed: {error} | | | |"]
-        found = measure(alternatives, rounds, seconds=seconds, clock=clock)
+        times = measure(alternatives, rounds, seconds=seconds, clock=clock)
         lines: list[str] = []
-        for name, taken in found.items():
+        for name, taken in times.items():
             nbytes = alternatives[name].nbytes
             size = "" if nbytes is None else f"{nbytes() / 1e6:,.3g}"
-            ratio = str(Estimate.of_ratios(taken, next(iter(found.values()))))
+            ratio = str(Estimate.of_ratios(taken, next(iter(times.values()))))
             lines.append(
                 f"| {case.name} | {name} | {case.show(taken)} | {size} | "
                 f"{ratio if lines else ''} |"

@@ -8,7 +8,7 @@ An option is a field of a dataclass that derives from ``Options``::
 
 The field has the name, type and default of the option. ``Option`` has its help text,
 its bounds, and the collectors that do not accept it. These are derived from the
-declaration: the keywords of constructors and functions (``constructor``, ``function``),
+declaration: the keywords of constructors and functions (``method``, ``function``),
 also for type checkers and ``help()``; the checks of types and values; and the tables in
 the documentation (``scripts/option_tables.py``).
 """
@@ -188,7 +188,7 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
     return _checked(Declared(name, kind, MISSING, option), value)
 
 
-# From declarations to constructors
+# From declarations to signatures
 
 
 def method(
@@ -207,9 +207,6 @@ def method(
         return call
 
     return decorate
-
-
-constructor = method
 
 
 def function(
@@ -243,9 +240,9 @@ def parse(
         TypeError: if an argument is missing, unknown, or of a wrong type.
         ValueError: if a value is out of bounds.
     """
-    given = _with_present_names(kind, caller, keywords)
+    arguments = _with_present_names(kind, caller, keywords)
     known = {each.name: each for each in fields(kind)}
-    for name, value in list(given.items()):
+    for name, value in list(arguments.items()):
         if name in known:
             continue
         other = kind.rejected_keywords.get(name)
@@ -253,18 +250,18 @@ def parse(
             raise TypeError(_unknown(caller, name, kind))
         if not other.accepts(value):
             raise TypeError(f"{caller} takes no {name}: {other.advice}.")
-        del given[name]
+        del arguments[name]
     positional = [name for name, each in known.items() if not each.kw_only]
     missing = [
         name
         for name, each in known.items()
-        if each.default is MISSING and name not in given
+        if each.default is MISSING and name not in arguments
         if name not in positional[: len(args)]
     ]
     if missing:
         texts = {each.name: f": {each.option.help}" for each in declared(kind)}
         raise TypeError(f"{missing[0]} must be given{texts.get(missing[0], '')}.")
-    return kind(*args, **given)
+    return kind(*args, **arguments)
 
 
 def _with_present_names(
@@ -275,19 +272,19 @@ def _with_present_names(
     Raises:
         TypeError: if both names of an option are given.
     """
-    given = dict(keywords)
+    renamed = dict(keywords)
     for old, new in kind.renamed_keywords.items():
-        if old not in given:
+        if old not in renamed:
             continue
-        if new in given:
+        if new in renamed:
             raise TypeError(f"{caller} got {new} and its old name {old}: pass one.")
-        given[new] = given.pop(old)
+        renamed[new] = renamed.pop(old)
         warnings.warn(
             f"{caller}: {old} is now called {new}, as for collectors.",
             DeprecationWarning,
             stacklevel=4,  # Above us are parse() and the decorated function.
         )
-    return given
+    return renamed
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import griffe
 
 _RULE = re.compile(r"^=+(?:  ?=+)+$")
-_DECLARED = re.compile(r"^(?:constructor|function)\(\w+\)$")
+_DECLARED = re.compile(r"^(?:method|function)\(\w+\)$")
 _LINK = "[All options](../options.md) describes the arguments."
 
 

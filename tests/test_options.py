@@ -15,9 +15,9 @@ from marl_collect.options import (
     Options,
     RejectedKeyword,
     changed,
-    constructor,
     declared,
     function,
+    method,
     only,
     refuse,
     require,
@@ -67,7 +67,7 @@ class Arguments(Own):
 class Thing:
     """Has options."""
 
-    @constructor(Arguments)
+    @method(Arguments)
     def __init__(self, options: Arguments) -> None:
         """Keep them."""
         self.options = options

@@ -180,16 +180,16 @@ def export(path: Path, name: str) -> Path:
 
 def forms() -> dict[str, Form]:
     """Return the forms whose packages are installed, by name."""
-    found = {
+    forms = {
         f"dataset, {name}": Form(partial(write_dataset, compression=name), read_dataset)
         for name in ("lz4", "zstd", "none")
     }
-    found["TensorDict memmap"] = Form(write_memmap, read_memmap)
+    forms["TensorDict memmap"] = Form(write_memmap, read_memmap)
     if importlib.util.find_spec("h5py"):
-        found["HDF5, gzip"] = Form(partial(export, name="hdf5"), read_hdf5)
+        forms["HDF5, gzip"] = Form(partial(export, name="hdf5"), read_hdf5)
     if importlib.util.find_spec("minari"):
-        found["Minari, gzip"] = Form(partial(export, name="minari"), read_minari)
-    return found
+        forms["Minari, gzip"] = Form(partial(export, name="minari"), read_minari)
+    return forms
 
 
 @functools.cache
@@ -202,7 +202,7 @@ def writing(_: ExitStack) -> dict[str, Alternative]:
     """Return the writing of each form; it ends when the files are on the disk."""
     nbytes = size_in_memory(frames())
     raw()  # Written before the exports are measured.
-    found = {}
+    alternatives = {}
     for name, form in forms().items():
         target = folder() / f"{name}, again"
 
@@ -210,10 +210,10 @@ def writing(_: ExitStack) -> dict[str, Alternative]:
             form.write(target)
             return nbytes
 
-        found[name] = Alternative(
+        alternatives[name] = Alternative(
             call, partial(remove, target), partial(size, written(name))
         )
-    return found
+    return alternatives
 
 
 def remove(path: Path) -> None:

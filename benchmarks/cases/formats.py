@@ -82,24 +82,24 @@ def written(call: Callable[[], object], path: Path) -> Alternative:
 def exporting(_: ExitStack) -> dict[str, Alternative]:
     """Return the export of each format, beside a copy of the dataset."""
     copy = folder() / "short, copy"
-    found = {
+    alternatives = {
         "copy of the dataset": written(
             partial(shutil.copytree, dataset().path, copy), copy
         )
     }
     for name in formats():
-        found[name] = written(partial(export, name), target(name))
-    if "minari" in found:
+        alternatives[name] = written(partial(export, name), target(name))
+    if "minari" in alternatives:
         file = folder() / "groups.hdf5"
-        found["minari, groups without data"] = written(
+        alternatives["minari, groups without data"] = written(
             partial(groups_of_minari, file), file
         )
-    return found
+    return alternatives
 
 
 def importing(_: ExitStack) -> dict[str, Alternative]:
     """Return the import of each format."""
-    found = {}
+    alternatives = {}
     for name in formats():
         if name == "minari":  # It is only exported.
             continue
@@ -107,8 +107,10 @@ def importing(_: ExitStack) -> dict[str, Alternative]:
             export(name)
         source = str(target(name))
         again = folder() / f"short, {name}, again"
-        found[name] = written(partial(import_dataset, source, again, name), again)
-    return found
+        alternatives[name] = written(
+            partial(import_dataset, source, again, name), again
+        )
+    return alternatives
 
 
 def cases() -> list[Case]:

@@ -87,12 +87,12 @@ class Updates:
 
 def build(stack: ExitStack, step: str, members: int) -> dict[str, Alternative]:
     """Return updates of a pool whose versions are frozen, and of one that sends all."""
-    found = {}
+    alternatives = {}
     for name, frozen in (("changed", True), ("all", False)):
         updates = Updates(members, frozen=frozen)
         stack.callback(updates.close)
-        found[name] = updates.counted(getattr(updates, step))
-    return found
+        alternatives[name] = updates.counted(getattr(updates, step))
+    return alternatives
 
 
 def cases() -> list[Case]:

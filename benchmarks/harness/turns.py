@@ -63,13 +63,13 @@ def measure(
         # A preparation must run before every call, so each call is timed alone.
         alone = alternative.prepare is not None
         repeats[name] = 1 if alone else max(1, int(_TICK / max(spent, 1e-6)))
-    found: dict[str, list[float]] = {name: [] for name in alternatives}
+    times: dict[str, list[float]] = {name: [] for name in alternatives}
     for repetition in range(rounds):
         order = list(alternatives.items())
         for name, alternative in order if repetition % 2 == 0 else order[::-1]:
             spent, work = _window(alternative, repeats[name], seconds, clock)
-            found[name].append(spent / work)
-    return found
+            times[name].append(spent / work)
+    return times
 
 
 def _window(

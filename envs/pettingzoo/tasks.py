@@ -182,10 +182,10 @@ def defaults(task: str) -> dict[str, Any]:
     """
     family, name = locate(task)
     builder = getattr(_import(FAMILIES[family], name, task), "raw_env", None)
-    own = {} if builder is None else defaults_of(builder)
-    if builder is None or _RENDER_MODE in own:
-        return own
-    return _environment_defaults(builder) | own
+    arguments = {} if builder is None else defaults_of(builder)
+    if builder is None or _RENDER_MODE in arguments:
+        return arguments
+    return _environment_defaults(builder) | arguments
 
 
 def _environment_defaults(builder: Callable[..., Any]) -> dict[str, Any]:

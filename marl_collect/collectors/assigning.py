@@ -92,15 +92,15 @@ def assign(
         first: index of its first environment.
     """
     out: list[messages.WorkerAssignment] = []
-    for index, own in enumerate(factories, worker):
+    for index, of_worker in enumerate(factories, worker):
         out.append(
             messages.WorkerAssignment(
-                factories=tuple(own),
+                factories=tuple(of_worker),
                 first=first,
                 acting=options.acting(index),
                 num_threads=options.num_sub_threads,
                 init_fn=options.init_fn,
             )
         )
-        first += len(own)
+        first += len(of_worker)
     return out

@@ -15,7 +15,7 @@ from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBacken
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.worker_group import WorkerGroup, start_workers
-from marl_collect.options import Option, constructor, function, refuse, values
+from marl_collect.options import Option, function, method, refuse, values
 
 
 @final
@@ -31,7 +31,7 @@ class MultiAsyncCollector(MultiCollectorBase):
     The arguments are the fields of ``CollectorArguments``.
     """
 
-    @constructor(CollectorArguments)
+    @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         refuse(parsed, "MultiAsyncCollector")
@@ -138,9 +138,9 @@ class AsyncBackend(WorkersBackend):
         slot = slots.take()
         begin = 0
         for index in workers:
-            own = range(begin, begin + self._sizes[index])
-            self._workers.attach(index, slots, slot, own, self._frames[index])
-            begin = own.stop
+            rows = range(begin, begin + self._sizes[index])
+            self._workers.attach(index, slots, slot, rows, self._frames[index])
+            begin = rows.stop
         reset = self._options.reset_at_each_iter
         command = messages.Collect(slot, random, reset, snapshot=True)
         for index in workers:

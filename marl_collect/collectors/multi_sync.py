@@ -14,7 +14,7 @@ from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.worker_group import start_workers
-from marl_collect.options import constructor
+from marl_collect.options import method
 
 
 @final
@@ -28,7 +28,7 @@ class MultiSyncCollector(MultiCollectorBase):
     The arguments are the fields of ``CollectorArguments``.
     """
 
-    @constructor(CollectorArguments)
+    @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
@@ -107,8 +107,8 @@ class SyncBackend(WorkersBackend):
         )
 
     def _attach(self, index: int, slot: int) -> None:
-        own = self._rows[index]
-        self._workers.attach(index, self._slots, slot, own, self._frames[index])
+        rows = self._rows[index]
+        self._workers.attach(index, self._slots, slot, rows, self._frames[index])
 
     def _receive(self, slot: int, following: messages.Collect | None = None) -> Filled:
         """Wait for all workers, or preempt the others when enough are done.

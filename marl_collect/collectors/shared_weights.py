@@ -18,13 +18,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import (
-    PLACES,
-    Publisher,
-    WeightLayout,
-    check_factory_weights,
-    check_same_weights,
-)
+from marl_collect.weights.shared import PLACES, Publisher, WeightLayout
 from marl_collect.weights.skeleton import split_module
 
 _PAUSE = 0.0002  # Seconds between two checks. Workers read without delay.
@@ -130,15 +124,13 @@ class SharedWeights(WorkerWeights):
             ask: sends a command to workers and waits for replies of a type.
             check: checks that workers are alive and make progress.
         """
-        super().__init__(policy)
-        self._options = options
+        super().__init__(policy, options, factories_of(options, len(pool)))
         self._pool = pool
         self._ask = ask
         self._check = check
         # A restarted worker reads the version of its batch again.
         restart = options.on_worker_failure == "restart"
         self._until_done = restart and options.prefetch
-        self._factories = factories_of(options, len(pool))
         self._vectors: list[_Vector] = []
         self._readers: list[_Reader] = []
         self._orders = 0
@@ -156,56 +148,28 @@ class SharedWeights(WorkerWeights):
 
     # Starting
 
-    def command(self, index: int) -> object:
-        """Return the command that gives a worker its policy with current weights."""
-        trust = self._options.trust_policy
-        factory = self._factories[index]
-        if factory is not None:
-            return messages.CallablePolicy(factory, builds=True, trust=trust)
-        module = self.policy.module
-        if module is None:
-            return messages.RandomActions()
-        if not self._readers:
-            return messages.CallablePolicy(module, builds=False, trust=trust)
+    @property
+    @override
+    def _are_published(self) -> bool:
+        return bool(self._readers)
+
+    @override
+    def _attach(self, index: int) -> tuple[Any, int]:
         reader = self._readers[index]
         newest = reader.vector.newest
         reader.attached, reader.has, reader.settings = reader.vector, newest, None
-        handle = reader.vector.publisher.handle
-        return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
+        return reader.vector.publisher.handle, newest.place
 
-    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
-        """Move the weights of policies that workers built to shared memory.
-
-        Args:
-            layouts: layout of each worker's weights, None if it has none.
-
-        Raises:
-            ValueError: if the policy of a worker has other tensors than that of worker
-                0 or of the trainer.
-        """
-        layout = layouts[0]
-        if not any(self._factories):
-            return
-        for index, other in enumerate(layouts):
-            check_same_weights(layout, other, f"worker {index}", "worker 0")
-        given = bool(self.policy.names)
-        if given and self.policy.layout is not None:
-            check_factory_weights(self.policy.layout, layout)
-        if layout is None:
-            return
-        self.policy.use_layout(layout)
+    @override
+    def _share(self, layout: WeightLayout, sources: range) -> None:
         self._open(layout)
-        if given:
+        if not sources:
             vector = self._vectors[0]
             vector.begin(self.policy.tensors(), vector.newest)
-        population = isinstance(self._options.policy_factory, Sequence) and not given
-        if population:
-            for index in range(self.workers):
-                self._separate([index])
+        for index in sources[1:]:
+            self._separate([index])
         for index in range(self.workers):
-            # Unless the trainer has weights, all workers get those of worker 0. In a
-            # population each worker keeps its own.
-            self.use(index, own=not given and (population or index == 0))
+            self.use(index, own=index in sources)
 
     def use(self, index: int, *, own: bool = False) -> None:
         """Attach a policy that a worker built to shared weights.

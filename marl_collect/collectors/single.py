@@ -29,7 +29,7 @@ from marl_collect.collectors.trainer_policy import (
 )
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import build, spread, warn_if_pinned
-from marl_collect.options import constructor, refuse
+from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
 from marl_collect.rollout.alternating import make_rollout
@@ -46,7 +46,7 @@ class Collector(CollectorBase):
     The arguments are the fields of ``CollectorArguments``.
     """
 
-    @constructor(CollectorArguments)
+    @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
         refuse(parsed, "Collector")

@@ -253,8 +253,8 @@ class WorkerGroup:
         """
         left = iter(seeds)
         for index, member in enumerate(self._members):
-            given = tuple(next(left) for _ in member.plan.environments)
-            member.plan = replace(member.plan, given_seeds=given)
+            chosen = tuple(next(left) for _ in member.plan.environments)
+            member.plan = replace(member.plan, given_seeds=chosen)
             self._pool.send(index, messages.UsePlan(member.plan))
 
     # State
@@ -298,15 +298,13 @@ class WorkerGroup:
 
     def _connect(self, indices: range) -> EnvDescription:
         """Wait for the environments of new workers, number them, and send plans."""
-        found = self._replies(indices, messages.WorkerReady)
-        first = found[0].description if indices.start == 0 else self.description
+        replies = self._replies(indices, messages.WorkerReady)
+        first = replies[0].description if indices.start == 0 else self.description
         limit = self._options.max_frames_per_traj
-        for index, ready in zip(indices, found, strict=True):
+        for index, ready in zip(indices, replies, strict=True):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
-            begin, self._environments = (
-                self._environments,
-                self._environments + ready.size,
-            )
+            begin = self._environments
+            self._environments += ready.size
             plan = Plan(self._seed, range(begin, self._environments), limit)
             self._members[index].plan = plan
         for index in indices:
@@ -326,12 +324,12 @@ class WorkerGroup:
         """Give new workers their policy; return the reply of the first."""
         for index in indices:
             self._pool.send(index, self.weights.command(index))
-        found = self._replies(indices, messages.PolicyReady)
-        ready = found[0] if indices.start == 0 else self.ready
-        for index, other in zip(indices, found, strict=True):
+        replies = self._replies(indices, messages.PolicyReady)
+        ready = replies[0] if indices.start == 0 else self.ready
+        for index, other in zip(indices, replies, strict=True):
             check_same_signature(ready.signature, other.signature, f"worker {index}")
         if indices.start == 0:
-            self.weights.share([reply.layout for reply in found])
+            self.weights.share([reply.layout for reply in replies])
         else:
             for index in indices:
                 self.weights.use(index)

@@ -15,7 +15,7 @@ from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.pool import Actor, RayPool
 from marl_collect.distributed.ray_options import RayArguments, RayOptions
-from marl_collect.options import constructor
+from marl_collect.options import method
 from marl_collect.processes import import_guard
 
 
@@ -41,7 +41,7 @@ class RayCollector(CollectorBase):
 
     _backend: WorkersBackend
 
-    @constructor(RayArguments)
+    @method(RayArguments)
     def __init__(self, options: RayArguments) -> None:
         """Start the actors and wait until all of them are ready."""
         import_guard.refuse_during_import("a RayCollector")
@@ -55,7 +55,7 @@ class RayCollector(CollectorBase):
             torch.set_num_threads(options.num_threads)
         self._pool = RayPool(options, team)
         self._workers = WorkerGroup(factories, policy, options, self._pool)
-        self._asked = options
+        self._arguments = options
         self._frames = self._frames_of(self._pool.actors)
         backend: WorkersBackend
         if options.sync:
@@ -70,9 +70,9 @@ class RayCollector(CollectorBase):
         return [
             {
                 "index": actor.index,
-                "pid": actor.place.pid,
-                "node": actor.place.node,
-                "host": actor.place.host,
+                "pid": actor.location.pid,
+                "node": actor.location.node,
+                "host": actor.location.host,
             }
             for actor in self._pool.actors
         ]
@@ -96,7 +96,7 @@ class RayCollector(CollectorBase):
         Raises:
             ValueError: if there are no factories of environments or policies for them.
         """
-        options = self._asked
+        options = self._arguments
         if isinstance(options.policy_factory, Sequence):
             raise ValueError(  # noqa: TRY004 - the type is right, the number is not
                 "policy_factory is a list with one entry for each initial worker, so "
@@ -127,11 +127,11 @@ class RayCollector(CollectorBase):
             ValueError: if an index is unknown, or no actor would be left.
         """
         chosen = {indices} if isinstance(indices, int) else set(indices)
-        found = {actor.index for actor in self._pool.actors}
-        if not chosen <= found or chosen == found:
+        actors = {actor.index for actor in self._pool.actors}
+        if not chosen <= actors or chosen == actors:
             raise ValueError(
                 f"Cannot remove the actors {sorted(chosen)}: the collector has the "
-                f"actors {sorted(found)}, and at least one must be left."
+                f"actors {sorted(actors)}, and at least one must be left."
             )
         with self._regrouping():
             removed = self._pool.remove(chosen)
@@ -155,7 +155,7 @@ class RayCollector(CollectorBase):
             sum(sizes[k * self._team : (k + 1) * self._team])
             for k in range(len(actors))
         ]
-        frames = self._asked.frames_of_actors(
+        frames = self._arguments.frames_of_actors(
             environments, [actor.index for actor in actors]
         )
         return [number for number in frames for _ in range(self._team)]

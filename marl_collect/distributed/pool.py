@@ -34,14 +34,20 @@ from marl_collect.distributed.relay import (
     RECEIVE,
     SEND,
     WEIGHTS,
-    ActorPlace,
+    ActorLocation,
     Bytes,
     Name,
     Relay,
     Reply,
 )
 from marl_collect.distributed.vectors import FETCH_SECONDS, NodeVector, StoredWeights
-from marl_collect.errors import ClosedError, Failure, WorkerError, raise_failure
+from marl_collect.errors import (
+    ClosedError,
+    Failure,
+    WorkerError,
+    raise_failure,
+    worker_error_of,
+)
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
@@ -65,7 +71,7 @@ class Actor:
         assignments: of its workers.
         handle: Ray's.
         started: reference to the result of its start.
-        place: where it runs.
+        location: where it runs.
         reply: reference to the next reply of a worker.
         sent: references to calls that return nothing, but may fail.
         copies: copies what a worker has filled, by worker and name.
@@ -84,7 +90,7 @@ class Actor:
     assignments: list[messages.WorkerAssignment]
     handle: Any = None
     started: Any = None
-    place: ActorPlace = field(default_factory=lambda: ActorPlace(0, "", ""))
+    location: ActorLocation = field(default_factory=lambda: ActorLocation(0, "", ""))
     reply: Any = None
     sent: list[Any] = field(default_factory=list)
     copies: dict[tuple[int, Name], Callable[[Bytes], None]] = field(
@@ -195,8 +201,9 @@ class RayPool(Transport):
 
     @override
     def replaces(self, error: Exception) -> bool:
-        cause = error if isinstance(error, WorkerError) else error.__cause__
-        assert isinstance(cause, WorkerError)
+        cause = worker_error_of(error)
+        if cause is None:
+            return False
         actor = self.actors[cause.worker // self._team]
         if actor.lost is None and self._options.on_worker_failure == "restart":
             return True
@@ -239,9 +246,9 @@ class RayPool(Transport):
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker, on its node."""
-        looks = [actor.call(LOOK, "look") for actor in self.actors]
-        found = self._ray.get(looks, timeout=FETCH_SECONDS)
-        return tuple(pid for _, pids in found for pid in pids)
+        calls = [actor.call(LOOK, "look") for actor in self.actors]
+        looks = self._ray.get(calls, timeout=FETCH_SECONDS)
+        return tuple(pid for _, pids in looks for pid in pids)
 
     def send(self, worker: int, message: object) -> None:
         """Send a message to a worker. ``receive`` reports if it has died."""
@@ -290,12 +297,13 @@ class RayPool(Transport):
                     if index in waited:
                         self._arrived.remove((actor, reply))
                         return index, self._opened(actor, index, reply)
-                asked = [self.actors[index // self._team] for index in sorted(waited)]
-                actors = list({actor.index: actor for actor in asked}.values())
-                for index, actor in zip(sorted(waited), asked, strict=True):
+                actors: dict[int, Actor] = {}
+                for index in sorted(waited):
+                    actor = self.actors[index // self._team]
                     if actor.lost is not None:
                         raise self._lost_error(actor, index)
-                self._await(actors)
+                    actors[actor.index] = actor
+                self._await(list(actors.values()))
 
     def preempt(self, worker: int, *, preempted: bool) -> None:
         """Let the rollouts of a worker end early, or no longer."""
@@ -305,22 +313,22 @@ class RayPool(Transport):
             actor.sent.append(actor.call(SEND, "preempt", local, preempted))
 
     def progress(self, worker: int) -> WorkerProgress:
-        """Return a worker's status line; of a lost one, the last that was seen."""
+        """Return a worker's status line; if its actor is silent, the last one seen."""
         actor = self.actors[worker // self._team]
         if actor.lost is None:
             with suppress(self._ray.exceptions.RayError):
                 look = actor.call(LOOK, "look")
-                actor.status, _ = self._ray.get(look, timeout=FETCH_SECONDS)
+                actor.status, _ = self._ray.get(look, timeout=_LOOK_SECONDS)
         return actor.progress(worker % self._team)
 
     def resident_bytes(self, worker: int) -> int:
         """Return the resident memory of a worker."""
         actor = self.actors[worker // self._team]
+        nbytes = 0  # Of an actor that does not answer: `receive` reports it.
         with suppress(self._ray.exceptions.RayError):
             look = actor.call(LOOK, "resident_bytes", worker % self._team)
-            found: int = self._ray.get(look, timeout=FETCH_SECONDS)
-            return found
-        return 0
+            nbytes = self._ray.get(look, timeout=FETCH_SECONDS)
+        return nbytes
 
     def close(self, timeout: float = CLOSE_SECONDS) -> tuple[WorkerError, ...]:
         """End all actors; may be called twice, and from any thread."""
@@ -343,8 +351,8 @@ class RayPool(Transport):
     def _add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
         added: list[Actor] = []
         for begin in range(0, len(assignments), self._team):
-            own = list(assignments[begin : begin + self._team])
-            added.append(Actor(self._next, own, earlier=[0] * self._team))
+            team = list(assignments[begin : begin + self._team])
+            added.append(Actor(self._next, team, earlier=[0] * self._team))
             self._next += 1
         self.actors += added
         for actor in added:
@@ -384,7 +392,7 @@ class RayPool(Transport):
 
     def _jobs(self, actor: Actor) -> list[bytes]:
         try:
-            return [cloudpickle.dumps(own, protocol=5) for own in actor.assignments]
+            return [cloudpickle.dumps(job, protocol=5) for job in actor.assignments]
         except Exception as error:
             raise TypeError(
                 f"The environments of actor {actor.index} cannot be pickled "
@@ -409,7 +417,7 @@ class RayPool(Transport):
                 continue
             if isinstance(started, Failure):
                 raise_failure(started, self._workers_of(actor).start)
-            actor.place = started
+            actor.location = started
             return
         raise self._lost_error(actor, self._workers_of(actor).start)
 
@@ -484,13 +492,13 @@ class RayPool(Transport):
             if actor.lost is not None:
                 return None
         try:
-            found = self._ray.get(call, timeout=FETCH_SECONDS)
+            result = self._ray.get(call, timeout=FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:
             self._lose(actor, _why(error))
             return None
-        if isinstance(found, Failure):
-            raise_failure(found, self._index(actor, args[0]))
-        return found
+        if isinstance(result, Failure):
+            raise_failure(result, self._index(actor, args[0]))
+        return result
 
     def _await(self, actors: Sequence[Actor]) -> None:
         """Wait until one of these actors has a reply or is lost, or for a second."""
@@ -560,7 +568,7 @@ class RayPool(Transport):
         if isinstance(message, bytes):
             return pickle.loads(message)
         actor.failed.add(reply.worker)
-        note = f"Raised in actor {actor.index} on {actor.place.host}."
+        note = f"Raised in actor {actor.index} on {actor.location.host}."
         if isinstance(message, Failure):
             raise_failure(replace(message, notes=(*message.notes, note)), index)
         error = WorkerError(index, *message.args[1:])

@@ -44,7 +44,7 @@ _PAUSE: Final = 0.2  # Seconds between two checks for workers that hang.
 
 @final
 @dataclass(frozen=True)
-class ActorPlace:
+class ActorLocation:
     """Where an actor runs: process id, Ray's id of its node, and the machine."""
 
     pid: int
@@ -108,7 +108,7 @@ class Relay:
 
     def start(
         self, main: bytes, assignments: Sequence[bytes], options: Mapping[str, Any]
-    ) -> ActorPlace | Failure:
+    ) -> ActorLocation | Failure:
         """Start a worker for each pickled assignment; return where this actor runs."""
         import ray
 
@@ -118,7 +118,7 @@ class Relay:
         except Exception as error:  # noqa: BLE001 - the trainer raises it
             return Failure.capture(error, os.getpid())
         node: str = ray.get_runtime_context().get_node_id()
-        return ActorPlace(os.getpid(), node, platform.node())
+        return ActorLocation(os.getpid(), node, platform.node())
 
     def restart(self, worker: int, assignment: bytes) -> Failure | None:
         """Replace a worker."""

@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.broadcaster import WeightUpdate
@@ -25,11 +26,7 @@ from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import (
-    WeightLayout,
-    check_factory_weights,
-    check_same_weights,
-)
+from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import split_module
 
 FETCH_SECONDS = 60.0
@@ -145,9 +142,7 @@ class StoredWeights(WorkerWeights):
             ray: the module ``ray``.
             ask: sends a command to workers and waits for replies of a type.
         """
-        super().__init__(policy)
-        self._options = options
-        self._factories = list(factories)
+        super().__init__(policy, options, factories)
         self._ray = ray
         self._ask = ask
         self._owner = os.getpid()
@@ -178,49 +173,31 @@ class StoredWeights(WorkerWeights):
 
     # Starting
 
-    def command(self, index: int) -> object:
-        """Return the command that gives a worker its policy with current weights."""
-        trust = self._options.trust_policy
-        factory = self._factories[index]
-        if factory is not None:
-            return messages.CallablePolicy(factory, builds=True, trust=trust)
-        module = self.policy.module
-        if module is None:
-            return messages.RandomActions()
-        if self._staged is None:
-            return messages.CallablePolicy(module, builds=False, trust=trust)
+    @property
+    @override
+    def _are_published(self) -> bool:
+        return self._staged is not None
+
+    @override
+    def _attach(self, index: int) -> tuple[Any, int]:
         reader = self._readers[index]
         reader.has = reader.settings = None
         vector = self._vector(reader, reader.wants)
         reader.has = reader.wants
-        return messages.SkeletonPolicy(self._skeleton, vector, 0)
+        return vector, 0
 
-    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
-        """Store the weights of policies that workers built."""
-        layout = layouts[0]
-        if not any(self._factories):
-            return
-        for index, other in enumerate(layouts):
-            check_same_weights(layout, other, f"worker {index}", "worker 0")
-        given = bool(self.policy.names)
-        if given and self.policy.layout is not None:
-            check_factory_weights(self.policy.layout, layout)
-        if layout is None:
-            return
-        self.policy.use_layout(layout)
-        if given:
+    @override
+    def _share(self, layout: WeightLayout, sources: range) -> None:
+        if not sources:
             self._begin(layout)
             return
         self._stage(layout)
-        # In a population each worker keeps its own weights. Otherwise all workers get
-        # those of worker 0.
-        population = isinstance(self._options.policy_factory, Sequence)
         for index, reader in enumerate(self._readers):
-            if index == 0 or population:
-                own = np.zeros(layout.nbytes, np.uint8)
-                command = messages.UseWeights(NodeVector(layout, into=own), True)
+            if index in sources:
+                vector = np.zeros(layout.nbytes, np.uint8)
+                command = messages.UseWeights(NodeVector(layout, into=vector), True)
                 self._ask([index], command, messages.MemoryAttached)
-                views = layout.views(torch.from_numpy(own))
+                views = layout.views(torch.from_numpy(vector))
                 reader.has = reader.wants = self._put(views, 0, None)
             else:
                 reader.wants = self._readers[0].wants
@@ -300,15 +277,15 @@ class StoredWeights(WorkerWeights):
         layout = self.policy.layout
         if layout is None or self._staged is None:
             return []
-        found: dict[Stored, Mapping[str, torch.Tensor]] = {}
+        views: dict[Stored, Mapping[str, torch.Tensor]] = {}
         for stored in dict.fromkeys(reader.wants for reader in self._readers):
             parts = self._ray.get(list(stored.references), timeout=FETCH_SECONDS)
             vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
             if parts:
                 np.concatenate(parts, out=vector.numpy())
-            views = layout.views(vector)
-            found[stored] = dict(zip(layout.names, views, strict=True))
-        return [found[reader.wants] for reader in self._readers]
+            tensors = layout.views(vector)
+            views[stored] = dict(zip(layout.names, tensors, strict=True))
+        return [views[reader.wants] for reader in self._readers]
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if self._staged is None:

@@ -25,9 +25,9 @@ from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
     Option,
     RejectedKeyword,
-    constructor,
     declared,
     function,
+    method,
     values,
 )
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
@@ -163,7 +163,7 @@ class Evaluator(Closing):
         TypeError: if an option is passed that is about batches.
     """
 
-    @constructor(EvaluatorArguments)
+    @method(EvaluatorArguments)
     def __init__(self, arguments: EvaluatorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
         self._root = arguments.seeds

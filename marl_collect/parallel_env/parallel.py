@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
 from marl_collect.core.env import EnvBatch
-from marl_collect.options import constructor
+from marl_collect.options import method
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
 from marl_collect.parallel_env.messages import Ask
@@ -18,7 +18,7 @@ class ParallelEnv(JointEnvs):
 
     _engine: ParallelBatch
 
-    @constructor(ParallelArguments)
+    @method(ParallelArguments)
     def __init__(self, options: ParallelArguments) -> None:
         """Start the processes and wait until the environments are built.
 

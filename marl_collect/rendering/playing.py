@@ -42,9 +42,14 @@ def play(
         max_frames: old name of ``max_frames_per_traj``.
 
     Raises:
+        TypeError: if both names of ``max_frames_per_traj`` are used.
         ValueError: if the environment renders no pictures.
     """
     if max_frames is not None:
+        if max_frames_per_traj is not None:
+            raise TypeError(
+                "play() got max_frames_per_traj and its old name max_frames: pass one."
+            )
         warn(
             "play(): max_frames is now called max_frames_per_traj, as for collectors.",
             DeprecationWarning,

@@ -16,6 +16,9 @@ CODECS: Final = {"lz4": "numcodecs.lz4", "zstd": "numcodecs.zstd", COPY: None}
 """Codecs of stored frames by name, each with its module. ``"copy"`` is for frames that
 do not compress."""
 
+_ZSTD: Final = bytes.fromhex("28b52ffd")
+_LEAST_ZSTD: Final = 9  # Magic number, descriptor, size, and the header of a block.
+
 
 def check_compression(name: str) -> None:
     """Check the name of a compression.
@@ -67,6 +70,8 @@ def _size_of_zstd(header: bytes) -> int:
     Raises:
         ValueError: if the header does not have it. The writer's always do.
     """
+    if len(header) < _LEAST_ZSTD or not header.startswith(_ZSTD):
+        raise ValueError("a frame is not of Zstandard")
     descriptor = header[4]
     flag, single, dictionary = descriptor >> 6, descriptor >> 5 & 1, descriptor & 3
     length = (single, 2, 4, 8)[flag]

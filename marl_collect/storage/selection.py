@@ -20,7 +20,7 @@ from marl_collect.storage.index import KeyField
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
-from marl_collect.storage.spans import Span, read_spans
+from marl_collect.storage.spans import Frames, Span, read_spans
 from marl_collect.storage.transitions import Transitions
 
 Found = tuple[EndedEpisode, tuple[Span, ...]]
@@ -283,21 +283,20 @@ class Sequences(Loadable):
         if burn_in < 0:
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
         self._batches = batches
-        self._width = burn_in + length
-        # Of each piece: the columns in front of its first frame, and its frames.
-        self._pieces: list[tuple[int, tuple[Span, ...]]] = []
-        for spans in episodes:
-            frames = _frames_of(spans)
-            # The last piece is the first one that reaches the end.
-            pieces = 1 + max(0, -(-(frames - length) // stride))
-            for begin in range(0, pieces * stride, stride):
-                padding = max(0, burn_in - begin)
-                piece = _part(spans, begin - burn_in + padding, begin + length)
-                self._pieces.append((padding, piece))
+        self._length, self._stride, self._burn_in = length, stride, burn_in
+        self._spans = [span for spans in episodes for span in spans]
+        # With all episodes back to back: where each span begins.
+        self._starts = Frames.of(batches, self._spans).starts
+        spans = np.cumsum([0, *map(len, episodes)])
+        # Where each episode begins, and its end.
+        self._episodes = self._starts[spans]
+        beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
+        # The last piece of an episode is the first one that reaches its end.
+        self._pieces = np.cumsum([0, *(1 + -(-beyond_first // stride))])
 
     def __len__(self) -> int:
         """Number of pieces."""
-        return len(self._pieces)
+        return int(self._pieces[-1])
 
     def __getitem__(self, index: int) -> TensorDict:
         """Read one piece ``[burn_in + length]``."""
@@ -309,28 +308,42 @@ class Sequences(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
-        padding, pieces = zip(*(self._pieces[i] for i in indices), strict=True)
-        return _read_padded(self._batches, pieces, self._width, padding)
+        padding, pieces = zip(*map(self._piece, indices), strict=True)
+        width = self._burn_in + self._length
+        return _read_padded(self._batches, pieces, width, padding)
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
-        return f"Sequences({self._batches.name!r}, {len(self)} of {self._width} frames)"
+        width = self._burn_in + self._length
+        return f"Sequences({self._batches.name!r}, {len(self)} of {width} frames)"
 
+    def _piece(self, index: int) -> tuple[int, list[Span]]:
+        """Return the columns in front of a piece's first frame, and its frames.
 
-def _frames_of(spans: Sequence[Span]) -> int:
-    return sum(end - begin for _, _, begin, end in spans)
-
-
-def _part(spans: Sequence[Span], begin: int, end: int) -> tuple[Span, ...]:
-    """Return the frames ``begin`` to ``end`` of an episode, which may be shorter."""
-    part = []
-    at = 0  # Frame of the episode at which the span begins.
-    for batch, row, first, last in spans:
-        low, high = max(begin - at, 0), min(end - at, last - first)
-        if low < high:
-            part.append((batch, row, first + low, first + high))
-        at += last - first
-    return tuple(part)
+        Raises:
+            IndexError: if there is no such piece.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Piece {index} is out of range of {len(self)} pieces.")
+        index %= len(self)
+        episode = int(np.searchsorted(self._pieces, index, side="right")) - 1
+        first, end = self._episodes[episode : episode + 2].tolist()
+        begin = first + self._stride * (index - int(self._pieces[episode]))
+        end = min(end, begin + self._length)
+        padding = max(0, self._burn_in - (begin - first))
+        begin -= self._burn_in - padding
+        spans = []
+        number = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        while begin < end:
+            batch, row, span_first, _ = self._spans[number]
+            skipped = begin - int(self._starts[number])
+            frames = min(end, int(self._starts[number + 1])) - begin
+            spans.append(
+                (batch, row, span_first + skipped, span_first + skipped + frames)
+            )
+            begin += frames
+            number += 1
+        return padding, spans
 
 
 def _read_padded(
@@ -348,7 +361,8 @@ def _read_padded(
         padding: frames of zeros in front of each piece; behind it they fill the row.
     """
     first = torch.tensor(padding)[:, None]
-    last = first + torch.tensor([_frames_of(spans) for spans in pieces])[:, None]
+    lengths = [sum(end - begin for _, _, begin, end in spans) for spans in pieces]
+    last = first + torch.tensor(lengths)[:, None]
     begins = [row * width + space for row, space in enumerate(padding)]
     out = _read(batches, pieces, begins, [len(pieces), width])
     column = torch.arange(width)

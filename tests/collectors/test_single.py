@@ -1,12 +1,11 @@
 """The content of a batch, with an environment whose numbers can all be recomputed."""
 
 import gc
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from support.scripts import run_mounted
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
@@ -386,11 +385,5 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
         "with Collector(CountingEnv, frames_per_batch=20, total_frames=40) as it:\n"
         "    print(sum(batch.numel() for batch in it))"
     )
-    mount = 'mount -t tmpfs none /proc && exec "$0" -c "$1"'
-    done = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_mounted("/proc", code)
     assert done.stdout.strip() == "40", done.stderr

@@ -1,12 +1,11 @@
 """Rows of the fault matrix about memory: a small /dev/shm, and workers that grow."""
 
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from support.scripts import run_mounted
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
@@ -51,13 +50,7 @@ check("env", step())
 @pytest.mark.timeout(300)  # Three interpreters import torch, one after the other.
 def test_a_small_dev_shm_does_not_matter() -> None:
     """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
-    mount = 'mount -t tmpfs -o size=1m none /dev/shm && exec "$0" -c "$1"'
-    done = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, SMALL],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = run_mounted("/dev/shm", SMALL, mebibytes=1, timeout=250)
     assert done.stdout.split() == ["sync", "async", "env"], done.stderr
 
 

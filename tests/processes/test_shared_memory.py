@@ -2,14 +2,12 @@
 
 import os
 import resource
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from pool_tools import open_paths
-from support.scripts import LIMIT
+from support.scripts import run_mounted
 
 from marl_collect.processes.shared_memory import Segment, free_memory, readable
 
@@ -92,13 +90,7 @@ def test_a_missing_proc_is_named() -> None:
         "from marl_collect.processes.shared_memory import Segment; "
         "Segment.create(9, 'The moon')"
     )
-    mount = 'mount -t tmpfs none /proc && exec "$0" -c "$1"'
-    done = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, code],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = run_mounted("/proc", code)
     assert "/proc is not mounted here" in done.stderr
     assert "unknown" not in done.stderr
 

@@ -43,6 +43,8 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None
     assert pictures[0].dtype == np.uint8
     assert not np.array_equal(pictures[0], pictures[6])
     cut = list(play(spread, max_frames_per_traj=2, episodes=3, seed=3))
+    with pytest.raises(TypeError, match="its old name max_frames: pass one"):
+        list(play(spread, max_frames=2, max_frames_per_traj=2))
     with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
         old_name = list(play(spread, max_frames=2, episodes=3, seed=3))
     assert len(old_name) == len(cut)

@@ -80,16 +80,22 @@ def test_an_invalid_action_names_group_agent_and_frame(
         assert cause.phase == "policy"
 
 
+def checking(factory: Any, policy: Any, frames: int = 40, **options: Any) -> Collector:
+    """Return a collector that checks the actions of a policy."""
+    return Collector(
+        factory,
+        policy,
+        frames_per_batch=frames,
+        check_actions=True,
+        trust_policy=True,
+        **options,
+    )
+
+
 def test_parallel_environments_do_not_get_invalid_actions() -> None:
     policy = Acts("prey", 2, float("nan"))
     with (
-        Collector(
-            lambda: ParallelEnv(2, masked, groups=2),
-            policy,
-            frames_per_batch=40,
-            check_actions=True,
-            trust_policy=True,
-        ) as collector,
+        checking(lambda: ParallelEnv(2, masked, groups=2), policy) as collector,
         pytest.raises(PolicyError, match="prey_2"),
     ):
         collector.next()
@@ -104,13 +110,8 @@ def test_actions_of_inactive_agents_are_not_checked() -> None:
         td.set(("prey", "action"), action.unsqueeze(-1).expand(n, 3, 2).clone())
         return td
 
-    with Collector(
-        partial(CountingEnv, deaths=True),
-        act,
-        frames_per_batch=200,
-        check_actions=True,
-        trust_policy=True,
-        seed=0,
+    with checking(
+        partial(CountingEnv, deaths=True), act, frames=200, seed=0
     ) as collector:
         batch = collector.next()
     assert batch["prey", "action"].isinf().any()
@@ -175,12 +176,8 @@ class ActsOneHot:
 @pytest.mark.parametrize("row", ROWS)
 def test_rows_that_are_not_one_hot_are_invalid(row: str) -> None:
     with (
-        Collector(
-            partial(CountingEnv, categorical_actions=False),
-            ActsOneHot(ROWS[row]),
-            frames_per_batch=40,
-            check_actions=True,
-            trust_policy=True,
+        checking(
+            partial(CountingEnv, categorical_actions=False), ActsOneHot(ROWS[row])
         ) as collector,
         pytest.raises(PolicyError, match="'hunter_1' .* a single 1"),
     ):

@@ -198,6 +198,10 @@ def test_pieces_overlap_and_have_frames_in_front(
             assert not piece[~mask]["hunter", "observation"].any()
         assert end == len(episode)
     assert next(pieces, None) is None
+    sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
+    assert (sequences[-1] == sequences[len(sequences) - 1]).all()
+    with pytest.raises(IndexError, match="is out of range"):
+        sequences[len(sequences)]
 
 
 def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:

@@ -185,5 +185,9 @@ def test_a_frame_of_another_size_is_an_error(compression: str, size: int) -> Non
         (ValueError, RuntimeError), match=rf"{size:,} bytes, not 80,000"
     ):
         decode(memoryview(stored), out)
-    decode(memoryview(encode(np.full(80_000, 7, np.uint8))), out)
+    whole = encode(np.full(80_000, 7, np.uint8))
+    for part in (b"", whole[:3], whole[:6], b"x" * len(whole)):
+        with pytest.raises((ValueError, RuntimeError)):
+            decode(memoryview(part), out)
+    decode(memoryview(whole), out)
     assert (out == 7).all()

@@ -234,6 +234,38 @@ def run_python(
     return done
 
 
+def run_mounted(
+    folder: str,
+    code: str,
+    *arguments: str,
+    mebibytes: int | None = None,
+    cwd: Path | None = None,
+    timeout: float = LIMIT,
+) -> "subprocess.CompletedProcess[str]":
+    """Run code where an empty file system is mounted; needs the mark ``mounts``.
+
+    Args:
+        folder: on which it is mounted, for this program only.
+        code: of the program.
+        arguments: of the program.
+        mebibytes: size of the file system; None for the system's default.
+        cwd: working directory.
+        timeout: seconds until it is killed and ``TimeoutExpired`` raised.
+    """
+    size = "" if mebibytes is None else f"-o size={mebibytes}m "
+    script = f'mount -t tmpfs {size}none {folder} && exec "$@"'
+    return subprocess.run(
+        [
+            *("unshare", "-Urm", "sh", "-c", script, "sh"),
+            *(sys.executable, "-c", code, *arguments),
+        ],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def _open(fd: int | None, mode: str) -> IO[str] | None:
     # One that is written to by several programs may contain anything.
     return (

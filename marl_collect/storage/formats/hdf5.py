@@ -92,7 +92,7 @@ class _FileWriter:
         chunk = (max(1, min(rows, _CHUNK // max(1, field.nbytes))), *field.shape)
         empty = 0 in field.shape
         return self._file.create_dataset(
-            _place("frames", field.key),
+            _name_of("frames", field.key),
             (0 if grows else rows, *field.shape),
             np.dtype(field.dtype),
             maxshape=(None, *field.shape) if grows else None,
@@ -127,13 +127,13 @@ class _FileWriter:
         for key, parts in self._stored.items():
             stored = np.concatenate(parts)
             if not np.array_equal(stored, ends):
-                self._small(_place("stored", key), stored)
+                self._small(_name_of("stored", key), stored)
         self._small("episodes/length", np.array(self._lengths))
         self._small("episodes/run", np.array(self._runs))
         self._small("episodes/seed", np.array(self._seeds))
 
-    def _small(self, place: str, values: NDArray[np.int64]) -> None:
-        self._file.create_dataset(place, data=values, **self._filters)
+    def _small(self, name: str, values: NDArray[np.int64]) -> None:
+        self._file.create_dataset(name, data=values, **self._filters)
 
 
 def _open(path: str) -> Source:
@@ -168,8 +168,8 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
             _array(file, f"episodes/{name}")[:] for name in ("length", "run")
         )
         stored = {
-            field.key: _array(file, _place("stored", field.key))[:]
-            if _place("stored", field.key) in file
+            field.key: _array(file, _name_of("stored", field.key))[:]
+            if _name_of("stored", field.key) in file
             else np.cumsum(lengths) - 1
             for field in header.keys
             if header.root_of(field.key) is not None
@@ -179,12 +179,12 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
             end = begin + int(lengths[first:last].sum())
             frames: dict[Key, torch.Tensor] = {}
             for field in header.keys:
-                array = _array(file, _place("frames", field.key))
+                array = _array(file, _name_of("frames", field.key))
                 if field.key not in stored:
                     frames[field.key] = torch.from_numpy(array[begin:end])
                     continue
                 low, high = np.searchsorted(stored[field.key], (begin, end))
-                root = _array(file, _place("frames", field.key[1:]))[begin:end]
+                root = _array(file, _name_of("frames", field.key[1:]))[begin:end]
                 frames[field.key] = with_next(
                     torch.from_numpy(root),
                     stored[field.key][low:high] - begin,
@@ -193,7 +193,7 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
             yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
 
 
-def _array(file: Any, place: str) -> Any:
+def _array(file: Any, name: str) -> Any:
     """Return an array of the file.
 
     Raises:
@@ -202,18 +202,17 @@ def _array(file: Any, place: str) -> Any:
     """
     import h5py
 
-    *folders, name = place.split("/")
-    group = file
-    for part in (*folders, name):
-        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
-            raise DatasetError(f"{place} is missing, or a link.")
-        group = group[part]
-    if group.external or group.is_virtual:
-        raise DatasetError(f"{place} has its content in another file.")
-    return group
+    array = file
+    for part in name.split("/"):
+        if not isinstance(array.get(part, getlink=True), h5py.HardLink):
+            raise DatasetError(f"{name} is missing, or a link.")
+        array = array[part]
+    if array.external or array.is_virtual:
+        raise DatasetError(f"{name} has its content in another file.")
+    return array
 
 
-def _place(root: str, key: Key) -> str:
+def _name_of(root: str, key: Key) -> str:
     return "/".join([root, *map(encode_name, key)])
 
 

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.datasets import record_here
-from support.scripts import run_python
+from support.scripts import run_mounted, run_python
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
@@ -232,14 +231,7 @@ def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
     options = CountingOptions(image=(40, 44, 3))
     record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=200)
     (tmp_path / "small").mkdir()
-    mount = 'mount -t tmpfs -o size=18m none small && exec "$0" -c "$1" d'
-    done = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, FULL],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_mounted("small", FULL, "d", mebibytes=18, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "The disk is full: the next episodes have up to" in done.stdout
     assert done.stdout.endswith("[]\n")
