@@ -114,7 +114,7 @@ class WorkersBackend(Backend):
             episodes=[episode for reply in ordered for episode in reply.episodes],
             sizes=sizes,
             last=gather(
-                [kept for reply in ordered for kept in reply.last],
+                [observation for reply in ordered for observation in reply.last],
                 [
                     start
                     for reply, start in zip(ordered, starts, strict=False)

@@ -4,20 +4,28 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
-from marl_collect.options import Option, Options, method
+from marl_collect.options import Option, Options, RejectedKeyword, method
 
 
 @final
 @dataclass(frozen=True)
 class LoaderArguments(Options):
     """The arguments of ``loader``."""
+
+    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
+        name: RejectedKeyword(
+            "use trajectories.loader(...) for episodes, and "
+            "trajectories.sequences(length).loader(...) for pieces of them"
+        )
+        for name in ("of", "length")
+    }
 
     batch_size: Annotated[
         int,

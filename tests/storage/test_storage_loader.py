@@ -292,3 +292,12 @@ def test_sequences_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         dataset.trajectories.sequences(**arguments)
+
+
+def test_earlier_arguments_are_refused_with_advice(dataset: Dataset) -> None:
+    earlier: dict[str, Any]
+    for earlier in {"of": "sequences"}, {"length": 3}:
+        with pytest.raises(TypeError, match=r"sequences\(length\)\.loader"):
+            dataset.loader(2, **earlier)
+    with pytest.raises(TypeError, match="Did you mean batch_size"):
+        dataset.loader(batchsize=2)  # type: ignore[call-arg]
