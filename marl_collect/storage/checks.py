@@ -4,12 +4,10 @@ All readers use this module, so a damaged, missing or replaced file raises an er
 names it. Nothing here opens a file for writing.
 """
 
-import json
 import os
 import re
 import stat
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,6 @@ from typing import Any
 import torch
 
 from marl_collect.core.description import Key
-
-_UNSAFE = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
 
 
 class DatasetError(ValueError):
@@ -54,127 +50,61 @@ class Folder:
 
     path: Path
 
+    @property
+    def private(self) -> bool:
+        """Whether only this process and its children can change the files."""
+        return False
+
     def named(self, *parts: str) -> str:
         """Return the name of a file for messages."""
         return str(self.path.joinpath(*parts))
-
-    def files(self, batch: str) -> list[tuple[str, ...]]:
-        """Return the paths of all files of a batch, in this folder."""
-        found = []
-        for parent, _, names in os.walk(self.path / batch):
-            parts = Path(parent).relative_to(self.path).parts
-            found += [(*parts, name) for name in names]
-        return sorted(found)
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry of this name, which may be a broken link."""
         return os.path.lexists(self.path / name)
 
-    def locate(self, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
-        """Find a file of the dataset; neither it nor its folders may be links.
+    def locate(self, name: str, size: int = 0) -> os.stat_result:
+        """Find a file of the dataset, which may not be a link.
+
+        Args:
+            name: of the file.
+            size: how many bytes it must have at least.
 
         Raises:
-            DatasetError: if it is missing, a link, or not a regular file.
+            DatasetError: if it is missing, a link, not a regular file, or too small.
         """
-        path = self.path
-        status = None
-        for part in parts:
-            path = path / part
-            try:
-                status = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise DatasetError(
-                    f"{path} is missing, but the dataset's index needs it."
-                ) from error
-            if stat.S_ISLNK(status.st_mode):
-                raise DatasetError(
-                    f"{path} is a symbolic link. A dataset is read without following "
-                    "links: put the file itself there."
-                )
-        if status is None or not stat.S_ISREG(status.st_mode):
-            raise DatasetError(f"{path} is not a regular file.")
-        return path, status
+        try:
+            status = os.lstat(self.path / name)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DatasetError(
+                f"{self.named(name)} is missing, but the dataset needs it."
+            ) from error
+        if stat.S_ISLNK(status.st_mode):
+            raise DatasetError(
+                f"{self.named(name)} is a symbolic link. A dataset is read without "
+                "following links: put the file itself there."
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise DatasetError(f"{self.named(name)} is not a regular file.")
+        if status.st_size < size:
+            raise DatasetError(
+                f"{self.named(name)} has {status.st_size:,} bytes, but the journal "
+                f"lists {size:,}: the file was truncated or changed."
+            )
+        return status
+
+    def fetch(self, name: str, begin: int, end: int) -> None:
+        """Make the bytes ``[begin, end)`` of a file readable; here they are."""
 
 
-def read_text(folder: Folder, parts: Sequence[str], checksum: int | None = None) -> str:
-    """Read a text file of a dataset.
-
-    Args:
-        folder: of the dataset.
-        parts: path of the file in it.
-        checksum: CRC-32 of its content; None if it is not known.
-
-    Raises:
-        DatasetError: if it is missing, a link, damaged or not UTF-8.
-    """
-    path, _ = folder.locate(parts)
-    content = path.read_bytes()
-    name = folder.named(*parts)
-    if checksum is not None:
-        check_sum(name, zlib.crc32(content), checksum)
-    with naming(name, "UTF-8 text"):
-        return content.decode("utf-8")
-
-
-def read_json(
-    folder: Folder, parts: Sequence[str], what: str, checksum: int | None = None
-) -> Any:
-    """Parse a JSON file of a dataset; like ``read_text``.
+def read_bytes(folder: Folder, name: str) -> bytes:
+    """Read a file of a dataset.
 
     Raises:
-        DatasetError: if it is missing, a link, damaged, not UTF-8 or not JSON.
+        DatasetError: if it is missing, a link, or not a regular file.
     """
-    text = read_text(folder, parts, checksum)
-    with naming(folder.named(*parts), what):
-        return json.loads(text)
-
-
-def check_sum(path: str | Path, found: int, expected: int) -> None:
-    """Compare the checksum of a file.
-
-    Raises:
-        DatasetError: if it is wrong.
-    """
-    if found != expected:
-        raise DatasetError(
-            f"{path} is damaged: its checksum is {found:08x}, not {expected:08x}. "
-            "Restore the file from a copy."
-        )
-
-
-def tensor_file(
-    folder: Folder, batch: str, key: Key, nbytes: int, suffix: str = "memmap"
-) -> Path:
-    """Find the file of a tensor.
-
-    Args:
-        folder: of the dataset.
-        batch: name of the batch's folder.
-        key: of the tensor.
-        nbytes: how large the file must be.
-        suffix: of the file.
-
-    Raises:
-        DatasetError: if the file is missing, a link, or of another size.
-    """
-    parts = [batch, *tensor_parts(key, suffix)]
-    path, status = folder.locate(parts)
-    if status.st_size != nbytes:
-        raise DatasetError(
-            f"{folder.named(*parts)} has {status.st_size:,} bytes, but the index says "
-            f"{nbytes:,}: the file was truncated or changed."
-        )
-    return path
-
-
-def tensor_parts(key: Key, suffix: str) -> list[str]:
-    """Return the path of a tensor's file in the folder of its batch."""
-    return [*map(encode_name, key[:-1]), f"{encode_name(key[-1])}.{suffix}"]
-
-
-def encode_name(name: str) -> str:
-    """Return the file name of one part of a key, as TensorDict.memmap writes it."""
-    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    folder.locate(name)
+    return (folder.path / name).read_bytes()
 
 
 def key_of(data: Any) -> Key:

@@ -12,21 +12,13 @@ from marl_collect.core import notebooks
 from marl_collect.core.tensordicts import assemble
 from marl_collect.options import method
 from marl_collect.storage.card import card
-from marl_collect.storage.checks import DatasetError, Folder, naming
+from marl_collect.storage.checks import DatasetError, Folder
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import (
-    EPISODES,
-    INDEX,
-    Index,
-    Totals,
-    join_indexes,
-    read_episodes,
-)
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index, join_indexes
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
-from marl_collect.storage.spans import all_spans, episode_spans
 from marl_collect.storage.statistics import Statistics
 from marl_collect.storage.transitions import Transitions
 
@@ -44,8 +36,7 @@ class Part:
 class Dataset(Sequence[TensorDictBase]):
     """The complete batches of a folder, in the order in which they were written.
 
-    ``dataset[i]`` is the batch ``[B, T]``. Small keys are mapped copy-on-write and
-    images are unpacked into new memory: writing into a batch does not change the files.
+    ``dataset[i]`` is the batch ``[B, T]``, in new memory.
     Open a dataset with ``open_dataset``; ``concatenate`` makes one of several folders.
 
     Attributes:
@@ -59,8 +50,9 @@ class Dataset(Sequence[TensorDictBase]):
         self.parts = tuple(parts)
         self.name = ", ".join(part.folder.named() for part in self.parts)
         self.contents = join_indexes([part.contents for part in self.parts])
-        self._folders = [p.folder for p in self.parts for _ in p.contents.batches]
-        self._maps = MappedBatches(self.name, self._folders, self.contents)
+        self._frames = StoredFrames(
+            self.name, [(part.folder, part.contents) for part in self.parts]
+        )
 
     @property
     def path(self) -> Path:
@@ -91,63 +83,37 @@ class Dataset(Sequence[TensorDictBase]):
     def __getitem__(self, index: slice) -> list[TensorDictBase]: ...
 
     def __getitem__(self, index: int | slice) -> TensorDictBase | list[TensorDictBase]:
-        """Map a batch, or several.
+        """Read a batch, or several.
 
         Raises:
             DatasetError: if a file is missing, damaged or a link. It names the file.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        entry = self.contents.batches[index]
+        batch = range(len(self))[index]
+        shape = self.contents.batches[batch].shape
         groups = self.contents.description.environment.groups
-        # New maps, so writes into this batch are not visible elsewhere.
-        tensors = self._maps.whole(index)
+        tensors = {
+            key: tensor.view(*shape, *tensor.shape[1:])
+            for key, tensor in self._frames.read(self._frames.frames(batch)).items()
+        }
         n_agents = {name: group.n_agents for name, group in groups.items()}
-        return assemble(tensors, entry.shape, n_agents, time=True)
+        return assemble(tensors, shape, n_agents, time=True)
 
     def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
         """Yield the episodes that ended in all batches, or in one batch.
 
         Raises:
-            DatasetError: if an ``episodes.json`` is missing, damaged, or contradicts
-                the index.
+            DatasetError: if a file is damaged.
         """
-        if batch is not None:
-            entry = self.contents.batches[batch]
-            yield from read_episodes(self._folders[batch], entry)
-            return
-        for _, episode in self._episodes():
-            yield episode
-
-    def _episodes(self) -> Iterator[tuple[int, EndedEpisode]]:
-        """Yield all episodes with their batches; check their totals at the end."""
-        first = 0
-        for part in self.parts:
-            sums = Totals()
-            for batch, entry in enumerate(part.contents.batches, first):
-                ended = read_episodes(part.folder, entry)
-                self._maps.check_ends(batch, ended)
-                name = part.folder.named(entry.name, EPISODES)
-                with naming(name, "a list of episodes"):
-                    sums = sums.plus(entry, ended)
-                for episode in ended:
-                    yield batch, episode
-            first += len(part.contents.batches)
-            listed = part.contents.totals
-            if sums != listed:
-                raise DatasetError(
-                    f"{part.folder.named(INDEX)} has other totals than the {EPISODES} "
-                    f"of its batches: {sums.episode_frames:,} frames of complete "
-                    f"episodes, not {listed.episode_frames:,}, or other returns."
-                )
+        batches = range(len(self)) if batch is None else [range(len(self))[batch]]
+        for number in batches:
+            yield from self._frames.episodes(number).episodes()
 
     @cached_property
     def statistics(self) -> Statistics:
-        """Returns, lengths and the range of each key; reads no frames.
-
-        Batches of earlier versions, which did not note ranges, are read once.
-        """
-        ranges = map(self._maps.ranges, range(len(self)))
+        """Returns, lengths and the range of each key; reads no frames."""
+        ranges = map(self._frames.ranges, range(len(self)))
         return Statistics.of(list(self.episodes()), ranges)
 
     def card(self) -> str:
@@ -155,32 +121,24 @@ class Dataset(Sequence[TensorDictBase]):
         return card(self.contents, self.statistics)
 
     def verify(self, batch: int | None = None) -> None:
-        """Read every file once, or those of one batch, and compare its checksum.
+        """Read all batches, or one of them, and compare every checksum.
 
         Raises:
             DatasetError: if one is missing, damaged or a link. It names the file.
         """
-        if batch is not None:
-            self._maps.verify(batch)
-            return
-        for number in range(len(self)):
-            self._maps.verify(number)
-        for _ in self.episodes():
-            pass
+        batches = range(len(self)) if batch is None else [range(len(self))[batch]]
+        for number in batches:
+            self._frames.verify(number)
 
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        found = [
-            (episode, episode_spans(self._maps, batch, episode))
-            for batch, episode in self._episodes()
-        ]
-        return Trajectories(self._maps, found)
+        return Trajectories(self._frames, self.contents, *self._frames.episode_spans())
 
     @cached_property
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
-        return Transitions(self._maps, list(all_spans(self._maps)))
+        return Transitions(self._frames, self.contents, self._frames.all_spans())
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> Loader:

@@ -1,6 +1,6 @@
 """Finds the episodes in a stream of batches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -37,6 +37,123 @@ class EndedEpisode:
         return sum(sum(returns) for returns in self.returns.values())
 
 
+@final
+@dataclass(frozen=True)
+class EpisodeTable:
+    """Ended episodes as arrays, each ``[n]``.
+
+    Attributes:
+        environment: row of the batch in which each ended.
+        frame: its last frame in that batch.
+        length: in frames.
+        terminated: whether the environment ended it.
+        returns: ``[n, n_agents]`` by group.
+    """
+
+    environment: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    length: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
+    returns: Mapping[str, NDArray[np.float64]]
+
+    @classmethod
+    def of(
+        cls, episodes: Sequence[EndedEpisode], rewards: Mapping[str, int]
+    ) -> "EpisodeTable":
+        """Return a table; ``rewards`` are the groups and their numbers of agents."""
+        rows = [(e.environment, e.frame, e.length, e.terminated) for e in episodes]
+        table = np.array(rows, np.int64).reshape(-1, 4)
+        returns = {
+            name: np.array([e.returns[name] for e in episodes]).reshape(-1, agents)
+            for name, agents in rewards.items()
+        }
+        return cls(*table.T[:3], table[:, 3].astype(np.bool_), returns)
+
+    @classmethod
+    def joined(
+        cls, tables: Sequence["EpisodeTable"], rewards: Mapping[str, int]
+    ) -> "EpisodeTable":
+        """Return the episodes of all tables."""
+        if not tables:
+            return cls.of([], rewards)
+        return cls(
+            np.concatenate([t.environment for t in tables]),
+            np.concatenate([t.frame for t in tables]),
+            np.concatenate([t.length for t in tables]),
+            np.concatenate([t.terminated for t in tables]),
+            {n: np.concatenate([t.returns[n] for t in tables]) for n in rewards},
+        )
+
+    def __len__(self) -> int:
+        """Number of episodes."""
+        return len(self.length)
+
+    def take(self, chosen: NDArray[np.int64]) -> "EpisodeTable":
+        """Return some of the episodes."""
+        return EpisodeTable(
+            self.environment[chosen],
+            self.frame[chosen],
+            self.length[chosen],
+            self.terminated[chosen],
+            {name: values[chosen] for name, values in self.returns.items()},
+        )
+
+    @property
+    def team_returns(self) -> NDArray[np.float64]:
+        """Sum over all agents."""
+        sums = np.zeros(len(self))
+        for values in self.returns.values():
+            sums += values.sum(1)
+        return sums
+
+    def episodes(self) -> list[EndedEpisode]:
+        """Return the episodes as objects."""
+        columns = [
+            column.tolist()
+            for column in (self.environment, self.frame, self.length, self.terminated)
+        ]
+        returns = {name: values.tolist() for name, values in self.returns.items()}
+        return [
+            EndedEpisode(*row, {name: tuple(v[i]) for name, v in returns.items()})
+            for i, row in enumerate(zip(*columns, strict=True))
+        ]
+
+    def to_bytes(self) -> bytes:
+        """Return the table as it is stored in a batch."""
+        columns = [
+            self.environment.astype("<u4"),
+            self.frame.astype("<u4"),
+            self.length.astype("<u8"),
+            self.terminated.astype(np.uint8),
+            *(values.astype("<f8") for values in self.returns.values()),
+        ]
+        return b"".join(column.tobytes() for column in columns)
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, count: int, rewards: Mapping[str, int]
+    ) -> "EpisodeTable":
+        """Return the table from the output of ``to_bytes``."""
+        begin = 0
+
+        def column(dtype: str, width: int = 1) -> NDArray[Any]:
+            nonlocal begin
+            values = np.frombuffer(data, dtype, count * width, begin)
+            begin += values.nbytes
+            return values
+
+        return cls(
+            column("<u4").astype(np.int64),
+            column("<u4").astype(np.int64),
+            column("<u8").astype(np.int64),
+            column("<u1").astype(np.bool_),
+            {
+                name: column("<f8", agents).reshape(count, agents)
+                for name, agents in rewards.items()
+            },
+        )
+
+
 @dataclass
 class _Running:
     """The part of an environment's running episode that is in earlier batches."""
@@ -58,23 +175,6 @@ class EpisodeFinder:
         """Each environment's trajectory that began last, unless it has ended."""
         self._last_ended: dict[int, int] = {}
         """Each environment's trajectory that ended last."""
-        self._torn: set[int] = set()
-        """Trajectories that lack frames."""
-        self._torn_rows = False
-        """Whether the first trajectory of every row lacks frames, if it has no id."""
-
-    def leave_out(self, trajectories: Iterable[int]) -> None:
-        """Note that a batch is missing; episodes that cross it are never returned.
-
-        Args:
-            trajectories: ids of the frames of the missing batch.
-        """
-        self._torn |= set(trajectories)
-        for running in self._running.values():
-            running.whole = False
-            if running.trajectory is not None:
-                self._torn.add(running.trajectory)
-        self._torn_rows = True
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
@@ -104,8 +204,6 @@ class EpisodeFinder:
                 for name, values in rewards.items():
                     total = values[b, begin:end].sum(0, dtype=np.float64)
                     running.returns[name] = running.returns.get(name, 0.0) + total
-                if begin == 0 and trajectory is None and self._torn_rows:
-                    running.whole = False
                 if t < frames:
                     if running.whole:
                         ended.append(_ended(b, t, bool(terminated[b, t]), running))
@@ -114,7 +212,6 @@ class EpisodeFinder:
                         self._begun.pop(trajectory >> 32, None)
                         self._last_ended[trajectory >> 32] = trajectory
                 begin = end
-        self._torn_rows = False
         return ended
 
     def _continue(self, b: int, trajectory: int | None, *, is_first: bool) -> _Running:
@@ -129,8 +226,7 @@ class EpisodeFinder:
         if running is None or running.trajectory != trajectory:
             if trajectory is not None:
                 self._begin(b, trajectory)
-            whole = is_first and trajectory not in self._torn
-            running = self._running[b] = _Running(trajectory, 0, {}, whole)
+            running = self._running[b] = _Running(trajectory, 0, {}, is_first)
         return running
 
     def _begin(self, b: int, trajectory: int) -> None:

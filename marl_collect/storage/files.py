@@ -129,42 +129,6 @@ def _check_free(target: Path, what: str, *, or_empty: bool) -> None:
 
 
 @final
-class HeldFolder:
-    """Detects that a folder was moved or replaced.
-
-    Attributes:
-        path: absolute, so that ``chdir`` does not change it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Remember an existing folder."""
-        self.path: Final = path.absolute()
-        self._identity = self._found()
-
-    def check(self) -> None:
-        """Check that the path still leads to this folder.
-
-        Raises:
-            FileNotFoundError: if it was moved, removed or replaced.
-        """
-        if self._found() != self._identity:
-            raise FileNotFoundError(
-                errno.ENOENT,
-                "The folder was moved, removed or replaced while a writer had it open. "
-                "Nothing was written to a folder in its place. Move it back, or open "
-                "it at its new path",
-                str(self.path),
-            )
-
-    def _found(self) -> tuple[int, int] | None:
-        try:
-            status = self.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return status.st_dev, status.st_ino
-
-
-@final
 class FolderLock(Closing):
     """Limits a folder to one writer; the system releases it when the process ends.
 

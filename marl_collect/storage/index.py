@@ -1,17 +1,19 @@
-"""The index file, which lists a dataset's complete batches and their content."""
+"""The journal, which lists what a dataset holds, one line per entry.
+
+``journal.jsonl`` has the description of the dataset, then its runs, keys, layouts and
+batches in the order of writing. A line is the CRC-32 of all JSON texts up to and
+including its own, as eight hexadecimal digits, a space, and the JSON text. A last line
+without a line feed was not written completely and does not count.
+"""
 
 import json
 import math
-import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Final, final
 
 from marl_collect.buffers.layout import VALID
-from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
@@ -21,24 +23,24 @@ from marl_collect.storage.checks import (
     key_of,
     naming,
     numbers,
-    read_json,
-    read_text,
+    read_bytes,
     shape_of,
 )
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.ranges import Range
+from marl_collect.storage.packed import ENTRY
+from marl_collect.storage.records import RecordLayout
 
-INDEX = "index.json"
-EPISODES = "episodes.json"
-FILES = "files.json"
-FORMAT = "marl_collect dataset"
-VERSION = 2
-_READABLE = (1, 2)
-"""Version 1 has no checksums, and raw files only."""
-WHAT = "an index of a dataset"
-CHECKSUM = "checksum"
-BATCH_NAME = re.compile(r"batch-[0-9]{6,}")
+JOURNAL: Final = "journal.jsonl"
+FORMAT: Final = "marl_collect dataset"
+VERSION: Final = 3
+OLD_INDEX: Final = "index.json"
+"""The index of format versions 1 and 2."""
+WHAT: Final = "the journal of a dataset"
+_LARGEST_FRAME: Final = 2**31
+"""Bytes of the largest frame of a key; no simulator comes near."""
+TAIL: Final = 4
+"""Bytes at the beginning of a record: 0 if the next values are in the next record,
+otherwise the number of the tail that has them, counted from 1."""
 
 
 @final
@@ -57,43 +59,187 @@ class KeyField:
 
 
 @final
-@dataclass(frozen=True)
-class BatchEntry:
-    """One complete batch.
+class Layout:
+    """Where each key of a batch is stored.
+
+    Small keys are in the records. A key under ``next`` that usually has the root value
+    of the following frame is in the tails, which only exist for frames where one such
+    key differs.
 
     Attributes:
-        name: of its folder.
+        packed: keys whose frames are stored one by one.
+        follows: keys in the tails.
+        records: bytes of a record, by key.
+        tails: bytes of a tail, by key.
+        record: how records are stored.
+        tail: how tails are stored.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[KeyField],
+        packed: Iterable[Key],
+        follows: Iterable[Key],
+        record: RecordLayout | None = None,
+        tail: RecordLayout | None = None,
+    ) -> None:
+        """Place the keys."""
+        self.keys = keys
+        self.packed = tuple(packed)
+        self.follows = tuple(follows)
+        self.records: dict[Key, tuple[int, int]] = {}
+        self.tails: dict[Key, tuple[int, int]] = {}
+        self.record_size, self.tail_size = TAIL, 0
+        for item in keys:
+            if item.key in self.follows:
+                end = self.tail_size + item.nbytes
+                self.tails[item.key] = self.tail_size, end
+                self.tail_size = end
+            elif item.key not in self.packed:
+                end = self.record_size + item.nbytes
+                self.records[item.key] = self.record_size, end
+                self.record_size = end
+        self._record, self._tail = record, tail
+
+    @property
+    def record(self) -> RecordLayout:
+        """How records are stored; known once there is a batch."""
+        assert self._record is not None
+        return self._record
+
+    @property
+    def tail(self) -> RecordLayout:
+        """How tails are stored; known once there is a batch."""
+        assert self._tail is not None
+        return self._tail
+
+    def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
+        """Return this layout, or one for other contents too."""
+        if self._record is not None:
+            record, tail = self.record.joined(record), self.tail.joined(tail)
+            if record is self.record and tail is self.tail:
+                return self
+        return Layout(self.keys, self.packed, self.follows, record, tail)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON values."""
+        return {
+            "packed": self.packed,
+            "follows": self.follows,
+            "record": self.record.to_json(),
+            "tail": self.tail.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, keys: Sequence[KeyField], data: Mapping[str, Any]) -> "Layout":
+        """Return the layout from the output of ``to_json``, and check it."""
+        fields = {item.key: item for item in keys}
+        packed, follows = (
+            tuple(map(key_of, data[name])) for name in ("packed", "follows")
+        )
+        placed = cls(keys, packed, follows)
+        for key in (*packed, *follows):
+            if key not in fields:
+                raise DatasetError(f"A layout has the unknown key {key!r}.")
+        for key in follows:
+            root = fields.get(key[1:])
+            if key[0] != "next" or root is None or root.key not in placed.records:
+                raise DatasetError(f"{key!r} has no root key in the records.")
+            if (root.shape, root.dtype) != (fields[key].shape, fields[key].dtype):
+                raise DatasetError(f"{key!r} and its root key are of different shapes.")
+        return cls(
+            keys,
+            packed,
+            follows,
+            RecordLayout.from_json(data["record"], placed.record_size),
+            RecordLayout.from_json(data["tail"], placed.tail_size),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class BatchEntry:
+    """One complete batch; it is a range of consecutive bytes of a segment.
+
+    Attributes:
         run: index of the run that wrote it.
         shape: ``[B, T]``.
         frames: number of valid frames.
         episodes: number of episodes that ended in it.
-        nbytes: size of its tensors in memory.
-        checksums: CRC-32 of its ``files.json`` and ``episodes.json``; empty if an
-            earlier version wrote the batch.
+        episode_frames: sum of these episodes' lengths.
+        return_sums: sum of these episodes' returns, per agent, by group.
+        layout: index of its layout.
+        segment: number of the file.
+        offset: of its first byte in the file.
+        tails: number of its tails.
+        packed: codec, and bytes of all stored frames, of each packed key.
+        ranges: bytes of the ranges of its keys, as JSON.
+        checksum: CRC-32 of all that is in front of the packed frames.
     """
 
-    name: str
     run: int
     shape: tuple[int, int]
     frames: int
     episodes: int
-    nbytes: int
-    checksums: Mapping[str, int] = field(default_factory=dict)
+    episode_frames: int
+    return_sums: Mapping[str, tuple[float, ...]]
+    layout: int
+    segment: int
+    offset: int
+    tails: int
+    packed: tuple[tuple[str, int], ...]
+    ranges: int
+    checksum: int
 
     @property
-    def number(self) -> int:
-        """Position in the order of writing; a gap is a missing batch."""
-        return int(self.name.removeprefix("batch-"))
+    def count(self) -> int:
+        """Number of frames, valid or not."""
+        return self.shape[0] * self.shape[1]
+
+
+@final
+@dataclass(frozen=True)
+class Extent:
+    """Positions in the segment of the parts of a batch.
+
+    Attributes:
+        records: of the first record.
+        tails: of the first tail.
+        tables: of the first table of a packed key.
+        episodes: of the table of episodes.
+        ranges: of the ranges.
+        frames: of the first packed frame.
+        end: behind the last one.
+    """
+
+    records: int
+    tails: int
+    tables: int
+    episodes: int
+    ranges: int
+    frames: int
+    end: int
+
+    @classmethod
+    def of(cls, entry: BatchEntry, layout: Layout, episode_size: int) -> "Extent":
+        """Compute the positions; ``episode_size`` is the size of an episode's entry."""
+        tails = entry.offset + entry.count * layout.record.size
+        tables = tails + entry.tails * layout.tail.size
+        episodes = tables + entry.count * ENTRY * len(layout.packed)
+        ranges = episodes + entry.episodes * episode_size
+        frames = ranges + entry.ranges
+        end = frames + sum(size for _, size in entry.packed)
+        return cls(entry.offset, tails, tables, episodes, ranges, frames, end)
 
 
 @final
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the whole dataset.
+    """Sums over a dataset, or over the batches of a writer.
 
     Attributes:
         frames: number of frames in all batches.
-        nbytes: size of all tensors.
+        nbytes: size of all tensors in memory.
         episodes: number of episodes that ended.
         episode_frames: sum of these episodes' lengths.
         return_sums: sum of these episodes' returns, per agent, by group.
@@ -125,154 +271,202 @@ class Totals:
         """Mean over episodes of the sum over agents; None if none has ended."""
         return sum(map(sum, self.mean_returns.values())) if self.episodes else None
 
-    def joined(self, other: "Totals") -> "Totals":
-        """Return the totals of both."""
-        names = [*self.return_sums, *other.return_sums]
-        sums = {}
-        for name in dict.fromkeys(names):
-            own = [t.return_sums[name] for t in (self, other) if name in t.return_sums]
-            sums[name] = tuple(map(sum, zip(*own, strict=True)))
-        return Totals(
-            self.frames + other.frames,
-            self.nbytes + other.nbytes,
-            self.episodes + other.episodes,
-            self.episode_frames + other.episode_frames,
-            sums,
-        )
-
-    def plus(self, entry: BatchEntry, ended: Sequence[EndedEpisode]) -> "Totals":
-        """Return the totals with one more batch."""
+    def plus(self, entry: BatchEntry, frame: int) -> "Totals":
+        """Return the totals with a batch whose frames have ``frame`` bytes each."""
         sums = dict(self.return_sums)
-        for episode in ended:
-            for name, returns in episode.returns.items():
-                before = sums.get(name, (0.0,) * len(returns))
-                sums[name] = tuple(map(sum, zip(before, returns, strict=True)))
+        for name, returns in entry.return_sums.items():
+            before = sums.get(name, (0.0,) * len(returns))
+            sums[name] = tuple(map(sum, zip(before, returns, strict=True)))
         return Totals(
             self.frames + entry.frames,
-            self.nbytes + entry.nbytes,
-            self.episodes + len(ended),
-            self.episode_frames + sum(episode.length for episode in ended),
+            self.nbytes + entry.count * frame,
+            self.episodes + entry.episodes,
+            self.episode_frames + entry.episode_frames,
             sums,
         )
 
 
 @final
-@dataclass(frozen=True)
 class Index:
-    """The content of ``index.json``."""
+    """The content of a journal.
 
-    description: DatasetDescription
-    keys: tuple[KeyField, ...] = ()
-    runs: tuple[RunDescription, ...] = ()
-    batches: tuple[BatchEntry, ...] = ()
-    totals: Totals = field(default_factory=Totals)
+    Attributes:
+        description: task, groups and spaces.
+        runs: the runs, in the order in which they began.
+        keys: of the batches; empty before the first one.
+        layouts: of the batches.
+        batches: in the order of writing.
+        totals: over all batches.
+    """
 
-    def with_run(self, run: RunDescription) -> Self:
-        """Return the index with one more run."""
-        return replace(self, runs=(*self.runs, run))
+    def __init__(self, description: DatasetDescription) -> None:
+        """Begin with no run and no batch."""
+        self.description = description
+        self.runs: list[RunDescription] = []
+        self.keys: tuple[KeyField, ...] = ()
+        self.layouts: list[Layout] = []
+        self.batches: list[BatchEntry] = []
+        self.totals = Totals()
 
-    def with_batch(
-        self,
-        entry: BatchEntry,
-        keys: tuple[KeyField, ...],
-        ended: Sequence[EndedEpisode],
-    ) -> Self:
-        """Return the index with one more batch."""
-        return replace(
-            self,
-            keys=keys,
-            batches=(*self.batches, entry),
-            totals=self.totals.plus(entry, ended),
-        )
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a frame in memory."""
+        return sum(item.nbytes for item in self.keys)
 
-    def save(self, folder: Path) -> None:
-        """Write ``index.json`` atomically."""
-        data = {
-            "format": FORMAT,
-            "format_version": VERSION,
-            **self.description.to_json(),
-            "totals": asdict(self.totals),
-            "runs": [run.to_json() for run in self.runs],
-            "keys": [asdict(key) for key in self.keys],
-            "batches": [asdict(entry) for entry in self.batches],
+    @property
+    def rewards(self) -> dict[str, int]:
+        """Groups with rewards, each with its number of agents."""
+        return {
+            item.key[1]: item.shape[0]
+            for item in self.keys
+            if len(item.key) == 3 and item.key[::2] == ("next", "reward")  # noqa: PLR2004
         }
-        entries = (f"{_dumps(name)}: {_lines(value)}" for name, value in data.items())
-        text = "{\n" + ",\n".join(entries) + ",\n"
-        write_atomically(folder / INDEX, text + _ending(text))
 
     @property
-    def next_number(self) -> int:
-        """Number of the next batch, after all listed ones."""
-        return self.batches[-1].number + 1 if self.batches else 0
+    def episode_size(self) -> int:
+        """Bytes of an episode in the table of a batch."""
+        return 17 + 8 * sum(self.rewards.values())
+
+    def extent(self, entry: BatchEntry) -> Extent:
+        """Return where the parts of a batch are."""
+        return Extent.of(entry, self.layouts[entry.layout], self.episode_size)
 
     @property
-    def next_batch(self) -> str:
-        """Name of the next batch."""
-        return f"batch-{self.next_number:06d}"
+    def ends(self) -> dict[int, int]:
+        """Bytes of each segment that are listed."""
+        found: dict[int, int] = {}
+        for entry in self.batches:
+            found[entry.segment] = self.extent(entry).end
+        return found
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry of the journal, and check it.
+
+        Raises:
+            DatasetError: if it contradicts the entries before it.
+        """
+        (kind,) = entry
+        data = entry[kind]
+        if kind == "run":
+            self.runs.append(RunDescription.from_json(data))
+        elif kind == "keys" and not self.keys:
+            self.keys = keys_from_json(data)
+        elif kind == "layout" and self.keys:
+            self.layouts.append(Layout.from_json(self.keys, data))
+        elif kind == "batch":
+            self._take_batch(_batch(data, self))
+        else:
+            raise DatasetError(f"An entry {kind!r} is in the wrong place.")
+
+    def _take_batch(self, entry: BatchEntry) -> None:
+        if self.batches:
+            last = self.batches[-1]
+            begins = (entry.segment, entry.offset)
+            ended = (last.segment, self.extent(last).end)
+            if entry.run < last.run or begins < ended:
+                raise DatasetError(
+                    f"Batch {len(self.batches)} is listed after one that is behind it."
+                )
+        if set(entry.return_sums) != set(self.rewards):
+            raise DatasetError("The groups with returns are not those with rewards.")
+        self.batches.append(entry)
+        self.totals = self.totals.plus(entry, self.frame_bytes)
 
     @classmethod
-    def load(cls, folder: Folder) -> Self:
-        """Read ``index.json``, and check that its entries are consistent.
+    def load(cls, folder: Folder) -> "Index":
+        """Read the journal, and check that its entries are consistent.
 
         Raises:
             FileNotFoundError: if the folder holds no dataset.
-            DatasetError: if the file is not an index, is damaged, or is of a newer
+            DatasetError: if the file is no journal, is damaged, or is of another
                 version. It names the file.
         """
-        if not folder.has(INDEX):
-            raise FileNotFoundError(
-                f"{folder.named()} holds no dataset: there is no {INDEX} in it."
-            )
-        text = read_text(folder, (INDEX,))
-        with naming(folder.named(INDEX), WHAT):
-            data = json.loads(text)
-            _check_ending(text, data)
-            return cls._parse(data)
-
-    @classmethod
-    def _parse(cls, data: Mapping[str, Any]) -> Self:
-        if data["format"] != FORMAT:
-            raise DatasetError(f"the format is {data['format']!r}, not {FORMAT!r}.")
-        if data["format_version"] not in _READABLE:
-            raise DatasetError(
-                f"this is format version {data['format_version']}, but this version "
-                f"of marl_collect reads versions up to {VERSION}. Install a newer one."
-            )
-        keys = keys_from_json(data["keys"])
-        runs = tuple(RunDescription.from_json(run) for run in data["runs"])
-        frame = sum(item.nbytes for item in keys)
-        ragged = any(item.key == VALID for item in keys)
-        batches = tuple(
-            _batch(entry, frame, len(runs), ragged=ragged) for entry in data["batches"]
-        )
-        for before, after in pairwise(batches):
-            if after.number <= before.number or after.run < before.run:
-                raise DatasetError(f"{after.name} is listed after {before.name}.")
-        return cls(
-            DatasetDescription.from_json(data),
-            keys,
-            runs,
-            batches,
-            _totals(data["totals"], batches),
-        )
+        return load_journal(folder)[0]
 
 
 def join_indexes(indexes: Sequence[Index]) -> Index:
-    """Return one index with the runs and batches of all; names of batches repeat."""
-    first, *others = indexes
-    for other in others:
-        runs = len(first.runs)
-        first = Index(
-            first.description,
-            first.keys or other.keys,
-            (*first.runs, *other.runs),
-            (
-                *first.batches,
-                *(replace(entry, run=entry.run + runs) for entry in other.batches),
-            ),
-            first.totals.joined(other.totals),
+    """Return one index with the runs and batches of all, for reading only."""
+    if len(indexes) == 1:
+        return indexes[0]
+    joined = Index(indexes[0].description)
+    for index in indexes:
+        runs = len(joined.runs)
+        joined.keys = joined.keys or index.keys
+        joined.runs += index.runs
+        for entry in index.batches:
+            joined.batches.append(replace(entry, run=entry.run + runs))
+            joined.totals = joined.totals.plus(entry, index.frame_bytes)
+    return joined
+
+
+def load_journal(folder: Folder) -> tuple[Index, int, int]:
+    """Read the journal; return also its size and the checksum of its last line.
+
+    Raises:
+        FileNotFoundError: if the folder holds no dataset.
+        DatasetError: as for ``Index.load``.
+    """
+    if not folder.has(JOURNAL):
+        if folder.has(OLD_INDEX):
+            raise DatasetError(
+                f"{folder.named()} holds a dataset of format version 1 or 2, but this "
+                f"version of marl_collect reads version {VERSION}. Convert it: "
+                f"marl-collect compact {folder.named()} --out NEW"
+            )
+        raise FileNotFoundError(
+            f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."
         )
-    return first
+    content = read_bytes(folder, JOURNAL)
+    with naming(folder.named(JOURNAL), WHAT):
+        lines = _lines(content)
+        header, size, checksum = next(lines, ({}, 0, 0))
+        if header.get("format") != FORMAT:
+            raise DatasetError("it does not begin with the description of a dataset.")
+        if header["format_version"] != VERSION:
+            raise DatasetError(
+                f"this is format version {header['format_version']}, but this version "
+                f"of marl_collect reads version {VERSION}. Install a newer one."
+            )
+        index = Index(DatasetDescription.from_json(header))
+        for entry, size, checksum in lines:  # noqa: B007, PLR1704
+            index.take(entry)
+        return index, size, checksum
+
+
+def _lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield each entry, the position behind its line, and its checksum."""
+    end = checksum = 0
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        checksum = zlib.crc32(line[9:], checksum)
+        if line[:9] != b"%08x " % checksum:
+            raise DatasetError(
+                f"line {number} is damaged or was changed: its checksum is wrong. "
+                "Restore the file from a copy."
+            )
+        end += len(line) + 1
+        yield json.loads(line[9:]), end, checksum
+
+
+def journal_line(entry: Mapping[str, Any], checksum: int) -> tuple[bytes, int]:
+    """Return a line of the journal, and its checksum.
+
+    Args:
+        entry: JSON values.
+        checksum: of the line before it; 0 for the first one.
+    """
+    text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
+    checksum = zlib.crc32(text, checksum)
+    return b"%08x %s\n" % (checksum, text), checksum
+
+
+def header_entry(description: DatasetDescription) -> dict[str, Any]:
+    """Return the first entry of a journal."""
+    return {"format": FORMAT, "format_version": VERSION, **description.to_json()}
+
+
+def batch_entry(entry: BatchEntry) -> dict[str, Any]:
+    """Return the entry of a batch."""
+    return {"batch": asdict(entry)}
 
 
 def key_difference(
@@ -291,112 +485,6 @@ def _shown(field: KeyField | None) -> str:
     return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
 
 
-def episodes_to_json(episodes: Sequence[EndedEpisode]) -> str:
-    """Return the content of a batch's ``episodes.json``."""
-    return json.dumps([asdict(episode) for episode in episodes])
-
-
-def read_episodes(folder: Folder, entry: BatchEntry) -> list[EndedEpisode]:
-    """Read the episodes that ended in a batch.
-
-    Raises:
-        DatasetError: if ``episodes.json`` is missing, damaged, or does not fit the
-            index. It names the file.
-    """
-    parts = (entry.name, EPISODES)
-    path = folder.named(*parts)
-    data = read_json(folder, parts, "a list of episodes", entry.checksums.get(EPISODES))
-    with naming(path, "a list of episodes"):
-        found = [_episode(item, entry) for item in data]
-    places = {(episode.environment, episode.frame) for episode in found}
-    if len(places) != len(found) or len(found) != entry.episodes:
-        raise DatasetError(
-            f"{path} lists {len(places)} different episodes, but the "
-            f"index says {entry.episodes}."
-        )
-    return found
-
-
-@final
-@dataclass(frozen=True)
-class StoredFile:
-    """How the tensor of one key of a batch is stored.
-
-    Attributes:
-        codec: name of the codec of a packed file; None for raw numbers.
-        nbytes: size of the file.
-        checksum: CRC-32 of raw numbers, or of the header of a packed file.
-        range: of the values in valid frames; None if an earlier version did not note
-            it.
-    """
-
-    codec: str | None
-    nbytes: int
-    checksum: int
-    range: Range | None = None
-
-
-def files_to_json(files: Mapping[Key, StoredFile]) -> str:
-    """Return the content of a batch's ``files.json``."""
-    found = []
-    for key, file in files.items():
-        item = {"key": key, "codec": file.codec, "nbytes": file.nbytes}
-        item |= {"checksum": file.checksum}
-        if file.range is not None:
-            item |= file.range.to_json()
-        found.append(item)
-    return json.dumps(found, allow_nan=False)
-
-
-def read_files(folder: Folder, entry: BatchEntry) -> dict[Key, StoredFile]:
-    """Read how the tensors of a batch are stored; empty if an earlier version did it.
-
-    Raises:
-        DatasetError: if ``files.json`` is missing or damaged. It names the file.
-    """
-    if FILES not in entry.checksums:
-        return {}
-    parts = (entry.name, FILES)
-    data = read_json(folder, parts, "a list of files", entry.checksums[FILES])
-    with naming(folder.named(*parts), "a list of files"):
-        return {
-            key_of(item["key"]): StoredFile(
-                item["codec"],
-                integer(item, "nbytes"),
-                integer(item, "checksum"),
-                Range.from_json(item) if "nans" in item else None,
-            )
-            for item in data
-        }
-
-
-def _ending(text: str) -> str:
-    return f'"{CHECKSUM}": "{zlib.crc32(text.encode()):08x}"\n}}\n'
-
-
-def _check_ending(text: str, data: Mapping[str, Any]) -> None:
-    """Check that nothing before the checksum was changed."""
-    if data["format_version"] != VERSION or data[CHECKSUM] is None:
-        return
-    begin = text.rfind(f'"{CHECKSUM}"')
-    if text[begin:] != _ending(text[:begin]):
-        raise DatasetError(
-            "its checksum is wrong: it was damaged or changed by hand. Restore it from "
-            f'a copy. If you changed it on purpose, set "{CHECKSUM}" to null.'
-        )
-
-
-def _lines(value: object) -> str:
-    """Return JSON with one line per list entry, for readable diffs."""
-    if isinstance(value, list) and value:
-        return "[\n " + ",\n ".join(map(_dumps, value)) + "\n]"
-    return _dumps(value)
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, allow_nan=False)
-
-
 def keys_from_json(data: Any) -> tuple[KeyField, ...]:
     """Return the keys from their JSON values, and check them."""
     keys = tuple(
@@ -408,71 +496,38 @@ def keys_from_json(data: Any) -> tuple[KeyField, ...]:
     if len(names) != len(keys) or names & nodes:
         raise DatasetError("A key is listed twice, or lies below another one.")
     for item in keys:
-        dtype_of(item.dtype)
+        sizes = [size for size in item.shape if size]
+        if math.prod(sizes) * dtype_of(item.dtype).itemsize > _LARGEST_FRAME:
+            raise DatasetError(
+                f"A frame of {'/'.join(item.key)} has the shape {list(item.shape)}, "
+                f"which is more than {_LARGEST_FRAME:,} bytes."
+            )
     return keys
 
 
-def _batch(
-    data: Mapping[str, Any], frame: int, runs: int, *, ragged: bool
-) -> BatchEntry:
-    """Check an entry; ``frame`` is the number of bytes of one frame."""
-    name = data["name"]
-    if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
-        # The name becomes part of a path.
-        raise DatasetError(f"A batch is named {name!r}, not batch-NNNNNN.")
+def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
+    """Check an entry of a batch."""
     size, frames = shape_of(data["shape"])
     entry = BatchEntry(
-        name,
-        integer(data, "run", below=runs),
+        integer(data, "run", below=len(index.runs)),
         (size, frames),
         integer(data, "frames", below=size * frames + 1),
         integer(data, "episodes", below=size * frames + 1),
-        integer(data, "nbytes"),
-        {n: integer(data["checksums"], n) for n in data.get("checksums", ())},
-    )
-    if not ragged and entry.frames != size * frames:
-        raise DatasetError(
-            f"{name} has {entry.frames} frames, but its shape is [{size}, {frames}]."
-        )
-    nbytes = size * frames * frame
-    if entry.nbytes != nbytes:
-        raise DatasetError(
-            f"{name} has {entry.nbytes:,} bytes, but its shape and keys require "
-            f"{nbytes:,}."
-        )
-    return entry
-
-
-def _totals(data: Mapping[str, Any], batches: Sequence[BatchEntry]) -> Totals:
-    totals = Totals(
-        integer(data, "frames"),
-        integer(data, "nbytes"),
-        integer(data, "episodes"),
         integer(data, "episode_frames"),
         {name: numbers(sums) for name, sums in data["return_sums"].items()},
+        integer(data, "layout", below=len(index.layouts)),
+        integer(data, "segment"),
+        integer(data, "offset"),
+        integer(data, "tails", below=size * frames + 1),
+        tuple((codec, integer({"bytes": n}, "bytes")) for codec, n in data["packed"]),
+        integer(data, "ranges"),
+        integer(data, "checksum"),
     )
-    for name in ("frames", "nbytes", "episodes"):
-        found = sum(getattr(entry, name) for entry in batches)
-        if getattr(totals, name) != found:
-            raise DatasetError(
-                f"totals has {getattr(totals, name):,} {name}, but the listed batches "
-                f"have {found:,}. Was an entry removed or changed by hand?"
-            )
-    return totals
-
-
-def _episode(data: Mapping[str, Any], entry: BatchEntry) -> EndedEpisode:
-    size, frames = entry.shape
-    terminated = data["terminated"]
-    if type(terminated) is not bool:
-        raise DatasetError(f"terminated is {terminated!r}, not true or false.")
-    length = integer(data, "length")
-    if not length:
-        raise DatasetError("An episode has no frames.")
-    return EndedEpisode(
-        integer(data, "environment", below=size),
-        integer(data, "frame", below=frames),
-        length,
-        terminated,
-        {name: numbers(values) for name, values in data["returns"].items()},
-    )
+    ragged = any(item.key == VALID for item in index.keys)
+    if not ragged and entry.frames != entry.count:
+        raise DatasetError(
+            f"A batch has {entry.frames} frames, but its shape is [{size}, {frames}]."
+        )
+    if len(entry.packed) != len(index.layouts[entry.layout].packed):
+        raise DatasetError("A batch has other packed keys than its layout.")
+    return entry

@@ -1,9 +1,8 @@
 """Reads, samples, filters and splits the complete episodes of a dataset."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any, Literal, final, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, cast, final, overload
 
 import numpy as np
 import torch
@@ -15,15 +14,13 @@ from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import KeyField
+from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
-from marl_collect.storage.spans import Frames, Span, read_spans
+from marl_collect.storage.spans import Spans, ranges
 from marl_collect.storage.transitions import Transitions
-
-Found = tuple[EndedEpisode, tuple[Span, ...]]
 
 
 @final
@@ -34,14 +31,32 @@ class Trajectories(Sequence[TensorDict], Loadable):
     a split is another ``Trajectories`` and reads nothing.
     """
 
-    def __init__(self, batches: MappedBatches, found: Sequence[Found]) -> None:
-        """Select episodes by their positions."""
+    def __init__(
+        self,
+        frames: StoredFrames,
+        contents: Index,
+        table: EpisodeTable,
+        spans: Spans,
+        batches: NDArray[np.int64],
+    ) -> None:
+        """Select episodes.
+
+        Args:
+            frames: to read from.
+            contents: of the dataset.
+            table: the episodes.
+            spans: their frames.
+            batches: batch in which each ended.
+        """
+        self._frames = frames
+        self._contents = contents
+        self._table = table
+        self._spans = spans
         self._batches = batches
-        self._found = found
 
     def __len__(self) -> int:
         """Number of episodes."""
-        return len(self._found)
+        return len(self._spans)
 
     @overload
     def __getitem__(self, index: int) -> TensorDict: ...
@@ -52,27 +67,27 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def __getitem__(self, index: int | slice) -> "TensorDict | Trajectories":
         """Read an episode ``[T]``, or select several."""
         if isinstance(index, slice):
-            return Trajectories(self._batches, self._found[index])
-        return self._cat([operator.index(index)])
+            return self._take(np.arange(len(self))[index])
+        return self._cat(np.array([range(len(self))[operator.index(index)]]))
 
     def __iter__(self) -> Iterator[TensorDict]:
         """Read one episode after the other."""
-        return (self._cat([i]) for i in range(len(self)))
+        return (self[i] for i in range(len(self)))
 
     @property
     def episodes(self) -> list[EndedEpisode]:
         """Environment, length, end and returns of each episode, without reading it."""
-        return [episode for episode, _ in self._found]
+        return self._table.episodes()
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each episode, ``[n]``."""
-        return np.array([e.length for e, _ in self._found], np.int64)
+        return self._table.length
 
     @property
     def returns(self) -> NDArray[np.float64]:
         """Undiscounted return of each episode, summed over all agents, ``[n]``."""
-        return np.array([e.team_return for e, _ in self._found], np.float64)
+        return self._table.team_returns
 
     @property
     def seeds(self) -> list[int | None]:
@@ -82,48 +97,45 @@ class Trajectories(Sequence[TensorDict], Loadable):
         the episode's actions reproduce the episode, if the environment is
         deterministic.
         """
-        runs = self._batches.index.runs
-        ids = next((f for f in self._batches.index.keys if f.key == TRAJ_IDS), None)
-        seeds: list[int | None] = []
-        for _, ((batch, row, frame, _), *_) in self._found:
-            seed = runs[self._batches.index.batches[batch].run].seed
-            if seed is None or ids is None:
-                seeds.append(None)
-                continue
-            number = int(self._batches.tensor(batch, ids)[row, frame])
-            seeds.append(episode_seed(seed, number >> 32, number & 0xFFFFFFFF))
-        return seeds
+        if not any(item.key == TRAJ_IDS for item in self._contents.keys):
+            return [None] * len(self)
+        first = self._spans.begin[self._spans.first[:-1]]
+        ids = self._frames.only(TRAJ_IDS).read(first)[TRAJ_IDS].tolist()
+        runs = [self._contents.runs[run].seed for run in self.run_numbers]
+        return [
+            None if seed is None else episode_seed(seed, n >> 32, n & 0xFFFFFFFF)
+            for seed, n in zip(runs, ids, strict=True)
+        ]
 
     @property
     def description(self) -> DatasetDescription:
         """Task, groups and spaces of the dataset."""
-        return self._batches.index.description
+        return self._contents.description
 
     @property
     def keys(self) -> tuple[KeyField, ...]:
         """Key, shape of a frame, and dtype of every tensor that is read."""
-        return self._batches.keys
+        return self._frames.keys
 
     @property
     def runs(self) -> tuple[RunDescription, ...]:
         """The runs of the dataset."""
-        return self._batches.index.runs
+        return tuple(self._contents.runs)
 
     @property
     def run_numbers(self) -> list[int]:
         """Index in ``runs`` of the run that wrote each episode."""
-        batches = self._batches.index.batches
-        return [batches[spans[0][0]].run for _, spans in self._found]
+        runs = np.array([entry.run for entry in self._contents.batches], np.int64)
+        return cast(list[int], runs[self._batches].tolist())
 
     def cat(self) -> TensorDict:
         """Read all episodes, back to back: ``[sum of lengths]``."""
-        return self._cat(range(len(self)))
+        return self._cat(np.arange(len(self)))
 
     @property
     def transitions(self) -> Transitions:
         """The frames of these episodes."""
-        spans = [span for _, spans in self._found for span in spans]
-        return Transitions(self._batches, spans)
+        return Transitions(self._frames, self._contents, self._spans.joined())
 
     def select(self, *keys: str | Key) -> "Trajectories":
         """Return the same episodes with these keys, and those below them, only.
@@ -131,12 +143,15 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Raises:
             KeyError: if a key does not exist.
         """
-        return Trajectories(self._batches.select(*keys), self._found)
+        frames = self._frames.select(*keys)
+        return Trajectories(
+            frames, self._contents, self._table, self._spans, self._batches
+        )
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
         """Select the episodes for which ``keep`` is true."""
-        chosen = [found for found in self._found if keep(found[0])]
-        return Trajectories(self._batches, chosen)
+        kept = [bool(keep(episode)) for episode in self.episodes]
+        return self._take(np.flatnonzero(kept))
 
     def split_by_return(
         self,
@@ -164,13 +179,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if not len(self):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
-        return [
-            Trajectories(
-                self._batches,
-                [self._found[i] for i in np.flatnonzero(part == p).tolist()],
-            )
-            for p in range(len(edges) + 1)
-        ]
+        return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
 
     def sample(
         self,
@@ -192,17 +201,17 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
-        if not self._found:
+        if not len(self):
             raise ValueError(
-                f"There are no episodes to sample in {self._batches.name}."
+                f"There are no episodes to sample in {self._frames.name}."
             )
-        drawn = torch.randint(len(self), (n,), generator=generator).tolist()
+        drawn = torch.randint(len(self), (n,), generator=generator).numpy()
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
         return (
-            f"Trajectories({self._batches.name!r}, {len(self)} episodes, "
+            f"Trajectories({self._frames.name!r}, {len(self)} episodes, "
             f"{int(self.lengths.sum())} frames)"
         )
 
@@ -212,17 +221,24 @@ class Trajectories(Sequence[TensorDict], Loadable):
             raise KeyError(
                 f"There is no group {group!r}; expected {', '.join(groups)}."
             )
-        return np.array([sum(e.returns[group]) for e, _ in self._found], np.float64)
+        return self._table.returns[group].sum(1)
 
-    def _cat(self, chosen: Sequence[int]) -> TensorDict:
-        lengths = [self._found[i][0].length for i in chosen]
-        begins = [0, *accumulate(lengths)]
-        pieces = [self._found[i][1] for i in chosen]
-        return _read(self._batches, pieces, begins, [begins[-1]])
+    def _take(self, chosen: NDArray[np.int64]) -> "Trajectories":
+        return Trajectories(
+            self._frames,
+            self._contents,
+            self._table.take(chosen),
+            self._spans.take(chosen),
+            self._batches[chosen],
+        )
+
+    def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
+        numbers = self._spans.take(chosen).frames()
+        return _nested(self._frames.read(numbers), [len(numbers)], self._contents)
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
-        return self._padded(indices)
+        return self._padded(np.asarray(indices))
 
     def sequences(
         self, length: int, *, stride: int | None = None, burn_in: int = 0
@@ -241,14 +257,21 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Raises:
             ValueError: if the numbers do not fit.
         """
-        episodes = [spans for _, spans in self._found]
         stride = length if stride is None else stride
-        return Sequences(self._batches, episodes, length, stride, burn_in)
+        return Sequences(
+            self._frames, self._contents, self._spans, length, stride, burn_in
+        )
 
-    def _padded(self, chosen: Sequence[int]) -> TensorDict:
-        pieces = [self._found[i][1] for i in chosen]
-        lengths = [self._found[i][0].length for i in chosen]
-        return _read_padded(self._batches, pieces, max(lengths), [0] * len(pieces))
+    def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
+        spans, lengths = self._spans.take(chosen), self._table.length[chosen]
+        return _read_padded(
+            self._frames,
+            self._contents,
+            spans.frames(),
+            lengths,
+            np.zeros_like(lengths),
+            int(lengths.max()),
+        )
 
 
 @final
@@ -262,8 +285,9 @@ class Sequences(Loadable):
 
     def __init__(
         self,
-        batches: MappedBatches,
-        episodes: Sequence[tuple[Span, ...]],
+        frames: StoredFrames,
+        contents: Index,
+        episodes: Spans,
         length: int,
         stride: int,
         burn_in: int,
@@ -282,17 +306,14 @@ class Sequences(Loadable):
             )
         if burn_in < 0:
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
-        self._batches = batches
+        self._frames, self._contents, self._spans = frames, contents, episodes
         self._length, self._stride, self._burn_in = length, stride, burn_in
-        self._spans = [span for spans in episodes for span in spans]
-        # With all episodes back to back: where each span begins.
-        self._starts = Frames.of(batches, self._spans).starts
-        spans = np.cumsum([0, *map(len, episodes)])
-        # Where each episode begins, and its end.
-        self._episodes = self._starts[spans]
+        # With all episodes back to back: where each begins, and the end.
+        self._episodes = episodes.starts[episodes.first]
         beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
         # The last piece of an episode is the first one that reaches its end.
-        self._pieces = np.cumsum([0, *(1 + -(-beyond_first // stride))])
+        counts = 1 + -(-beyond_first // stride)
+        self._pieces = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def __len__(self) -> int:
         """Number of pieces."""
@@ -308,82 +329,72 @@ class Sequences(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
-        padding, pieces = zip(*map(self._piece, indices), strict=True)
-        width = self._burn_in + self._length
-        return _read_padded(self._batches, pieces, width, padding)
+        items = np.asarray(indices)
+        wrong = items[(items < -len(self)) | (items >= len(self))]
+        if len(wrong):
+            raise IndexError(
+                f"Piece {wrong[0]} is out of range of {len(self)} pieces."
+            )
+        items = items % len(self)
+        episode = np.searchsorted(self._pieces, items, side="right") - 1
+        first = self._episodes[episode]
+        begin = first + self._stride * (items - self._pieces[episode])
+        end = np.minimum(self._episodes[episode + 1], begin + self._length)
+        padding = np.maximum(0, self._burn_in - (begin - first))
+        begin = begin - self._burn_in + padding
+        lengths = end - begin
+        return _read_padded(
+            self._frames,
+            self._contents,
+            self._spans.locate(ranges(begin, lengths)),
+            lengths,
+            padding,
+            self._burn_in + self._length,
+        )
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
         width = self._burn_in + self._length
-        return f"Sequences({self._batches.name!r}, {len(self)} of {width} frames)"
-
-    def _piece(self, index: int) -> tuple[int, list[Span]]:
-        """Return the columns in front of a piece's first frame, and its frames.
-
-        Raises:
-            IndexError: if there is no such piece.
-        """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Piece {index} is out of range of {len(self)} pieces.")
-        index %= len(self)
-        episode = int(np.searchsorted(self._pieces, index, side="right")) - 1
-        first, end = self._episodes[episode : episode + 2].tolist()
-        begin = first + self._stride * (index - int(self._pieces[episode]))
-        end = min(end, begin + self._length)
-        padding = max(0, self._burn_in - (begin - first))
-        begin -= self._burn_in - padding
-        spans = []
-        number = int(np.searchsorted(self._starts, begin, side="right")) - 1
-        while begin < end:
-            batch, row, span_first, _ = self._spans[number]
-            skipped = begin - int(self._starts[number])
-            frames = min(end, int(self._starts[number + 1])) - begin
-            spans.append(
-                (batch, row, span_first + skipped, span_first + skipped + frames)
-            )
-            begin += frames
-            number += 1
-        return padding, spans
+        return f"Sequences({self._frames.name!r}, {len(self)} of {width} frames)"
 
 
 def _read_padded(
-    batches: MappedBatches,
-    pieces: Sequence[Sequence[Span]],
+    frames: StoredFrames,
+    contents: Index,
+    numbers: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    padding: NDArray[np.int64],
     width: int,
-    padding: Sequence[int],
 ) -> TensorDict:
     """Read pieces ``[n, width]`` and their mask.
 
     Args:
-        batches: to read from.
-        pieces: the spans of each piece.
-        width: frames of a row.
+        frames: to read from.
+        contents: of the dataset.
+        numbers: of the frames, all pieces back to back.
+        lengths: of the pieces.
         padding: frames of zeros in front of each piece; behind it they fill the row.
+        width: frames of a row.
     """
-    first = torch.tensor(padding)[:, None]
-    lengths = [sum(end - begin for _, _, begin, end in spans) for spans in pieces]
-    last = first + torch.tensor(lengths)[:, None]
-    begins = [row * width + space for row, space in enumerate(padding)]
-    out = _read(batches, pieces, begins, [len(pieces), width])
-    column = torch.arange(width)
-    out.set(VALID, (first <= column) & (column < last))
-    return out
+    shape = [len(lengths), width]
+    column = np.arange(width)
+    first = padding[:, None]
+    valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
+    tensors = frames.read(numbers)
+    if len(numbers) < len(lengths) * width:
+        places = valid.reshape(-1).nonzero()[:, 0]
+        for key, tensor in tensors.items():
+            out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
+            tensors[key] = out.index_copy_(0, places, tensor)
+    result = _nested(tensors, shape, contents)
+    result.set(VALID, valid)
+    return result
 
 
-def _read(
-    batches: MappedBatches,
-    pieces: Sequence[Sequence[Span]],
-    begins: Sequence[int],
-    shape: list[int],
+def _nested(
+    tensors: Mapping[Key, torch.Tensor], shape: list[int], contents: Index
 ) -> TensorDict:
-    """Read each piece to its place in the flattened result."""
-    places: list[tuple[int, Span]] = []
-    for spans, at in zip(pieces, begins, strict=False):
-        for span in spans:
-            places.append((at, span))
-            at += span[3] - span[2]
-    flat: dict[Key, Any] = read_spans(batches, places, int(np.prod(shape)))
-    tensors = {k: t.view(*shape, *t.shape[1:]) for k, t in flat.items()}
-    groups = batches.index.description.environment.groups
+    groups = contents.description.environment.groups
     n_agents = {name: group.n_agents for name, group in groups.items()}
-    return assemble(tensors, shape, n_agents, time=True, kind=Sample)
+    shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
+    return assemble(shaped, shape, n_agents, time=True, kind=Sample)

@@ -1,135 +1,86 @@
-"""Locates and copies frames; a span is consecutive frames in one row of a batch."""
+"""Spans: consecutive frames of a dataset, by their numbers.
 
-from collections.abc import Iterable, Sequence
+All frames of a dataset are numbered in the order of the file, also those that are not
+valid: row ``b``, frame ``t`` of a batch ``[B, T]`` has the number of the batch's first
+frame plus ``b * T + t``.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-from marl_collect.core.description import Key
-from marl_collect.storage.checks import DatasetError, dtype_of
-from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.mapping import MappedBatches
-
-Span = tuple[int, int, int, int]
-"""Batch, row ``b``, first frame ``t``, and the frame after the last."""
-
-
-def episode_spans(
-    batches: MappedBatches, batch: int, episode: EndedEpisode
-) -> tuple[Span, ...]:
-    """Return the spans of an episode that ended in ``batch``, in order.
-
-    Raises:
-        DatasetError: if its first frames are missing.
-    """
-    row, end, missing = episode.environment, episode.frame + 1, episode.length
-    entry = batches.index.batches[batch]
-    spans: list[Span] = []
-    while True:
-        begin = max(0, end - missing)
-        spans.append((batch, row, begin, end))
-        missing -= end - begin
-        if not missing:
-            return tuple(reversed(spans))
-        batch -= 1
-        before = batches.index.batches[batch] if batch >= 0 else None
-        if (
-            before is None
-            or before.run != entry.run
-            or before.number != entry.number - 1
-            or before.shape[0] <= row
-        ):
-            raise DatasetError(
-                f"An episode of {episode.length} frames in {batches.name} began "
-                f"{missing} frames before {entry.name}, but the batch before it is not "
-                "listed in the index."
-            )
-        entry = before
-        end = batches.valid_frames(batch)[row]
-
-
-def all_spans(batches: MappedBatches) -> Iterable[Span]:
-    """Yield the valid frames of every row of every batch."""
-    for batch in range(len(batches.index.batches)):
-        for row, frames in enumerate(batches.valid_frames(batch)):
-            yield batch, row, 0, frames
 
 
 @final
 @dataclass(frozen=True)
-class Frames:
-    """The frames of spans, numbered from 0.
+class Spans:
+    """Items, such as episodes, of one or more spans each.
 
     Attributes:
-        batch: ``[n]``, of each span.
-        first: ``[n]``, position in the flattened batch of each span's first frame.
-        starts: ``[n + 1]``, number of each span's first frame, and the total.
+        begin: ``[s]``, number of the first frame of each span.
+        end: ``[s]``, behind the last one.
+        first: ``[n + 1]``, first span of each item, and the number of spans.
     """
 
-    batch: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
     first: NDArray[np.int64]
-    starts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, batches: MappedBatches, spans: Sequence[Span]) -> Self:
-        """Number the frames of ``spans``."""
-        table = np.array(spans, np.int64).reshape(-1, 4)
-        widths = np.array([e.shape[1] for e in batches.index.batches], np.int64)
-        batch, row, begin, end = table.T
-        first = row * widths[batch] + begin if len(table) else begin
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
-        return cls(batch, first, starts)
+    def of(cls, items: Iterable[Iterable[tuple[int, int]]]) -> Self:
+        """Return spans from the beginnings and ends of each item's."""
+        lists = [list(item) for item in items]
+        flat = [span for item in lists for span in item]
+        table = np.array(flat, np.int64).reshape(-1, 2)
+        first = np.cumsum([0, *map(len, lists)])
+        return cls(table[:, 0], table[:, 1], first)
 
     def __len__(self) -> int:
-        """Number of frames."""
-        return int(self.starts[-1])
+        """Number of items."""
+        return len(self.first) - 1
 
-    def locate(
-        self, numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the batches of frames, and their positions in the flattened batch."""
-        span = np.searchsorted(self.starts, numbers, side="right") - 1
-        return self.batch[span], self.first[span] + numbers - self.starts[span]
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """``[s + 1]``: where each span begins with all back to back, and the end."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end - self.begin)])
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Frames of each item, ``[n]``."""
+        return np.diff(self.starts[self.first])
 
-def read_frames(
-    batches: MappedBatches, frames: Frames, numbers: NDArray[np.int64]
-) -> dict[Key, torch.Tensor]:
-    """Copy single frames: each key ``[n, ...]``, in the order of ``numbers``."""
-    batch, position = frames.locate(numbers)
-    order = np.lexsort((position, batch))  # Reads each file once, front to back.
-    out = _empty(batches, len(numbers))
-    edges = np.flatnonzero(np.diff(batch[order])) + 1
-    for chosen in np.split(order, edges) if len(order) else []:
-        batches.read(int(batch[chosen[0]]), position[chosen], out, chosen)
-    return out
+    def take(self, items: NDArray[np.int64]) -> "Spans":
+        """Return the spans of some items, in this order."""
+        counts = np.diff(self.first)[items]
+        chosen = ranges(self.first[items], counts)
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        return Spans(self.begin[chosen], self.end[chosen], first)
 
+    def frames(self) -> NDArray[np.int64]:
+        """Return the number of every frame."""
+        return ranges(self.begin, self.end - self.begin)
 
-def read_spans(
-    batches: MappedBatches, places: Sequence[tuple[int, Span]], length: int
-) -> dict[Key, torch.Tensor]:
-    """Copy spans; frames that no span fills are zero.
+    def locate(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of frames at positions with all spans back to back."""
+        if len(self.begin) == 1:
+            return positions + self.begin[0]
+        starts = self.starts
+        span = np.searchsorted(starts, positions, side="right") - 1
+        return self.begin[span] + positions - starts[span]
 
-    Args:
-        batches: to read from.
-        places: position of each span in the result, and the span.
-        length: of the result.
-    """
-    out = _empty(batches, length)
-    if sum(end - begin for _, (_, _, begin, end) in places) < length:
-        for tensor in out.values():
-            tensor.zero_()
-    for at, (batch, row, begin, end) in places:
-        first = row * batches.index.batches[batch].shape[1]
-        batches.read_range(batch, first + begin, first + end, out, at)
-    return out
+    def joined(self) -> "Spans":
+        """Return the same frames as one item per span, joining neighbours."""
+        if not len(self.begin):
+            return Spans(self.begin, self.end, np.zeros(1, np.int64))
+        breaks = np.flatnonzero(self.end[:-1] != self.begin[1:])
+        begin = self.begin[np.concatenate([[0], breaks + 1])]
+        end = self.end[np.concatenate([breaks, [len(self.end) - 1]])]
+        return Spans(begin, end, np.arange(len(begin) + 1))
 
 
-def _empty(batches: MappedBatches, length: int) -> dict[Key, torch.Tensor]:
-    return {
-        field.key: torch.empty((length, *field.shape), dtype=dtype_of(field.dtype))
-        for field in batches.keys
-    }
+def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
+    shift = begin - np.cumsum(counts) + counts
+    return np.repeat(shift, counts) + np.arange(int(counts.sum()))

@@ -5,14 +5,16 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
-from marl_collect.storage.spans import Frames, Span, read_frames
+from marl_collect.storage.spans import Spans
 
 
 @final
@@ -23,15 +25,16 @@ class Transitions(Loadable):
     once.
     """
 
-    def __init__(self, batches: MappedBatches, spans: Sequence[Span]) -> None:
+    def __init__(self, frames: StoredFrames, contents: Index, spans: Spans) -> None:
         """Number the frames of ``spans``; nothing is read yet."""
-        self._batches = batches
+        self._frames = frames
+        self._contents = contents
         self._spans = spans
-        self._frames = Frames.of(batches, spans)
+        self._count = int((spans.end - spans.begin).sum())
 
     def __len__(self) -> int:
         """Number of frames."""
-        return len(self._frames)
+        return self._count
 
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
         """Read frames into new memory.
@@ -78,19 +81,19 @@ class Transitions(Loadable):
             ValueError: if there are no frames.
         """
         if not len(self):
-            raise ValueError(f"There are no frames to sample in {self._batches.name}.")
+            raise ValueError(f"There are no frames to sample in {self._frames.name}.")
         return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""
-        return Transitions(self._batches.select(*keys), self._spans)
+        return Transitions(self._frames.select(*keys), self._contents, self._spans)
 
     def __repr__(self) -> str:
         """Return the path and the number of frames."""
-        return f"Transitions({self._batches.name!r}, {len(self)} frames)"
+        return f"Transitions({self._frames.name!r}, {len(self)} frames)"
 
-    def _read(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> TensorDict:
-        groups = self._batches.index.description.environment.groups
-        tensors = read_frames(self._batches, self._frames, numbers)
+    def _read(self, numbers: NDArray[np.int64]) -> TensorDict:
+        groups = self._contents.description.environment.groups
+        tensors = self._frames.read(self._spans.locate(numbers))
         n_agents = {name: group.n_agents for name, group in groups.items()}
         return assemble(tensors, [len(numbers)], n_agents, kind=Sample)

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from marl_collect.buffers.trajectories import TrajectoryAssembler, join
 from marl_collect.core.closing import Closing
 from marl_collect.storage.episodes import EndedEpisode, first_frames
-from marl_collect.storage.writer import Writer, digest_of
+from marl_collect.storage.writer import Writer
 
 _FRAMES: Final = 2000
 """Frames of complete episodes that are collected before a batch is written."""
@@ -44,13 +44,9 @@ class EpisodeWriter(Closing):
         self._frames = frames
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
-        self._unwritten: TensorDictBase | None = None
-        """A batch that could not be written and is retried unchanged."""
         self._shares: dict[int, float] = {}
         """How many episodes each environment contributes."""
         self._given: dict[int, int] = {}
-        self._failed: bytes | None = None
-        """Digest of the batch that was added when writing failed."""
 
     def __repr__(self) -> str:
         """Return the writer, and how many episodes are wanted."""
@@ -66,26 +62,15 @@ class EpisodeWriter(Closing):
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Take the next batch ``[B, T]`` of a collector that yields all environments.
 
-        If writing fails, the episodes wait and are written by the next call. The batch
-        was taken: it may be added again, but need not be.
-
         Returns:
             The episodes written by this call.
 
         Raises:
             KeyError: if it has no ``("collector", "traj_ids")``.
         """
-        if self._failed is None or digest_of(batch) != self._failed:
-            self._take(batch)
-        self._failed = None
+        self._take(batch)
         enough = sum(map(len, self._waiting)) >= self._frames
-        if not (enough or self.complete or self._unwritten is not None):
-            return []
-        try:
-            return self._flush()
-        except BaseException:
-            self._failed = digest_of(batch)
-            raise
+        return self._flush() if enough or self.complete else []
 
     def _take(self, batch: TensorDictBase) -> None:
         if not self._given:
@@ -127,14 +112,11 @@ class EpisodeWriter(Closing):
         return self._given.get(environment, 0) < self._shares.get(environment, 0)
 
     def _flush(self) -> list[EndedEpisode]:
-        written: list[EndedEpisode] = []
-        while self._waiting or self._unwritten is not None:
-            if self._unwritten is None:
-                self._unwritten = join(self._waiting, "cat").unsqueeze(0)
-                self._waiting = []
-            written += self._writer.add(self._unwritten)
-            self._unwritten = None
-        return written
+        if not self._waiting:
+            return []
+        batch = join(self._waiting, "cat").unsqueeze(0)
+        self._waiting = []
+        return self._writer.add(batch)
 
 
 def _environment(episode: TensorDictBase) -> int:

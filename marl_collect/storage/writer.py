@@ -1,64 +1,31 @@
 """Adds batches to a dataset; complete batches stay readable after any crash.
 
-A batch is written under a temporary name, synced, renamed, and then listed in the
-index. If the writer is killed in between, an unlisted folder remains. The next writer
-removes it.
+A batch is appended to a data file and synced, then a line is appended to the journal and
+synced. What a killed writer has appended without listing it is cut off by the next one.
 """
 
-import contextlib
 import copy
-import hashlib
-import json
 import math
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Final, final
 
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
-from marl_collect.storage.checks import Folder, tensor_parts
-from marl_collect.storage.compression import Compression, check_compression
-from marl_collect.storage.description import (
-    DatasetDescription,
-    RunDescription,
-    difference,
-)
+from marl_collect.storage.appending import DatasetFiles, check_target
+from marl_collect.storage.chunks import choose_layout, encode
+from marl_collect.storage.compression import COPY, Compression, check_compression
+from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
-from marl_collect.storage.files import (
-    LOCK,
-    FolderLock,
-    HeldFolder,
-    check_space,
-    remove,
-    rename_synced,
-)
-from marl_collect.storage.index import (
-    BATCH_NAME,
-    EPISODES,
-    FILES,
-    INDEX,
-    BatchEntry,
-    Index,
-    KeyField,
-    StoredFile,
-    Totals,
-    episodes_to_json,
-    files_to_json,
-    key_difference,
-)
-from marl_collect.storage.packed import PACKED_FROM, pack, root_of
-from marl_collect.storage.ranges import range_of
+from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.index import Index, KeyField, Totals, key_difference
 from marl_collect.storage.remote import check_local
-
-_INCOMPLETE: Final = ".incomplete"
 
 
 @final
@@ -92,8 +59,7 @@ class Writer(Closing):
             description: must equal that of an existing dataset.
             run: describes the batches of this writer.
             compression: of large frames such as images, lossless. ``"zstd"`` makes
-                smaller files than ``"lz4"`` and takes more time. With ``"none"`` all
-                tensors are raw numbers, which are mapped into memory.
+                smaller files than ``"lz4"`` and takes more time.
 
         Raises:
             FileExistsError: if the folder holds something else.
@@ -102,24 +68,22 @@ class Writer(Closing):
             BlockingIOError: if another writer has the folder open.
         """
         self._closed = True
+        self._error: BaseException | None = None
         check_compression(compression)
-        self._compression = compression
+        self._codec = COPY if compression == "none" else compression
         check_local(path)
         self.path: Final = Path(path).absolute()
         check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._folder = HeldFolder(self.path)
         self._lock = FolderLock(self.path / LOCK)
         try:
-            index = self._opened(description)
-            self._index = index.with_run(run or RunDescription())
-            self._index.save(self.path)
+            self._files = DatasetFiles.opened(self.path, description)
+            self._files.note({"run": (run or RunDescription()).to_json()})
         except BaseException:
             self._lock.close()
             raise
         self._finder = EpisodeFinder()
         self._added = Totals()
-        self._failed: _Failed | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -129,7 +93,7 @@ class Writer(Closing):
     @property
     def contents(self) -> Index:
         """The content of the dataset on disk, including earlier runs."""
-        return self._index
+        return self._files.index
 
     @property
     def added(self) -> Totals:
@@ -139,9 +103,9 @@ class Writer(Closing):
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
-        After an error the same batch may be added again. If another batch is added
-        instead, episodes with frames in the missing batch are incomplete and are never
-        listed.
+        A batch that is refused with a ``ValueError`` changes nothing. After any other
+        error the writer is closed, because later batches would lack a part of their
+        episodes; the dataset has all batches that were added before.
 
         Returns:
             The episodes that ended in it.
@@ -150,61 +114,44 @@ class Writer(Closing):
             ValueError: if a key has another shape or dtype than in the dataset, the
                 return of an episode is not finite, or an episode continues in another
                 row. The message names the key or the episode.
-            OSError: if the disk is full, or the folder was moved or replaced.
-            ClosedError: after ``close``, and in a fork of the process that opened
-                this writer.
+            OSError: if the disk is full, or the dataset was removed.
+            ClosedError: after ``close``, after an error, and in a fork of the process
+                that opened this writer.
         """
         self._check_open()
-        keys = _fields(batch)
+        tensors = dict(sorted(flatten(batch).items()))
+        keys = _fields(tensors)
         self._check_keys(keys)
-        if self._failed is not None and not self._failed.is_of(batch):
-            self._finder.leave_out(self._failed.trajectories)
-        self._failed = None
-        try:
-            return self._write(batch, keys)
-        except BaseException:
-            self._failed = _Failed.of(batch)
-            raise
-
-    def _write(
-        self, batch: TensorDictBase, keys: tuple[KeyField, ...]
-    ) -> list[EndedEpisode]:
-        nbytes = {k: t.numel() * t.element_size() for k, t in flatten(batch).items()}
-        packed = packed_keys(keys, self._compression)
-        self._folder.check()
-        raw = sum(n for k, n in nbytes.items() if k not in packed)
-        complete = len(self._index.batches)
-        check_space(self.path, raw, f"{complete} batches are complete, the next has")
         finder = copy.deepcopy(self._finder)
         ended = finder.add(batch)
         _check_returns(ended)
-        folder = self.path / self._index.next_batch
-        if folder.exists():  # An earlier add failed after the rename.
-            self._index.save(self.path)  # It may even be listed.
-            remove(folder)
-        temporary = self.path / _INCOMPLETE
-        remove(temporary)  # An earlier add failed before the rename.
-        files = _write_tensors(batch, temporary, packed, self._compression)
-        texts = {FILES: files_to_json(files), EPISODES: episodes_to_json(ended)}
-        for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8")
-        rename_synced(temporary, folder)
-        size, frames = batch.shape[:2]
-        entry = BatchEntry(
-            folder.name,
-            len(self._index.runs) - 1,
-            (size, frames),
-            sum(valid_frames(batch)),
-            len(ended),
-            sum(nbytes.values()),
-            {name: zlib.crc32(text.encode()) for name, text in texts.items()},
-        )
-        index = self._index.with_batch(entry, keys, ended)
-        added = self._added.plus(entry, ended)
-        self._folder.check()  # It may have been moved in the meantime.
-        index.save(self.path)
-        self._index, self._finder, self._added = index, finder, added
+        try:
+            self._write(tensors, keys, valid_frames(batch), ended)
+        except BaseException as error:
+            self._error = error
+            self._release()
+            raise
+        self._finder = finder
         return ended
+
+    def _write(
+        self,
+        tensors: Mapping[Key, torch.Tensor],
+        keys: Sequence[KeyField],
+        valid: Sequence[int],
+        ended: Sequence[EndedEpisode],
+    ) -> None:
+        index = self._files.index
+        if not index.keys:
+            self._files.note({"keys": [asdict(item) for item in keys]})
+        layout = (
+            index.layouts[-1]
+            if index.layouts
+            else choose_layout(keys, tensors, self._codec)
+        )
+        chunk = encode(index, layout, tensors, valid, ended, self._codec)
+        entry = self._files.add(chunk.layout, chunk.entry, chunk.parts)
+        self._added = self._added.plus(entry, index.frame_bytes)
 
     def close(self) -> None:
         """Release the folder; may be called twice.
@@ -212,41 +159,23 @@ class Writer(Closing):
         A folder without any batch is removed. In a fork of the process that opened this
         writer, nothing happens.
         """
-        if not self._closed and self._lock.held and not self._index.batches:
-            with contextlib.suppress(OSError):  # The folder holds other files.
-                self._folder.check()
-                self._remove_unlisted(self._index)
-                for name in (INDEX, INDEX + ".new", LOCK):
-                    (self.path / name).unlink(missing_ok=True)
-                self.path.rmdir()
+        if not self._closed:
+            self._release()
+
+    def _release(self) -> None:
         self._closed = True
+        if self._lock.held and not self._files.index.batches:
+            self._files.remove(self.path)
+        self._files.close()
         self._lock.close()
 
-    def _opened(self, description: DatasetDescription) -> Index:
-        if not (self.path / INDEX).exists():
-            return Index(description)
-        index = Index.load(Folder(self.path))
-        # JSON turns tuples into lists, and keys of mappings into strings.
-        here = json.loads(json.dumps(description.to_json()))
-        different = difference(index.description.to_json(), here)
-        if different is not None:
-            name, there, given = different
-            raise ValueError(
-                f"{self.path} holds a dataset of another kind: {name} is {there!r} "
-                f"there, but {given!r} here. Write to another folder."
-            )
-        self._remove_unlisted(index)
-        return index
-
-    def _remove_unlisted(self, index: Index) -> None:
-        """Remove what a killed writer left before listing it."""
-        listed = {entry.name for entry in index.batches}
-        for folder in self.path.iterdir():
-            unlisted = BATCH_NAME.fullmatch(folder.name) and folder.name not in listed
-            if unlisted or folder.name == _INCOMPLETE:
-                remove(folder)
-
     def _check_open(self) -> None:
+        if self._error is not None:
+            raise ClosedError(
+                "This writer is closed, because a batch could not be written: "
+                f"{self._error}. The batches before it are in {self.path}. Open a new "
+                "writer to add a run to it."
+            ) from self._error
         if self._closed:
             raise ClosedError("This writer is closed: open a new one.")
         if not self._lock.held:
@@ -257,9 +186,10 @@ class Writer(Closing):
             )
 
     def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
-        if not self._index.keys:
+        index = self._files.index
+        if not index.keys:
             return
-        different = key_difference(self._index.keys, keys)
+        different = key_difference(index.keys, keys)
         if different is not None:
             key, expected, found = different
             raise ValueError(
@@ -268,100 +198,10 @@ class Writer(Closing):
             )
 
 
-@final
-@dataclass(frozen=True)
-class _Failed:
-    """Identifies a batch that could not be added."""
-
-    digest: bytes
-    trajectories: frozenset[int]
-
-    @classmethod
-    def of(cls, batch: TensorDictBase) -> Self:
-        ids = flatten(batch).get(TRAJ_IDS)
-        found = [] if ids is None else ids.unique().tolist()
-        return cls(digest_of(batch), frozenset(found))
-
-    def is_of(self, batch: TensorDictBase) -> bool:
-        return digest_of(batch) == self.digest
-
-
-def digest_of(batch: TensorDictBase) -> bytes:
-    """Return a digest of a batch, which is equal if the batch is added again."""
-    digest = hashlib.blake2b(digest_size=16)
-    for key, tensor in sorted(flatten(batch).items()):
-        digest.update(repr((key, tensor.shape, tensor.dtype)).encode())
-        raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(raw.numpy())
-    return digest.digest()
-
-
-def check_target(path: Path) -> None:
-    """Check that a dataset may be written to ``path``, without changing anything.
-
-    Raises:
-        FileExistsError: if something else is there.
-        ValueError: if it is a URL.
-    """
-    check_local(path)
-    if path.is_file():
-        raise FileExistsError(f"{path} is a file: a dataset is written to a folder.")
-    if not path.is_dir() or (path / INDEX).exists():
-        return
-    others = [entry.name for entry in path.iterdir()]
-    # A writer that was killed early can leave these files.
-    if not set(others) <= {LOCK, INDEX + ".new"}:
-        raise FileExistsError(
-            f"{path} holds {min(others)!r} but no {INDEX}, so it is not a dataset. "
-            "Write to a new or empty folder."
-        )
-
-
-def packed_keys(keys: Sequence[KeyField], compression: str) -> set[Key]:
-    """Return the keys whose frames are large enough to be packed."""
-    if compression == "none":
-        return set()
-    return {field.key for field in keys if field.nbytes >= PACKED_FROM}
-
-
-def _write_tensors(
-    batch: TensorDictBase, folder: Path, packed: set[Key], compression: str
-) -> dict[Key, StoredFile]:
-    tensors, frames = flatten(batch), valid_frames(batch)
-    try:
-        batch.exclude(*packed).memmap(str(folder), copy_existing=True)
-    except RuntimeError as error:  # torch raises this for system errors.
-        raise OSError(
-            f"The batch could not be written to {folder}: {error}. Check the limits "
-            "of the disk and of this process (ulimit -f)."
-        ) from error
-    files: dict[Key, StoredFile] = {}
-    for key, tensor in tensors.items():
-        if key not in packed:
-            raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            checksum = zlib.crc32(raw.numpy())
-            found = range_of(tensor, frames)
-            files[key] = StoredFile(None, raw.numel(), checksum, found)
-            continue
-        root = tensors[key[1:]] if root_of(key, packed) != key else None
-        if root is not None and (root.shape, root.dtype) != (
-            tensor.shape,
-            tensor.dtype,
-        ):
-            root = None
-        temporary = folder / ".packed"
-        codec, nbytes, checksum = pack(temporary, tensor, compression, root)
-        path = folder.joinpath(*tensor_parts(key, codec))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.rename(path)
-        files[key] = StoredFile(codec, nbytes, checksum, range_of(tensor, frames))
-    return files
-
-
-def _fields(batch: TensorDictBase) -> tuple[KeyField, ...]:
+def _fields(tensors: Mapping[Key, torch.Tensor]) -> tuple[KeyField, ...]:
     return tuple(
         KeyField(key, tuple(t.shape[2:]), str(t.dtype).removeprefix("torch."))
-        for key, t in sorted(flatten(batch).items())
+        for key, t in tensors.items()
     )
 
 

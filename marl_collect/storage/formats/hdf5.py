@@ -8,6 +8,7 @@ there are more. ``episodes`` has length, run and seed of each episode.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, final
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
-from marl_collect.storage.checks import DatasetError, encode_name, naming
+from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
 from marl_collect.storage.formats.registry import Format, Source
 from marl_collect.storage.index import KeyField
@@ -28,6 +29,7 @@ _COMPRESSIONS: Final = ("gzip", "lzf", "none")
 _CHUNK: Final = 2**18
 """Bytes of a chunk, unless a single frame is larger."""
 _NO_SEED: Final = -1
+_UNSAFE: Final = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
 
 
 def _export(
@@ -213,7 +215,12 @@ def _array(file: Any, name: str) -> Any:
 
 
 def _name_of(root: str, key: Key) -> str:
-    return "/".join([root, *map(encode_name, key)])
+    return "/".join([root, *map(_encoded, key)])
+
+
+def _encoded(name: str) -> str:
+    """Return one part of a key as a name in the file."""
+    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
 
 
 FORMAT: Final = Format(

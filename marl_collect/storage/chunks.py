@@ -1,0 +1,190 @@
+"""Encodes a batch as one range of bytes, and reads the tables in it.
+
+See ``docs/storage_format.md`` for the order of its parts.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.core.description import Key
+from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
+from marl_collect.storage.index import (
+    TAIL,
+    BatchEntry,
+    Index,
+    KeyField,
+    Layout,
+)
+from marl_collect.storage.packed import (
+    PACKED_FROM,
+    TRIED_FROM,
+    compressed_share,
+    pack,
+)
+from marl_collect.storage.ranges import Range, range_of
+from marl_collect.storage.records import Bytes, RecordLayout
+
+_SMALL: Final = 0.5
+"""A key of medium size is packed if that reduces its frames to this share or less."""
+
+
+@final
+@dataclass(frozen=True)
+class Chunk:
+    """An encoded batch.
+
+    Attributes:
+        layout: in which it is encoded; a new one if those of the index do not fit.
+        entry: of the journal.
+        parts: its bytes, in order.
+    """
+
+    layout: Layout
+    entry: BatchEntry
+    parts: Sequence[Any]
+
+
+def choose_layout(
+    keys: Sequence[KeyField], tensors: Mapping[Key, torch.Tensor], compression: str
+) -> Layout:
+    """Decide by the first batch how each key is stored."""
+    fields = {item.key: item for item in keys}
+    packed: list[Key] = []
+    follows: list[Key] = []
+    for key, item in fields.items():
+        root = fields.get(key[1:]) if key[0] == "next" else None
+        if root is not None and (root.shape, root.dtype) != (item.shape, item.dtype):
+            root = None
+        if root is not None and root.key in packed:
+            packed.append(key)
+        elif item.nbytes >= PACKED_FROM or (
+            item.nbytes >= TRIED_FROM
+            and compressed_share(frame_bytes(tensors[key]), compression) <= _SMALL
+        ):
+            packed.append(key)
+        elif root is not None:
+            equal = _following(tensors[key], tensors[root.key])[:, :-1]
+            if not equal.size or equal.mean() >= _SMALL:
+                follows.append(key)
+    return Layout(keys, packed, follows)
+
+
+def encode(
+    index: Index,
+    layout: Layout,
+    tensors: Mapping[Key, torch.Tensor],
+    valid: Sequence[int],
+    episodes: Sequence[EndedEpisode],
+    compression: str,
+) -> Chunk:
+    """Encode a batch; segment and offset of the entry are 0.
+
+    Args:
+        index: with the keys of the batch and its run.
+        layout: of the batch before, or the chosen one.
+        tensors: of the batch, each ``[B, T, ...]``.
+        valid: number of valid frames of each row.
+        episodes: which ended in the batch.
+        compression: of packed frames.
+    """
+    shape = next(iter(tensors.values())).shape[:2]
+    count = shape[0] * shape[1]
+    rows = {key: frame_bytes(tensor) for key, tensor in tensors.items()}
+    following = np.zeros(shape, np.bool_)
+    following[:, :-1] = bool(layout.follows)
+    for key in layout.follows:
+        following &= _following(tensors[key], tensors[key[1:]])
+    follows = following.reshape(-1)
+    records = np.empty((count, layout.record_size), np.uint8)
+    stored = np.flatnonzero(~follows) if layout.follows else np.empty(0, np.int64)
+    number = np.zeros(count, "<u4")
+    number[stored] = np.arange(1, len(stored) + 1)
+    records[:, :TAIL] = number.view(np.uint8).reshape(count, TAIL)
+    for key, (begin, end) in layout.records.items():
+        records[:, begin:end] = rows[key]
+    tails = np.empty((len(stored), layout.tail_size), np.uint8)
+    for key, (begin, end) in layout.tails.items():
+        tails[:, begin:end] = rows[key][stored]
+    layout = layout.fitting(
+        RecordLayout.of(records),
+        # Without a tail, what a tail would have is not known.
+        RecordLayout.of(tails if len(tails) else np.zeros((1, layout.tail_size), np.uint8)),
+    )
+    tables, frames, packed = [], [], []
+    for key in layout.packed:
+        shared = np.zeros(shape, np.bool_)
+        if key[0] == "next" and key[1:] in layout.packed:
+            shared = _following(tensors[key], tensors[key[1:]])
+        codec, table, blobs = pack(rows[key], shared.reshape(-1), compression)
+        tables.append(table)
+        frames += blobs
+        packed.append((codec, sum(map(len, blobs))))
+    ranges = [range_of(tensors[item.key], valid).to_json() for item in index.keys]
+    noted = json.dumps(ranges, allow_nan=False).encode()
+    head = [
+        layout.record.encode(records).tobytes(),
+        layout.tail.encode(tails).tobytes(),
+        *tables,
+        EpisodeTable.of(episodes, index.rewards).to_bytes(),
+        noted,
+    ]
+    checksum = 0
+    for part in head:
+        checksum = zlib.crc32(part, checksum)
+    sums = {
+        name: tuple(
+            sum(episode.returns[name][agent] for episode in episodes)
+            for agent in range(n_agents)
+        )
+        for name, n_agents in index.rewards.items()
+    }
+    entry = BatchEntry(
+        len(index.runs) - 1,
+        (shape[0], shape[1]),
+        sum(valid),
+        len(episodes),
+        sum(episode.length for episode in episodes),
+        sums,
+        layout=0,
+        segment=0,
+        offset=0,
+        tails=len(stored),
+        packed=tuple(packed),
+        ranges=len(noted),
+        checksum=checksum,
+    )
+    return Chunk(layout, entry, [*head, *frames])
+
+
+def ranges_from(text: bytes, keys: Sequence[KeyField]) -> dict[Key, Range]:
+    """Return the range of each key from the JSON text in a batch."""
+    found = json.loads(text)
+    return {
+        item.key: Range.from_json(data)
+        for item, data in zip(keys, found, strict=True)
+    }
+
+
+def frame_bytes(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes ``[B * T, n]`` of a tensor ``[B, T, ...]``."""
+    tensor = tensor.detach().cpu().contiguous()
+    count = tensor.shape[0] * tensor.shape[1]
+    flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat.reshape(count, -1) if flat.size else np.empty((count, 0), np.uint8)
+
+
+def _following(after: torch.Tensor, root: torch.Tensor) -> NDArray[np.bool_]:
+    """Return ``[B, T]``, where ``after`` is bit by bit ``root`` of the next frame."""
+    size, length = after.shape[:2]
+    there = frame_bytes(after).reshape(size, length, -1)
+    then = frame_bytes(root).reshape(size, length, -1)
+    equal = np.zeros((size, length), np.bool_)
+    equal[:, :-1] = (there[:, :-1] == then[:, 1:]).all(-1)
+    return equal

@@ -1,0 +1,593 @@
+"""Reads frames of a dataset from mapped segments; no file stays open."""
+
+import mmap
+import os
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import VALID
+from marl_collect.core.description import Key
+from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
+from marl_collect.storage.chunks import ranges_from
+from marl_collect.storage.episodes import EpisodeTable
+from marl_collect.storage.index import (
+    TAIL,
+    BatchEntry,
+    Extent,
+    Index,
+    KeyField,
+    Layout,
+)
+from marl_collect.storage.packed import ENTRY, PackedFrames
+from marl_collect.storage.ranges import Range
+from marl_collect.storage.records import Bytes, Column
+from marl_collect.storage.spans import Spans
+
+_DONE: Final = ("next", "done")
+_RECENT: Final = 50_000_000
+"""Nanoseconds after a change of a file in which another change may have the same time
+(ticks of the kernel take up to 10 ms)."""
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"data-{number:06d}"
+
+
+@final
+class Segment:
+    """One data file, mapped on first use.
+
+    Attributes:
+        folder: of the dataset.
+        name: of the file.
+        size: how many of its bytes the journal lists.
+    """
+
+    def __init__(self, folder: Folder, number: int, size: int) -> None:
+        """Prepare reading."""
+        self.folder = folder
+        self.name = segment_name(number)
+        self.size = size
+        self._map: mmap.mmap | None = None
+        self._inode = -1
+        self._identity: tuple[int, ...] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the map; another process makes its own."""
+        return self.__dict__ | {"_map": None, "_identity": None}
+
+    def changed(self) -> bool:
+        """Return whether the file may have changed since the last call.
+
+        Raises:
+            DatasetError: if it is missing, a link, or too small.
+        """
+        if self.folder.private and self._map is not None:
+            return False
+        status = self.folder.locate(self.name, self.size)
+        identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if identity == self._identity:
+            return False
+        if status.st_ino != self._inode:
+            self._map = None  # Another file is there now.
+        recent = time.time_ns() - status.st_mtime_ns < _RECENT
+        self._identity = None if recent else identity
+        return True
+
+    @property
+    def content(self) -> memoryview:
+        """Its listed bytes."""
+        if self._map is None:
+            self._inode = self.folder.locate(self.name, self.size).st_ino
+            descriptor = os.open(self.folder.path / self.name, os.O_RDONLY)
+            try:
+                self._map = mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        return memoryview(self._map)
+
+    def windows(self, size: int) -> NDArray[Any]:
+        """Return all pieces of ``size`` bytes, one beginning at every byte."""
+        # One item is `size` bytes, so that indexing copies each piece at once.
+        return np.ndarray(
+            (self.size - size + 1,), np.dtype((np.void, size)), self.content, 0, (1,)
+        )
+
+
+@final
+class _Place:
+    """A batch, where it is, and what is known about it."""
+
+    def __init__(self, segment: Segment, entry: BatchEntry, extent: Extent) -> None:
+        self.segment, self.entry, self.extent = segment, entry, extent
+        self.packed: dict[Key, PackedFrames] = {}
+
+
+@final
+class StoredFrames:
+    """The frames of one or several folders, by number.
+
+    Attributes:
+        name: of the dataset in messages.
+        keys: what is read.
+        starts: ``[batches + 1]``, number of the first frame of each batch.
+    """
+
+    def __init__(self, name: str, parts: Sequence[tuple[Folder, Index]]) -> None:
+        """Prepare reading; no data file is opened."""
+        self.name = name
+        self.keys: tuple[KeyField, ...] = next(
+            (index.keys for _, index in parts if index.keys), ()
+        )
+        self._all = self.keys
+        self._rewards: dict[str, int] = next(
+            (index.rewards for _, index in parts if index.keys), {}
+        )
+        self._layouts: list[Layout] = []
+        self._segments: list[Segment] = []
+        self._places: list[_Place] = []
+        self._parts: list[int] = []
+        columns: list[tuple[int, ...]] = []
+        for part, (folder, index) in enumerate(parts):
+            first_layout = len(self._layouts)
+            self._layouts += index.layouts
+            numbers: dict[int, int] = {}
+            for number, end in index.ends.items():
+                numbers[number] = len(self._segments)
+                self._segments.append(Segment(folder, number, end))
+            for entry in index.batches:
+                extent = index.extent(entry)
+                segment = numbers[entry.segment]
+                self._places.append(_Place(self._segments[segment], entry, extent))
+                self._parts.append(part)
+                columns.append(
+                    (
+                        segment,
+                        first_layout + entry.layout,
+                        extent.records,
+                        extent.tails,
+                        entry.tails,
+                        entry.shape[1],
+                        entry.count,
+                    )
+                )
+        table = np.array(columns, np.int64).reshape(-1, 7).T
+        self._segment, self._layout, self._records, self._tails = table[:4]
+        self._n_tails, self._length = table[4:6]
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
+        self._verified = np.zeros(len(self._places), np.bool_)
+        self._columns: dict[int, _Columns] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state; another process verifies for itself."""
+        return self.__dict__ | {"_verified": np.zeros_like(self._verified)}
+
+    def select(self, *keys: str | Key) -> "StoredFrames":
+        """Return the same frames with these keys, and those below them, only.
+
+        Raises:
+            KeyError: if a key does not exist.
+        """
+        wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys]
+        for key in wanted:
+            if not any(item.key[: len(key)] == key for item in self.keys):
+                names = ", ".join("/".join(item.key) for item in self.keys)
+                raise KeyError(
+                    f"There is no key {'/'.join(key)} in {self.name}; it has {names}."
+                )
+        return self._with(
+            item
+            for item in self.keys
+            if any(item.key[: len(key)] == key for key in wanted)
+        )
+
+    def _with(self, keys: Iterable[KeyField]) -> "StoredFrames":
+        selected = object.__new__(StoredFrames)
+        # Maps and what was verified are shared.
+        selected.__dict__.update(self.__dict__, keys=tuple(keys), _columns={})
+        return selected
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self._places)
+
+    def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
+        """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
+
+        Raises:
+            DatasetError: if a file is missing, damaged, a link, or of the wrong size.
+        """
+        batches = np.searchsorted(self.starts, numbers, side="right") - 1
+        self._check(batches)
+        layouts = np.unique(self._layout[batches]).tolist()
+        if len(layouts) == 1:
+            return self._read(layouts[0], numbers, batches)
+        out = {
+            item.key: torch.empty((len(numbers), *item.shape), dtype=dtype_of(item.dtype))
+            for item in self.keys
+        }
+        for layout in layouts:
+            chosen = np.flatnonzero(self._layout[batches] == layout)
+            some = self._read(layout, numbers[chosen], batches[chosen])
+            for key, tensor in some.items():
+                out[key][torch.from_numpy(chosen)] = tensor
+        return out
+
+    def _read(
+        self, number: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
+    ) -> dict[Key, torch.Tensor]:
+        """Read frames of batches of one layout."""
+        layout = self._layouts[number]
+        columns = self._columns.get(number)
+        if columns is None:
+            columns = self._columns[number] = _Columns(layout, self.keys)
+        n = len(frames)
+        found: dict[Key, Bytes] = {}
+        if columns.records or columns.tails:
+            size = layout.record.size
+            at = self._records[batches] + (frames - self.starts[batches]) * size
+            segments = self._segment[batches]
+            if not columns.tails:
+                stored = self._gather(segments, at, size)
+                for key, column in columns.records.items():
+                    found[key] = column.read(stored)
+            else:
+                self._read_pairs(layout, columns, frames, batches, at, found)
+        for key in columns.packed:
+            found[key] = np.empty((n, columns.sizes[key]), np.uint8)
+        if columns.packed:
+            self._unpack(layout, columns.packed, frames, batches, found)
+        return {
+            item.key: _tensor(found[item.key], item)
+            for item in self.keys
+        }
+
+    def _read_pairs(
+        self,
+        layout: Layout,
+        columns: "_Columns",
+        frames: NDArray[np.int64],
+        batches: NDArray[np.int64],
+        at: NDArray[np.int64],
+        found: dict[Key, Bytes],
+    ) -> None:
+        """Read records, and the next values, which most records share."""
+        n, size = len(frames), layout.record.size
+        segments = self._segment[batches]
+        stored = self._gather(segments, at, size)
+        tail = columns.tail.read(stored).view("<u4")[:, 0].astype(np.int64)
+        own = np.flatnonzero(tail)
+        # The following record, if it is not the next one that is read anyway.
+        with_next = np.arange(1, n + 1)
+        consecutive = np.zeros(n, np.bool_)
+        consecutive[:-1] = frames[1:] == frames[:-1] + 1
+        more = np.flatnonzero(~consecutive & (tail == 0))
+        row_ends = (frames - self.starts[batches] + 1) % self._length[batches] == 0
+        if (row_ends & (tail == 0)).any() or (tail > self._n_tails[batches]).any():
+            raise DatasetError(
+                f"A record in {self.name} refers to a place where nothing is."
+            )
+        with_next[more] = np.arange(n, n + len(more))
+        with_next[own] = 0  # Replaced below.
+        if len(more):
+            following = self._gather(segments[more], at[more] + size, size)
+            stored = np.concatenate([stored, following])
+        if len(own):
+            tails = self._gather(
+                segments[own],
+                self._tails[batches[own]] + (tail[own] - 1) * layout.tail.size,
+                layout.tail.size,
+            )
+        for key, column in columns.records.items():
+            values = column.read(stored if key in columns.shared else stored[:n])
+            found[key] = values[:n]
+            after = columns.shared.get(key)
+            if after is None:
+                continue
+            found[after] = values.take(with_next, 0)
+            if len(own):
+                found[after][own] = columns.tails[after].read(tails)
+
+    def _gather(
+        self, segments: NDArray[np.int64], at: NDArray[np.int64], size: int
+    ) -> Bytes:
+        """Copy pieces of ``size`` bytes, ``[n, size]``, at positions in segments."""
+        if not size or not len(at):
+            return np.empty((len(at), size), np.uint8)
+        first = int(segments[0])
+        if (segments == first).all():
+            # take() would copy all windows first.
+            pieces = self._segments[first].windows(size)[at]
+        else:
+            pieces = np.empty(len(at), np.dtype((np.void, size)))
+            for segment in np.unique(segments).tolist():
+                chosen = segments == segment
+                pieces[chosen] = self._segments[segment].windows(size)[at[chosen]]
+        return pieces.view(np.uint8).reshape(len(at), size)
+
+    def _unpack(
+        self,
+        layout: Layout,
+        keys: Sequence[Key],
+        frames: NDArray[np.int64],
+        batches: NDArray[np.int64],
+        out: Mapping[Key, Bytes],
+    ) -> None:
+        """Read packed frames."""
+        order = np.argsort(frames, kind="stable")  # Front to back.
+        edges = np.flatnonzero(np.diff(batches[order])) + 1
+        for chosen in np.split(order, edges) if len(order) else []:
+            batch = int(batches[chosen[0]])
+            place = self._places[batch]
+            numbers = (frames[chosen] - self.starts[batch]).tolist()
+            decoded: dict[tuple[Key, int], Bytes] = {}
+            for key in keys:
+                root = key[1:] if key[0] == "next" and key[1:] in layout.packed else key
+                packed, rows = place.packed[key], out[key]
+                follows = packed.follows
+                for number, target in zip(numbers, chosen.tolist(), strict=True):
+                    source = (root, number + 1) if follows[number] else (key, number)
+                    # A frame and the one after it are often both read: decode once.
+                    before = decoded.get(source)
+                    if before is None:
+                        self._unpack_frame(place, *source, rows[target])
+                        decoded[source] = rows[target]
+                    else:
+                        rows[target] = before
+
+    def _unpack_frame(self, place: _Place, key: Key, number: int, out: Bytes) -> None:
+        packed = place.packed[key]
+        if number >= len(packed.ends):
+            raise DatasetError(f"{packed.name} refers to a frame that is not there.")
+        begin, end = int(packed.begins[number]), int(packed.ends[number])
+        segment = place.segment
+        segment.folder.fetch(segment.name, begin, end)
+        packed.read(segment.content, number, out)
+
+    def _check(self, batches: NDArray[np.int64]) -> None:
+        """Check the files of batches, and what was not verified in them yet."""
+        for number in np.unique(self._segment[batches]).tolist():
+            segment = self._segments[number]
+            if segment.changed():
+                self._verified[self._segment == number] = False
+        if not self._verified[batches].all():
+            for batch in np.unique(batches[~self._verified[batches]]).tolist():
+                self._verify(batch)
+                self._verified[batch] = True
+
+    def _verify(self, batch: int) -> None:
+        """Compare the checksum of all but the packed frames of a batch."""
+        place = self._places[batch]
+        extent, entry = place.extent, place.entry
+        segment = place.segment
+        segment.folder.fetch(segment.name, extent.records, extent.frames)
+        head = segment.content[extent.records : extent.frames]
+        checksum = zlib.crc32(head)
+        if checksum != entry.checksum:
+            raise DatasetError(
+                f"{segment.folder.named(segment.name)} is damaged: the checksum of "
+                f"batch {batch} is {checksum:08x}, not {entry.checksum:08x}. Restore "
+                "the file from a copy."
+            )
+        begin, first = extent.tables, extent.frames
+        layout = self._layouts[int(self._layout[batch])]
+        for key, (codec, size) in zip(layout.packed, entry.packed, strict=True):
+            end = begin + ENTRY * entry.count
+            table = bytes(segment.content[begin:end])
+            name = f"{segment.folder.named(segment.name)}: {'/'.join(key)}"
+            place.packed[key] = PackedFrames.of(name, codec, table, first, size)
+            begin, first = end, first + size
+
+    def verify(self, batch: int) -> None:
+        """Compare every checksum of a batch, without decoding frames.
+
+        Raises:
+            DatasetError: if a file is missing, damaged, a link, or too small.
+        """
+        place = self._places[batch]
+        place.segment.changed()
+        self._verified[batch] = False
+        self._verify(batch)
+        extent, segment = place.extent, place.segment
+        segment.folder.fetch(segment.name, extent.frames, extent.end)
+        for packed in place.packed.values():
+            for number in np.flatnonzero(~packed.follows).tolist():
+                packed.stored(segment.content, number)
+        self._check_ends(batch, self.episodes(batch))
+
+    def _bytes(self, batch: int, begin: int, end: int) -> bytes:
+        self._check(np.array([batch]))
+        return bytes(self._places[batch].segment.content[begin:end])
+
+    def episodes(self, batch: int) -> EpisodeTable:
+        """Return the episodes that ended in a batch.
+
+        Raises:
+            DatasetError: if a file is damaged, or an episode is outside of the batch.
+        """
+        place = self._places[batch]
+        entry, extent = place.entry, place.extent
+        data = self._bytes(batch, extent.episodes, extent.ranges)
+        table = EpisodeTable.from_bytes(data, entry.episodes, self._rewards)
+        inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
+        places = np.unique(table.environment * entry.shape[1] + table.frame)
+        if not inside.all() or (table.length < 1).any() or len(places) != len(table):
+            raise DatasetError(
+                f"{self.name} lists an episode in batch {batch} that cannot be there."
+            )
+        return table
+
+    def ranges(self, batch: int) -> dict[Key, Range]:
+        """Return the range of each key in the valid frames of a batch.
+
+        Raises:
+            DatasetError: if a file is damaged.
+        """
+        extent = self._places[batch].extent
+        data = self._bytes(batch, extent.ranges, extent.frames)
+        with naming(self.name, "a dataset with ranges of values"):
+            ranges = ranges_from(data, self._all)
+        return {item.key: ranges[item.key] for item in self.keys}
+
+    def valid(self, batch: int) -> NDArray[np.int64]:
+        """Return the number of valid frames of each row; they are the first ones.
+
+        Raises:
+            DatasetError: if the batch's mask contradicts the journal.
+        """
+        entry = self._places[batch].entry
+        size, length = entry.shape
+        if entry.frames == entry.count:
+            return np.full(size, length)
+        (mask,) = self.only(VALID).read(self.frames(batch)).values()
+        rows = mask.numpy().reshape(size, length)
+        counts = rows.sum(1)
+        if counts.sum() != entry.frames or (
+            rows != (np.arange(length) < counts[:, None])
+        ).any():
+            raise DatasetError(
+                f"The mask of batch {batch} of {self.name} does not mark the first "
+                f"frames of each row, {entry.frames} in all, as the journal says."
+            )
+        return counts
+
+    def frames(self, batch: int) -> NDArray[np.int64]:
+        """Return the numbers of all frames of a batch."""
+        return np.arange(self.starts[batch], self.starts[batch + 1])
+
+    def only(self, key: Key) -> "StoredFrames":
+        """Return the same frames with one key, whether it is selected or not."""
+        return self._with(item for item in self._all if item.key == key)
+
+    def _check_ends(self, batch: int, episodes: EpisodeTable) -> None:
+        """Check that episodes end where ``("next", "done")`` is True."""
+        if not len(episodes) or all(item.key != _DONE for item in self._all):
+            return
+        length = self._places[batch].entry.shape[1]
+        at = self.starts[batch] + episodes.environment * length + episodes.frame
+        if not bool(self.only(_DONE).read(at)[_DONE].all()):
+            raise DatasetError(
+                f"{self.name} lists an episode in batch {batch} that ends where "
+                "('next', 'done') is False."
+            )
+
+    def all_spans(self) -> Spans:
+        """Return the valid frames of all batches."""
+        begins, ends = [], []
+        for batch, place in enumerate(self._places):
+            begin, entry = int(self.starts[batch]), place.entry
+            if entry.frames == entry.count:
+                begins.append(np.array([begin]))
+                ends.append(np.array([begin + entry.count]))
+            else:
+                rows = begin + np.arange(entry.shape[0]) * entry.shape[1]
+                begins.append(rows)
+                ends.append(rows + self.valid(batch))
+        if not begins:
+            return Spans.of([])
+        begin, end = np.concatenate(begins), np.concatenate(ends)
+        return Spans(begin, end, np.arange(len(begin) + 1)).joined()
+
+    def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
+        """Return the episodes, their frames, and the batch in which each ended.
+
+        Raises:
+            DatasetError: if a file is damaged, or the first frames of an episode are
+                missing.
+        """
+        tables = [self.episodes(batch) for batch in range(len(self))]
+        joined = EpisodeTable.joined(tables, self._rewards)
+        batches = np.repeat(np.arange(len(self)), [len(t) for t in tables])
+        rows = self.starts[batches] + joined.environment * self._length[batches]
+        end = rows + joined.frame + 1
+        begin = end - joined.length
+        crossing = np.flatnonzero(begin < rows)
+        spans: list[list[tuple[int, int]]] = [
+            self._backwards(int(batches[i]), joined, i, int(end[i]), int(rows[i]))
+            for i in crossing.tolist()
+        ]
+        if not spans:
+            return joined, Spans(begin, end, np.arange(len(joined) + 1)), batches
+        extra = np.zeros(len(joined), np.int64)
+        extra[crossing] = [len(item) - 1 for item in spans]
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(extra + 1)])
+        begins, ends = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
+        begins[first[:-1]], ends[first[:-1]] = begin, end
+        for i, item in zip(crossing.tolist(), spans, strict=True):
+            begins[first[i] : first[i + 1]] = [span[0] for span in item]
+            ends[first[i] : first[i + 1]] = [span[1] for span in item]
+        return joined, Spans(begins, ends, first), batches
+
+    def _backwards(
+        self, batch: int, episodes: EpisodeTable, number: int, end: int, row_begin: int
+    ) -> list[tuple[int, int]]:
+        """Return the spans of an episode that began in an earlier batch."""
+        row = int(episodes.environment[number])
+        missing = int(episodes.length[number]) - (end - row_begin)
+        spans = [(row_begin, end)]
+        while missing:
+            entry = self._places[batch].entry
+            batch -= 1
+            before = self._places[batch].entry if batch >= 0 else None
+            same = batch >= 0 and self._parts[batch] == self._parts[batch + 1]
+            if (
+                before is None
+                or not same
+                or before.run != entry.run
+                or before.shape[0] <= row
+            ):
+                raise DatasetError(
+                    f"{self.name} lists an episode of {int(episodes.length[number])} "
+                    f"frames whose first {missing} frames are not there."
+                )
+            begin = int(self.starts[batch]) + row * before.shape[1]
+            frames = int(self.valid(batch)[row])
+            taken = min(frames, missing)
+            spans.append((begin + frames - taken, begin + frames))
+            missing -= taken
+        return spans[::-1]
+
+
+@final
+class _Columns:
+    """How the wanted keys are read in one layout.
+
+    Attributes:
+        sizes: bytes of a frame, by key.
+        records: what to read of records; the roots of wanted next keys included.
+        shared: next keys whose usual value is in records, by root key.
+        tails: what to read of tails.
+        tail: the number of a record's tail.
+        packed: the wanted packed keys.
+    """
+
+    def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
+        self.sizes = {item.key: item.nbytes for item in keys}
+        self.shared = {key[1:]: key for key in layout.follows if key in self.sizes}
+        wanted = {*self.sizes, *self.shared}
+        self.records = {
+            key: Column(layout.record, *place)
+            for key, place in layout.records.items()
+            if key in wanted
+        }
+        self.tails = {
+            key: Column(layout.tail, *layout.tails[key]) for key in self.shared.values()
+        }
+        self.tail = Column(layout.record, 0, TAIL)
+        self.packed = [key for key in layout.packed if key in self.sizes]
+
+
+def _tensor(content: Bytes, item: KeyField) -> torch.Tensor:
+    dtype = dtype_of(item.dtype)
+    if not content.size:
+        return torch.empty((len(content), *item.shape), dtype=dtype)
+    return torch.from_numpy(content).view(dtype).view(len(content), *item.shape)
+
+

@@ -1,0 +1,166 @@
+"""Records: the small keys of a frame as one row of bytes, without constant bytes.
+
+Most bytes of experience do not vary: flags, the upper bytes of integers, unused parts of
+observations. A layout says for each byte of a record whether it is constant, has two
+values, or may have any. Constant bytes are not stored, and bytes with two values take one
+bit. Every record of a layout has the same size, so any frame is read directly.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.storage.checks import DatasetError
+
+Bytes = NDArray[np.uint8]
+_CONSTANT: Final = 0
+_TWO: Final = 1
+_ANY: Final = 2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RecordLayout:
+    """How the bytes of a record are stored.
+
+    A stored record has the bits of all bytes with two values, lowest bit first, then
+    the bytes that may have any value.
+
+    Attributes:
+        kind: ``[R]``, of each byte: 0 constant, 1 two values, 2 any value.
+        low: ``[R]``, the constant, or the value of a bit 0.
+        high: ``[R]``, the value of a bit 1.
+    """
+
+    kind: Bytes
+    low: Bytes
+    high: Bytes
+
+    @classmethod
+    def of(cls, records: Bytes) -> Self:
+        """Return the smallest layout for records ``[n, R]``, with n of at least 1."""
+        low, high = records.min(0), records.max(0)
+        two = ((records == low) | (records == high)).all(0)
+        kind = np.where(low == high, _CONSTANT, np.where(two, _TWO, _ANY))
+        return cls(kind.astype(np.uint8), low, high)
+
+    @cached_property
+    def bits(self) -> NDArray[np.int64]:
+        """Positions in the record of the bytes with two values."""
+        return np.flatnonzero(self.kind == _TWO)
+
+    @cached_property
+    def any(self) -> NDArray[np.int64]:
+        """Positions in the record of the bytes with any value."""
+        return np.flatnonzero(self.kind == _ANY)
+
+    @property
+    def bit_bytes(self) -> int:
+        """Bytes of a stored record that hold bits."""
+        return -(-len(self.bits) // 8)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a stored record."""
+        return self.bit_bytes + len(self.any)
+
+    def joined(self, other: "RecordLayout") -> "RecordLayout":
+        """Return this layout if it can store what the other can, or one for both."""
+        low = np.minimum(self.low, other.low)
+        high = np.maximum(self.high, other.high)
+        two = np.ones(len(low), np.bool_)
+        for layout in (self, other):
+            for values in (layout.low, layout.high):
+                two &= (values == low) | (values == high)
+        both = np.where(low == high, _CONSTANT, np.where(two, _TWO, _ANY))
+        kind = np.maximum(np.maximum(self.kind, other.kind), both).astype(np.uint8)
+        if (kind == self.kind).all() and ((low == self.low) & (high == self.high)).all():
+            return self
+        return RecordLayout(kind, low, high)
+
+    def encode(self, records: Bytes) -> Bytes:
+        """Return records ``[n, R]`` as they are stored, ``[n, size]``."""
+        ones = records[:, self.bits] == self.high[self.bits]
+        bits = np.packbits(ones, axis=1, bitorder="little")
+        return np.concatenate([bits, records[:, self.any]], 1)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the three arrays in base64."""
+        arrays = {"kind": self.kind, "low": self.low, "high": self.high}
+        return {n: base64.b64encode(a.tobytes()).decode() for n, a in arrays.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], size: int) -> Self:
+        """Return the layout of records of ``size`` bytes.
+
+        Raises:
+            DatasetError: if an array has another size, or there is no such kind.
+        """
+        kind, low, high = (
+            np.frombuffer(base64.b64decode(data[name], validate=True), np.uint8)
+            for name in ("kind", "low", "high")
+        )
+        if not len(kind) == len(low) == len(high) == size or (kind > _ANY).any():
+            raise DatasetError(f"A layout is not one of records of {size:,} bytes.")
+        return cls(kind, low, high)
+
+
+@final
+class Column:
+    """Reads consecutive bytes of records, such as those of one key."""
+
+    def __init__(self, layout: RecordLayout, begin: int, end: int) -> None:
+        """Prepare reading the bytes ``[begin, end)``."""
+        self._size = end - begin
+        kind, low, high = (
+            array[begin:end] for array in (layout.kind, layout.low, layout.high)
+        )
+        bits = np.cumsum(layout.kind == _TWO) - 1
+        stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
+        bits, stored = bits[begin:end], stored[begin:end]
+        self._constant = low if (kind == _CONSTANT).all() else None
+        self._run: slice | None = None
+        if len(kind) and (kind == _ANY).all():
+            self._run = slice(int(stored[0]), int(stored[-1]) + 1)
+        # Where each byte is: in the stored record, behind it a bit's, then a constant's.
+        self._two = np.flatnonzero(kind == _TWO)
+        self._first_byte = 0
+        if len(self._two):
+            first, last = bits[self._two[0]], bits[self._two[-1]]
+            self._bit_bytes = slice(int(first) // 8, int(last) // 8 + 1)
+            self._bits = slice(int(first) % 8, int(last) - int(first) // 8 * 8 + 1)
+        self._low, self._step = low[self._two], high[self._two] - low[self._two]
+        constants, inverse = np.unique(low[kind == _CONSTANT], return_inverse=True)
+        self._constants = constants
+        gather = np.where(kind == _ANY, stored, 0).astype(np.intp)
+        gather[self._two] = layout.size + np.arange(len(self._two))
+        gather[kind == _CONSTANT] = layout.size + len(self._two) + inverse
+        self._gather = gather
+        self._all_two = len(self._two) == self._size
+
+    def read(self, stored: Bytes) -> Bytes:
+        """Return the bytes ``[n, end - begin]``, contiguous, of stored records."""
+        n = len(stored)
+        if self._run is not None:
+            return np.ascontiguousarray(stored[:, self._run])
+        if self._constant is not None:
+            out = np.empty((n, self._size), np.uint8)
+            out[:] = self._constant
+            return out
+        parts = [stored]
+        if len(self._two):
+            values = np.unpackbits(
+                stored[:, self._bit_bytes], axis=1, bitorder="little"
+            )[:, self._bits]
+            values = values * self._step + self._low
+            if self._all_two:
+                return values
+            parts.append(values)
+        if len(self._constants):
+            parts.append(np.broadcast_to(self._constants, (n, len(self._constants))))
+        return np.concatenate(parts, 1).take(self._gather, axis=1)
