@@ -4,7 +4,7 @@ import mmap
 import os
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -163,7 +163,24 @@ class StoredFrames:
         self._n_tails, self._length = table[4:6]
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
         self._verified = np.zeros(len(self._places), np.bool_)
+        # Layouts of the same places, and one layout for all contents of each kind.
+        self._kinds: list[int] = []
+        self._joined: list[Layout] = []
+        for layout in self._layouts:
+            kind = next(
+                (k for k, other in enumerate(self._joined) if other.alike(layout)),
+                len(self._joined),
+            )
+            if kind == len(self._joined):
+                self._joined.append(layout)
+            else:
+                self._joined[kind] = self._joined[kind].fitting(
+                    layout.record, layout.tail
+                )
+            self._kinds.append(kind)
+        self._kind = np.array(self._kinds, np.int64)[self._layout]
         self._columns: dict[int, _Columns] = {}
+        self._whole: dict[tuple[int, bool], Column] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
@@ -206,103 +223,142 @@ class StoredFrames:
         """
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
-        layouts = np.unique(self._layout[batches]).tolist()
-        if len(layouts) == 1:
-            return self._read(layouts[0], numbers, batches)
+        kinds = self._kind[batches]
+        if len(self._joined) == 1 or not len(kinds) or (kinds == kinds[0]).all():
+            return self._read(int(kinds[0]) if len(kinds) else 0, numbers, batches)
         out = {
             item.key: torch.empty((len(numbers), *item.shape), dtype=dtype_of(item.dtype))
             for item in self.keys
         }
-        for layout in layouts:
-            chosen = np.flatnonzero(self._layout[batches] == layout)
-            some = self._read(layout, numbers[chosen], batches[chosen])
+        for kind in np.unique(kinds).tolist():
+            chosen = np.flatnonzero(kinds == kind)
+            some = self._read(kind, numbers[chosen], batches[chosen])
             for key, tensor in some.items():
                 out[key][torch.from_numpy(chosen)] = tensor
         return out
 
     def _read(
-        self, number: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
+        self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
     ) -> dict[Key, torch.Tensor]:
-        """Read frames of batches of one layout."""
-        layout = self._layouts[number]
-        columns = self._columns.get(number)
+        """Read frames of batches whose layouts are of one kind."""
+        layout = self._joined[kind]
+        columns = self._columns.get(kind)
         if columns is None:
-            columns = self._columns[number] = _Columns(layout, self.keys)
-        n = len(frames)
+            columns = self._columns[kind] = _Columns(layout, self.keys)
         found: dict[Key, Bytes] = {}
-        if columns.records or columns.tails:
-            size = layout.record.size
-            at = self._records[batches] + (frames - self.starts[batches]) * size
-            segments = self._segment[batches]
-            if not columns.tails:
-                stored = self._gather(segments, at, size)
-                for key, column in columns.records.items():
-                    found[key] = column.read(stored)
-            else:
-                self._read_pairs(layout, columns, frames, batches, at, found)
+        if columns.tails:
+            self._read_pairs(columns, frames, batches, found)
+        elif columns.records:
+            stored = self._records_of(batches, frames - self.starts[batches])
+            for key, column in columns.records.items():
+                found[key] = column.read(stored)
         for key in columns.packed:
-            found[key] = np.empty((n, columns.sizes[key]), np.uint8)
+            found[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
         if columns.packed:
             self._unpack(layout, columns.packed, frames, batches, found)
-        return {
-            item.key: _tensor(found[item.key], item)
-            for item in self.keys
-        }
+        return {item.key: convert(found[item.key]) for item, convert in columns.tensors}
 
     def _read_pairs(
         self,
-        layout: Layout,
         columns: "_Columns",
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
-        at: NDArray[np.int64],
         found: dict[Key, Bytes],
     ) -> None:
-        """Read records, and the next values, which most records share."""
-        n, size = len(frames), layout.record.size
-        segments = self._segment[batches]
-        stored = self._gather(segments, at, size)
-        tail = columns.tail.read(stored).view("<u4")[:, 0].astype(np.int64)
+        """Read records, and the next values, which most frames share with records."""
+        n = len(frames)
+        numbers = frames - self.starts[batches]
+        stored = self._records_of(batches, numbers)
+        tail = columns.tail.read(stored).view("<u4")[:, 0]
+        follows = tail == 0
         own = np.flatnonzero(tail)
-        # The following record, if it is not the next one that is read anyway.
-        with_next = np.arange(1, n + 1)
-        consecutive = np.zeros(n, np.bool_)
-        consecutive[:-1] = frames[1:] == frames[:-1] + 1
-        more = np.flatnonzero(~consecutive & (tail == 0))
-        row_ends = (frames - self.starts[batches] + 1) % self._length[batches] == 0
-        if (row_ends & (tail == 0)).any() or (tail > self._n_tails[batches]).any():
+        if (follows & ((numbers + 1) % self._length[batches] == 0)).any() or (
+            tail > self._n_tails[batches]
+        ).any():
             raise DatasetError(
                 f"A record in {self.name} refers to a place where nothing is."
             )
-        with_next[more] = np.arange(n, n + len(more))
-        with_next[own] = 0  # Replaced below.
+        # The following record is often the next one that is read anyway.
+        there = np.zeros(n, np.bool_)
+        there[:-1] = frames[1:] == frames[:-1] + 1
+        more = np.flatnonzero(follows & ~there)
+        following = np.arange(1, n + 1)
+        following[more] = np.arange(n, n + len(more))
+        following[own] = 0  # Replaced below.
         if len(more):
-            following = self._gather(segments[more], at[more] + size, size)
-            stored = np.concatenate([stored, following])
-        if len(own):
-            tails = self._gather(
-                segments[own],
-                self._tails[batches[own]] + (tail[own] - 1) * layout.tail.size,
-                layout.tail.size,
-            )
+            others = self._records_of(batches[more], numbers[more] + 1)
+            stored = np.concatenate([stored, others])
+        tails = self._tails_of(batches[own], tail[own].astype(np.int64) - 1)
         for key, column in columns.records.items():
-            values = column.read(stored if key in columns.shared else stored[:n])
-            found[key] = values[:n]
-            after = columns.shared.get(key)
-            if after is None:
+            after_key = columns.shared.get(key)
+            if after_key is None:
+                found[key] = column.read(stored[:n])
                 continue
-            found[after] = values.take(with_next, 0)
+            if column.constant is None:
+                values = column.read(stored)
+                found[key], after = values[:n], values.take(following, 0)
+            else:
+                found[key], after = column.read(stored[:n]), column.read(stored[:n])
+            found[after_key] = after
             if len(own):
-                found[after][own] = columns.tails[after].read(tails)
+                after[own] = columns.tails[after_key].read(tails)
+
+    def _records_of(
+        self, batches: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Bytes:
+        """Copy stored records, by their numbers in their batches."""
+        return self._stored(batches, numbers, self._records, tails=False)
+
+    def _tails_of(
+        self, batches: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Bytes:
+        """Copy stored tails, by their numbers in their batches."""
+        return self._stored(batches, numbers, self._tails, tails=True)
+
+    def _stored(
+        self,
+        batches: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        *,
+        tails: bool,
+    ) -> Bytes:
+        """Copy records or tails of one kind, as its joined layout stores them."""
+        layouts = self._layout[batches]
+        if not len(layouts):
+            return np.empty((0, 0), np.uint8)
+        joined = self._joined[self._kinds[int(layouts[0])]]
+        target = joined.tail if tails else joined.record
+        out: Bytes | None = None
+        for number in np.unique(layouts).tolist():
+            layout = self._layouts[number]
+            source = layout.tail if tails else layout.record
+            chosen = np.flatnonzero(layouts == number)
+            some = batches[chosen]
+            at = begins[some] + numbers[chosen] * source.size
+            stored = self._gather(self._segment[some], at, source.size)
+            if source is not target:
+                column = self._whole.get((number, tails))
+                if column is None:
+                    column = Column(source, 0, len(source.kind))
+                    self._whole[number, tails] = column
+                stored = target.encode(column.read(stored))
+            if len(chosen) == len(batches):
+                return stored
+            if out is None:
+                out = np.empty((len(batches), target.size), np.uint8)
+            out[chosen] = stored
+        assert out is not None
+        return out
 
     def _gather(
         self, segments: NDArray[np.int64], at: NDArray[np.int64], size: int
     ) -> Bytes:
         """Copy pieces of ``size`` bytes, ``[n, size]``, at positions in segments."""
-        if not size or not len(at):
-            return np.empty((len(at), size), np.uint8)
+        if not size:
+            return np.empty((len(at), 0), np.uint8)
         first = int(segments[0])
-        if (segments == first).all():
+        if len(self._segments) == 1 or (segments == first).all():
             # take() would copy all windows first.
             pieces = self._segments[first].windows(size)[at]
         else:
@@ -566,6 +622,7 @@ class _Columns:
         tails: what to read of tails.
         tail: the number of a record's tail.
         packed: the wanted packed keys.
+        tensors: the wanted keys, each with what makes a tensor of its bytes.
     """
 
     def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
@@ -582,12 +639,17 @@ class _Columns:
         }
         self.tail = Column(layout.record, 0, TAIL)
         self.packed = [key for key in layout.packed if key in self.sizes]
+        self.tensors = [(item, _converter(item)) for item in keys]
 
 
-def _tensor(content: Bytes, item: KeyField) -> torch.Tensor:
-    dtype = dtype_of(item.dtype)
-    if not content.size:
-        return torch.empty((len(content), *item.shape), dtype=dtype)
-    return torch.from_numpy(content).view(dtype).view(len(content), *item.shape)
-
-
+def _converter(item: KeyField) -> Callable[[Bytes], torch.Tensor]:
+    """Return a function that makes a tensor ``[n, ...]`` of the bytes ``[n, size]``."""
+    dtype, shape = dtype_of(item.dtype), item.shape
+    if not item.nbytes:
+        return lambda content: torch.empty((len(content), *shape), dtype=dtype)
+    known = getattr(np, item.dtype.replace("bool", "bool_"), None)
+    if known is None:  # NumPy has no bfloat16.
+        return lambda content: (
+            torch.from_numpy(content).view(dtype).view(len(content), *shape)
+        )
+    return lambda content: torch.from_numpy(content.view(known).reshape(-1, *shape))

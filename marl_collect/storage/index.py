@@ -115,11 +115,23 @@ class Layout:
 
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
+        for item in self.keys:
+            dtype = dtype_of(item.dtype)
+            if not (dtype.is_floating_point and item.nbytes):
+                continue
+            if item.key in self.records:
+                record = record.widened(*self.records[item.key], dtype.itemsize)
+            elif item.key in self.tails:
+                tail = tail.widened(*self.tails[item.key], dtype.itemsize)
         if self._record is not None:
             record, tail = self.record.joined(record), self.tail.joined(tail)
             if record is self.record and tail is self.tail:
                 return self
         return Layout(self.keys, self.packed, self.follows, record, tail)
+
+    def alike(self, other: "Layout") -> bool:
+        """Return whether the same keys are in the same places."""
+        return (self.packed, self.follows) == (other.packed, other.follows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""

@@ -83,6 +83,22 @@ class RecordLayout:
             return self
         return RecordLayout(kind, low, high)
 
+    def widened(self, begin: int, end: int, size: int) -> "RecordLayout":
+        """Return a layout in which all bytes of an element vary if one does.
+
+        The upper bytes of floats vary sooner or later; a new layout each time would
+        make reading slower.
+
+        Args:
+            begin: first byte of the elements.
+            end: behind the last one.
+            size: bytes of an element.
+        """
+        kind = self.kind.copy()
+        elements = kind[begin:end].reshape(-1, size)
+        elements[(elements == _ANY).any(1)] = _ANY
+        return RecordLayout(kind, self.low, self.high)
+
     def encode(self, records: Bytes) -> Bytes:
         """Return records ``[n, R]`` as they are stored, ``[n, size]``."""
         ones = records[:, self.bits] == self.high[self.bits]
@@ -112,7 +128,11 @@ class RecordLayout:
 
 @final
 class Column:
-    """Reads consecutive bytes of records, such as those of one key."""
+    """Reads consecutive bytes of records, such as those of one key.
+
+    Attributes:
+        constant: the bytes, if they are equal in all records.
+    """
 
     def __init__(self, layout: RecordLayout, begin: int, end: int) -> None:
         """Prepare reading the bytes ``[begin, end)``."""
@@ -123,7 +143,7 @@ class Column:
         bits = np.cumsum(layout.kind == _TWO) - 1
         stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
         bits, stored = bits[begin:end], stored[begin:end]
-        self._constant = low if (kind == _CONSTANT).all() else None
+        self.constant = low if (kind == _CONSTANT).all() else None
         self._run: slice | None = None
         if len(kind) and (kind == _ANY).all():
             self._run = slice(int(stored[0]), int(stored[-1]) + 1)
@@ -148,9 +168,9 @@ class Column:
         n = len(stored)
         if self._run is not None:
             return np.ascontiguousarray(stored[:, self._run])
-        if self._constant is not None:
+        if self.constant is not None:
             out = np.empty((n, self._size), np.uint8)
-            out[:] = self._constant
+            out[:] = self.constant
             return out
         parts = [stored]
         if len(self._two):
@@ -162,5 +182,7 @@ class Column:
                 return values
             parts.append(values)
         if len(self._constants):
-            parts.append(np.broadcast_to(self._constants, (n, len(self._constants))))
+            constants = np.empty((n, len(self._constants)), np.uint8)
+            constants[:] = self._constants
+            parts.append(constants)
         return np.concatenate(parts, 1).take(self._gather, axis=1)
