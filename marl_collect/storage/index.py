@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, final
 
+import numpy as np
+
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
@@ -115,16 +117,26 @@ class Layout:
 
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
+        wide_record = np.zeros(self.record_size, np.bool_)
+        wide_record[:TAIL] = True
+        wide_tail = np.zeros(self.tail_size, np.bool_)
         for item in self.keys:
             dtype = dtype_of(item.dtype)
-            if not (dtype.is_floating_point and item.nbytes):
+            if dtype.itemsize == 1 or not item.nbytes:
                 continue
             if item.key in self.records:
-                record = record.widened(*self.records[item.key], dtype.itemsize)
+                begin, end = self.records[item.key]
+                wide_record[begin:end] = True
+                if dtype.is_floating_point:
+                    record = record.widened(begin, end, dtype.itemsize)
             elif item.key in self.tails:
-                tail = tail.widened(*self.tails[item.key], dtype.itemsize)
+                begin, end = self.tails[item.key]
+                wide_tail[begin:end] = True
+                if dtype.is_floating_point:
+                    tail = tail.widened(begin, end, dtype.itemsize)
         if self._record is not None:
-            record, tail = self.record.joined(record), self.tail.joined(tail)
+            record = self.record.joined(record, wide_record)
+            tail = self.tail.joined(tail, wide_tail)
             if record is self.record and tail is self.tail:
                 return self
         return Layout(self.keys, self.packed, self.follows, record, tail)

@@ -21,6 +21,8 @@ Bytes = NDArray[np.uint8]
 _CONSTANT: Final = 0
 _TWO: Final = 1
 _ANY: Final = 2
+_PIECE: Final = 16
+"""Bytes from which copying a piece is faster than choosing its bytes one by one."""
 
 
 @final
@@ -69,8 +71,14 @@ class RecordLayout:
         """Bytes of a stored record."""
         return self.bit_bytes + len(self.any)
 
-    def joined(self, other: "RecordLayout") -> "RecordLayout":
-        """Return this layout if it can store what the other can, or one for both."""
+    def joined(self, other: "RecordLayout", wide: NDArray[np.bool_]) -> "RecordLayout":
+        """Return this layout if it can store what the other can, or one for both.
+
+        Args:
+            other: of records of the same size.
+            wide: ``[R]``, bytes of elements of several bytes, which may have any value
+                as soon as they vary: numbers of episodes and the like grow on.
+        """
         low = np.minimum(self.low, other.low)
         high = np.maximum(self.high, other.high)
         two = np.ones(len(low), np.bool_)
@@ -79,7 +87,9 @@ class RecordLayout:
                 two &= (values == low) | (values == high)
         both = np.where(low == high, _CONSTANT, np.where(two, _TWO, _ANY))
         kind = np.maximum(np.maximum(self.kind, other.kind), both).astype(np.uint8)
-        if (kind == self.kind).all() and ((low == self.low) & (high == self.high)).all():
+        kind[wide & (kind > self.kind)] = _ANY
+        equal = (low == self.low) & (high == self.high)
+        if ((kind == self.kind) & (equal | (kind == _ANY))).all():
             return self
         return RecordLayout(kind, low, high)
 
@@ -162,6 +172,16 @@ class Column:
         gather[kind == _CONSTANT] = layout.size + len(self._two) + inverse
         self._gather = gather
         self._all_two = len(self._two) == self._size
+        self._low_all = low
+        # Few long pieces are copied one by one, many short ones byte by byte.
+        anywhere = np.flatnonzero(kind == _ANY)
+        pieces = np.split(anywhere, np.flatnonzero(np.diff(anywhere) > 1) + 1)
+        self._pieces = [
+            (int(p[0]), int(p[-1]) + 1, int(stored[p[0]])) for p in pieces if len(p)
+        ]
+        self._by_piece = not len(self._two) and (
+            len(self._pieces) * _PIECE < self._size
+        )
 
     def read(self, stored: Bytes) -> Bytes:
         """Return the bytes ``[n, end - begin]``, contiguous, of stored records."""
@@ -171,6 +191,12 @@ class Column:
         if self.constant is not None:
             out = np.empty((n, self._size), np.uint8)
             out[:] = self.constant
+            return out
+        if self._by_piece:
+            out = np.empty((n, self._size), np.uint8)
+            out[:] = self._low_all
+            for begin, end, at in self._pieces:
+                out[:, begin:end] = stored[:, at : at + end - begin]
             return out
         parts = [stored]
         if len(self._two):
