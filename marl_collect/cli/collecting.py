@@ -103,7 +103,7 @@ class _Job:
         # These imports load torch, which takes seconds. Ctrl-C works during them too.
         from marl_collect.cli.progress import ProgressDisplay
         from marl_collect.parallel_env.describe import describe
-        from marl_collect.storage.writer import check_target
+        from marl_collect.storage.appending import check_target
 
         request = self._request
         check_target(self._path)

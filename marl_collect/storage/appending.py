@@ -38,7 +38,15 @@ class DatasetFiles:
         index: what is listed.
     """
 
-    def __init__(self, path: Path, index: Index, size: int, checksum: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        index: Index,
+        size: int,
+        checksum: int,
+        *,
+        durable: bool = True,
+    ) -> None:
         """Open the journal; cut off what was not written completely.
 
         Args:
@@ -46,7 +54,9 @@ class DatasetFiles:
             index: content of the journal.
             size: of the journal.
             checksum: of its last line.
+            durable: whether what was added is on disk when a method returns.
         """
+        self._durable = durable
         self.index = index
         self._checksum = checksum
         # Files are opened relative to the folder, which may be moved meanwhile.
@@ -63,7 +73,9 @@ class DatasetFiles:
             raise
 
     @classmethod
-    def opened(cls, path: Path, description: DatasetDescription) -> Self:
+    def opened(
+        cls, path: Path, description: DatasetDescription, *, durable: bool = True
+    ) -> Self:
         """Begin a dataset, or continue the one that is there.
 
         Raises:
@@ -71,7 +83,7 @@ class DatasetFiles:
                 names the first difference.
         """
         if not (path / JOURNAL).exists():
-            files = cls(path, Index(description), 0, 0)
+            files = cls(path, Index(description), 0, 0, durable=durable)
             try:
                 files.note(header_entry(description), take=False)
                 sync_folder(path)
@@ -83,7 +95,7 @@ class DatasetFiles:
         folder.locate(JOURNAL)
         if not (path / JOURNAL).read_bytes().count(b"\n"):
             (path / JOURNAL).unlink()  # Its writer was killed early.
-            return cls.opened(path, description)
+            return cls.opened(path, description, durable=durable)
         index, size, checksum = load_journal(folder)
         # JSON turns tuples into lists, and keys of mappings into strings.
         here = json.loads(json.dumps(description.to_json()))
@@ -96,13 +108,13 @@ class DatasetFiles:
             )
         for number, end in index.ends.items():
             folder.locate(segment_name(number), end)
-        return cls(path, index, size, checksum)
+        return cls(path, index, size, checksum, durable=durable)
 
     def note(self, entry: Mapping[str, Any], *, take: bool = True) -> None:
         """Append an entry to the journal; it is on disk when this returns."""
         line, self._checksum = journal_line(entry, self._checksum)
         _write_all(self._journal, [line])
-        os.fdatasync(self._journal)
+        self._sync(self._journal)
         if take:
             self.index.take(json.loads(line[9:]))
 
@@ -141,7 +153,7 @@ class DatasetFiles:
         written = _write_all(self._data, parts)
         if written != end - self._end:
             raise AssertionError((written, entry))
-        os.fdatasync(self._data)
+        self._sync(self._data)
         self.note({"batch": asdict(entry)})
         self._end = end
         return self.index.batches[-1]
@@ -162,6 +174,10 @@ class DatasetFiles:
             if descriptor >= 0:
                 setattr(self, name, -1)
                 os.close(descriptor)
+
+    def _sync(self, descriptor: int) -> None:
+        if self._durable:
+            os.fdatasync(descriptor)
 
     def _open_segment(self, number: int, end: int) -> None:
         if self._data >= 0:
@@ -211,5 +227,3 @@ def check_target(path: Path) -> None:
             f"{path} holds {min(others)!r} but no {JOURNAL}, so it is not a dataset. "
             "Write to a new or empty folder."
         )
-
-

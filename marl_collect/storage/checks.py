@@ -7,7 +7,7 @@ names it. Nothing here opens a file for writing.
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,18 +93,17 @@ class Folder:
             )
         return status
 
-    def fetch(self, name: str, begin: int, end: int) -> None:
-        """Make the bytes ``[begin, end)`` of a file readable; here they are."""
+    def read(self, name: str) -> bytes:
+        """Read a file.
 
+        Raises:
+            DatasetError: if it is missing, a link, or not a regular file.
+        """
+        self.locate(name)
+        return (self.path / name).read_bytes()
 
-def read_bytes(folder: Folder, name: str) -> bytes:
-    """Read a file of a dataset.
-
-    Raises:
-        DatasetError: if it is missing, a link, or not a regular file.
-    """
-    folder.locate(name)
-    return (folder.path / name).read_bytes()
+    def fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make ranges of the bytes of a file readable; here they are already."""
 
 
 def key_of(data: Any) -> Key:

@@ -24,15 +24,13 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import (
     PACKED_FROM,
-    TRIED_FROM,
-    compressed_share,
     pack,
 )
 from marl_collect.storage.ranges import Range, range_of
 from marl_collect.storage.records import Bytes, RecordLayout
 
-_SMALL: Final = 0.5
-"""A key of medium size is packed if that reduces its frames to this share or less."""
+_MOSTLY: Final = 0.5
+"""Share of frames from which on the root value of the following frame is used."""
 
 
 @final
@@ -52,7 +50,7 @@ class Chunk:
 
 
 def choose_layout(
-    keys: Sequence[KeyField], tensors: Mapping[Key, torch.Tensor], compression: str
+    keys: Sequence[KeyField], tensors: Mapping[Key, torch.Tensor]
 ) -> Layout:
     """Decide by the first batch how each key is stored."""
     fields = {item.key: item for item in keys}
@@ -62,16 +60,18 @@ def choose_layout(
         root = fields.get(key[1:]) if key[0] == "next" else None
         if root is not None and (root.shape, root.dtype) != (item.shape, item.dtype):
             root = None
-        if root is not None and root.key in packed:
-            packed.append(key)
-        elif item.nbytes >= PACKED_FROM or (
-            item.nbytes >= TRIED_FROM
-            and compressed_share(frame_bytes(tensors[key]), compression) <= _SMALL
+        if (
+            (root is not None and root.key in packed)
+            or item.nbytes >= PACKED_FROM
+            or (
+                item.nbytes >= TRIED_FROM
+                and compressed_share(frame_bytes(tensors[key]), compression) <= _SMALL
+            )
         ):
             packed.append(key)
         elif root is not None:
             equal = _following(tensors[key], tensors[root.key])[:, :-1]
-            if not equal.size or equal.mean() >= _SMALL:
+            if not equal.size or equal.mean() >= _MOSTLY:
                 follows.append(key)
     return Layout(keys, packed, follows)
 
@@ -115,7 +115,9 @@ def encode(
     layout = layout.fitting(
         RecordLayout.of(records),
         # Without a tail, what a tail would have is not known.
-        RecordLayout.of(tails if len(tails) else np.zeros((1, layout.tail_size), np.uint8)),
+        RecordLayout.of(
+            tails if len(tails) else np.zeros((1, layout.tail_size), np.uint8)
+        ),
     )
     tables, frames, packed = [], [], []
     for key in layout.packed:
@@ -167,8 +169,7 @@ def ranges_from(text: bytes, keys: Sequence[KeyField]) -> dict[Key, Range]:
     """Return the range of each key from the JSON text in a batch."""
     found = json.loads(text)
     return {
-        item.key: Range.from_json(data)
-        for item, data in zip(keys, found, strict=True)
+        item.key: Range.from_json(data) for item, data in zip(keys, found, strict=True)
     }
 
 

@@ -1,26 +1,23 @@
 """Copies datasets to object stores, from them, and between folders."""
 
-import contextlib
-import shutil
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from marl_collect.core.atomic import sync, sync_folder
+from marl_collect.storage.appending import check_target
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.dataset import open_dataset
-from marl_collect.storage.files import (
-    LOCK,
-    FolderLock,
-    remove,
-    rename_synced,
-)
-from marl_collect.storage.index import INDEX, Index, read_episodes
+from marl_collect.storage.dataset import Dataset, open_dataset
+from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.frames import segment_name
+from marl_collect.storage.index import JOURNAL, BatchEntry, journal_lines
 from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
-from marl_collect.storage.writer import check_target
 
-_INCOMPLETE: Final = ".incomplete"
+_SYNCED: Final = 2**26
+"""Bytes that are written between two waits for the disk."""
 
 
 class _Target(Protocol):
@@ -28,11 +25,11 @@ class _Target(Protocol):
     def folder(self) -> Folder:
         """What the dataset is written to."""
 
-    def add(self, source: Folder, batch: str) -> None:
-        """Write the files of a batch."""
+    def add(self, batch: int, entry: BatchEntry) -> bool:
+        """Write the bytes of a verified batch; return whether to list it now."""
 
-    def save(self, index: Index) -> None:
-        """Replace the index."""
+    def list(self, lines: bytes) -> None:
+        """List everything added before; ``lines`` are those not written yet."""
 
 
 def copy(
@@ -43,11 +40,10 @@ def copy(
 ) -> int:
     """Copy a dataset between folders of this machine and object stores.
 
-    Batch after batch is checked, copied, and listed in the target's index, which is
-    replaced last. At any moment, the target is a complete dataset with the first
-    batches. If it already has the first batches of the
-    source, only the others are copied: a copy that was interrupted goes on, and a
-    dataset that grows is copied again. A writer may have the source open.
+    Batches are checked, copied, and then listed in the target's journal. At any moment,
+    the target is a complete dataset with the first batches. If it already has the first
+    batches of the source, only the others are copied: a copy that was interrupted goes
+    on, and a dataset that grows is copied again. A writer may have the source open.
 
     Args:
         source: a folder or a URL, such as ``"s3://bucket/data"``.
@@ -66,7 +62,7 @@ def copy(
         FileExistsError: if the target is a folder that holds something else.
     """
     options = {
-        each: storage_options if url_of(each) else None for each in (source, target)
+        path: storage_options if url_of(path) else None for path in (source, target)
     }
     if storage_options and not any(options.values()):
         raise ValueError(
@@ -75,95 +71,132 @@ def copy(
         )
     dataset = open_dataset(source, storage_options=options[source])
     (part,) = dataset.parts
-    contents = part.contents
+    content = part.folder.read(JOURNAL)
     with ExitStack() as stack:
-        place = _open(target, options[target], stack)
-        index = Index(contents.description, runs=contents.runs)
-        before = Index.load(place.folder) if place.folder.has(INDEX) else None
-        if before is None:
-            place.save(index)
-            before = index
-        _check_begins(contents, before, part.folder, place.folder)
-        done = len(before.batches)
-        for number, entry in enumerate(contents.batches):
-            ended = read_episodes(part.folder, entry)
-            index = index.with_batch(entry, contents.keys, ended)
-            if number >= done:
-                dataset.verify(number)
-                place.add(part.folder, entry.name)
-                place.save(index)
-    return len(contents.batches) - done
+        place = stack.enter_context(_opened(target, options[target], dataset))
+        before = b""
+        if place.folder.has(JOURNAL):
+            before = place.folder.read(JOURNAL)
+            before = before[: before.rfind(b"\n") + 1]
+        if not content.startswith(before):
+            raise ValueError(
+                f"{place.folder.named()} holds another dataset than "
+                f"{part.folder.named()}, or one with more batches. Copy to another "
+                "place."
+            )
+        batch = copied = 0
+        listed = written = len(before)
+        for item, end, _ in journal_lines(content):
+            if "batch" in item:
+                if batch == len(dataset):  # A writer has added it since.
+                    break
+                if end > len(before):
+                    dataset.verify(batch)
+                    copied += 1
+                    if place.add(batch, dataset.contents.batches[batch]):
+                        place.list(content[written:end])
+                        written = end
+                batch += 1
+            listed = max(listed, end)
+        if listed > written:
+            place.list(content[written:listed])
+    return copied
 
 
-def _check_begins(
-    contents: Index, before: Index, source: Folder, target: Folder
-) -> None:
-    """Check that a target has the first batches of the source."""
-    batches, runs = len(before.batches), len(before.runs)
-    same = (
-        contents.description.to_json() == before.description.to_json()
-        and contents.runs[:runs] == before.runs
-        and contents.batches[:batches] == before.batches
-    )
-    if not same:
-        raise ValueError(
-            f"{target.named()} holds another dataset than {source.named()}, or one "
-            "with more batches. Copy to another place."
-        )
-
-
-def _open(
-    target: str | Path, options: Mapping[str, Any] | None, stack: ExitStack
-) -> _Target:
+@contextmanager
+def _opened(
+    target: str | Path, options: Mapping[str, Any] | None, dataset: Dataset
+) -> Iterator[_Target]:
     folder = open_folder(target, options)
     if isinstance(folder, RemoteFolder):
-        return _Store(folder)
-    return stack.enter_context(_locked(folder))
+        yield _Store(folder, dataset)
+        return
+    check_target(folder.path)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with FolderLock(folder.path / LOCK):
+        local = _Local(folder, dataset)
+        try:
+            yield local
+        finally:
+            local.close()
 
 
 @final
 class _Store:
     """An object store, which replaces each object at once."""
 
-    def __init__(self, folder: RemoteFolder) -> None:
+    def __init__(self, folder: RemoteFolder, dataset: Dataset) -> None:
         self.folder = folder
+        self._dataset = dataset
+        self._journal = folder.read(JOURNAL) if folder.has(JOURNAL) else b""
+        self._changed: set[int] = set()
 
-    def add(self, source: Folder, batch: str) -> None:
-        for parts in source.files(batch):
-            path, _ = source.locate(parts)
-            self.folder.upload(path, parts)
+    def add(self, batch: int, entry: BatchEntry) -> bool:
+        self._changed.add(entry.segment)
+        batches = self._dataset.contents.batches
+        return batch + 1 < len(batches) and batches[batch + 1].segment != entry.segment
 
-    def save(self, index: Index) -> None:
+    def list(self, lines: bytes) -> None:
+        (part,) = self._dataset.parts
+        for segment in sorted(self._changed):
+            name = segment_name(segment)
+            # Also what was copied earlier: an object is replaced as a whole.
+            part.folder.fetch(name, [(0, part.contents.ends[segment])])
+            self.folder.upload(part.folder.path / name, name)
+        self._changed.clear()
+        self._journal = self._journal[: self._journal.rfind(b"\n") + 1] + lines
         with tempfile.TemporaryDirectory() as name:
-            index.save(Path(name))
-            self.folder.upload(Path(name) / INDEX, (INDEX,))
+            path = Path(name) / JOURNAL
+            path.write_bytes(self._journal)
+            self.folder.upload(path, JOURNAL)
 
 
 @final
 class _Local:
     """A folder of this machine, written as a ``Writer`` does."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, dataset: Dataset) -> None:
         self.folder = folder
+        self._dataset = dataset
+        self._files: dict[int, int] = {}
+        self._waiting = 0
 
-    def add(self, source: Folder, batch: str) -> None:
-        temporary, final = self.folder.path / _INCOMPLETE, self.folder.path / batch
-        remove(temporary)
-        remove(final)  # It is not listed: an earlier copy was killed.
-        for parts in source.files(batch):
-            path, _ = source.locate(parts)
-            to = temporary.joinpath(*parts[1:])
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to)
-        rename_synced(temporary, final)
+    def add(self, batch: int, entry: BatchEntry) -> bool:
+        content = memoryview(self._dataset.content(batch))
+        descriptor = self._files.get(entry.segment)
+        if descriptor is None:
+            descriptor = _open(self.folder.path / segment_name(entry.segment))
+            self._files[entry.segment] = descriptor
+        done = 0
+        while done < len(content):
+            done += os.pwrite(descriptor, content[done:], entry.offset + done)
+        self._waiting += len(content)
+        return self._waiting >= _SYNCED
 
-    def save(self, index: Index) -> None:
-        index.save(self.folder.path)
+    def list(self, lines: bytes) -> None:
+        self.close()
+        path = self.folder.path / JOURNAL
+        new = not path.exists()
+        descriptor = _open(path)
+        try:
+            # A line that an interrupted copy did not complete is replaced.
+            complete = path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(descriptor, complete)
+            os.pwrite(descriptor, lines, complete)
+        finally:
+            os.close(descriptor)
+        sync(path, os.O_RDWR)
+        if new:
+            sync_folder(self.folder.path)
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.fdatasync(descriptor)
+            os.close(descriptor)
+        self._files.clear()
+        self._waiting = 0
 
 
-@contextlib.contextmanager
-def _locked(folder: Folder) -> Iterator[_Local]:
-    check_target(folder.path)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with FolderLock(folder.path / LOCK):
-        yield _Local(folder)
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o666)

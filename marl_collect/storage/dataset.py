@@ -12,7 +12,7 @@ from marl_collect.core import notebooks
 from marl_collect.core.tensordicts import assemble
 from marl_collect.options import method
 from marl_collect.storage.card import card
-from marl_collect.storage.checks import DatasetError, Folder
+from marl_collect.storage.checks import Folder
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, join_indexes
@@ -129,6 +129,10 @@ class Dataset(Sequence[TensorDictBase]):
         batches = range(len(self)) if batch is None else [range(len(self))[batch]]
         for number in batches:
             self._frames.verify(number)
+
+    def content(self, batch: int) -> bytes:
+        """Return the stored bytes of a batch, which ``verify`` has checked."""
+        return self._frames.content(batch)
 
     @cached_property
     def trajectories(self) -> Trajectories:

@@ -67,7 +67,8 @@ class EpisodeTable:
             name: np.array([e.returns[name] for e in episodes]).reshape(-1, agents)
             for name, agents in rewards.items()
         }
-        return cls(*table.T[:3], table[:, 3].astype(np.bool_), returns)
+        environment, frame, length, terminated = table.T
+        return cls(environment, frame, length, terminated.astype(np.bool_), returns)
 
     @classmethod
     def joined(
@@ -108,14 +109,23 @@ class EpisodeTable:
 
     def episodes(self) -> list[EndedEpisode]:
         """Return the episodes as objects."""
-        columns = [
-            column.tolist()
-            for column in (self.environment, self.frame, self.length, self.terminated)
-        ]
         returns = {name: values.tolist() for name, values in self.returns.items()}
+        columns = zip(
+            self.environment.tolist(),
+            self.frame.tolist(),
+            self.length.tolist(),
+            self.terminated.tolist(),
+            strict=True,
+        )
         return [
-            EndedEpisode(*row, {name: tuple(v[i]) for name, v in returns.items()})
-            for i, row in enumerate(zip(*columns, strict=True))
+            EndedEpisode(
+                environment,
+                frame,
+                length,
+                terminated,
+                {name: tuple(values[i]) for name, values in returns.items()},
+            )
+            for i, (environment, frame, length, terminated) in enumerate(columns)
         ]
 
     def to_bytes(self) -> bytes:

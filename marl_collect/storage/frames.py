@@ -69,9 +69,9 @@ class Segment:
         Raises:
             DatasetError: if it is missing, a link, or too small.
         """
-        if self.folder.private and self._map is not None:
-            return False
         status = self.folder.locate(self.name, self.size)
+        if self.folder.private:
+            return False
         identity = (status.st_ino, status.st_size, status.st_mtime_ns)
         if identity == self._identity:
             return False
@@ -227,7 +227,9 @@ class StoredFrames:
         if len(self._joined) == 1 or not len(kinds) or (kinds == kinds[0]).all():
             return self._read(int(kinds[0]) if len(kinds) else 0, numbers, batches)
         out = {
-            item.key: torch.empty((len(numbers), *item.shape), dtype=dtype_of(item.dtype))
+            item.key: torch.empty(
+                (len(numbers), *item.shape), dtype=dtype_of(item.dtype)
+            )
             for item in self.keys
         }
         for kind in np.unique(kinds).tolist():
@@ -255,7 +257,7 @@ class StoredFrames:
         for key in columns.packed:
             found[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
         if columns.packed:
-            self._unpack(layout, columns.packed, frames, batches, found)
+            self._unpack(columns.packed, frames, batches, found)
         return {item.key: convert(found[item.key]) for item, convert in columns.tensors}
 
     def _read_pairs(
@@ -370,7 +372,6 @@ class StoredFrames:
 
     def _unpack(
         self,
-        layout: Layout,
         keys: Sequence[Key],
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
@@ -383,29 +384,45 @@ class StoredFrames:
             batch = int(batches[chosen[0]])
             place = self._places[batch]
             numbers = (frames[chosen] - self.starts[batch]).tolist()
+            sources = {
+                key: [
+                    (key[1:], number + 1) if follows else (key, number)
+                    for number, follows in zip(
+                        numbers,
+                        place.packed[key].follows[numbers].tolist(),
+                        strict=True,
+                    )
+                ]
+                for key in keys
+            }
+            place.segment.folder.fetch(
+                place.segment.name,
+                [
+                    self._packed(place, *source).place(source[1])
+                    for key in keys
+                    for source in dict.fromkeys(sources[key])
+                ],
+            )
             decoded: dict[tuple[Key, int], Bytes] = {}
             for key in keys:
-                root = key[1:] if key[0] == "next" and key[1:] in layout.packed else key
-                packed, rows = place.packed[key], out[key]
-                follows = packed.follows
-                for number, target in zip(numbers, chosen.tolist(), strict=True):
-                    source = (root, number + 1) if follows[number] else (key, number)
+                rows = out[key]
+                for source, target in zip(sources[key], chosen.tolist(), strict=True):
                     # A frame and the one after it are often both read: decode once.
                     before = decoded.get(source)
                     if before is None:
-                        self._unpack_frame(place, *source, rows[target])
+                        self._packed(place, *source).read(
+                            place.segment.content, source[1], rows[target]
+                        )
                         decoded[source] = rows[target]
                     else:
                         rows[target] = before
 
-    def _unpack_frame(self, place: _Place, key: Key, number: int, out: Bytes) -> None:
-        packed = place.packed[key]
-        if number >= len(packed.ends):
-            raise DatasetError(f"{packed.name} refers to a frame that is not there.")
-        begin, end = int(packed.begins[number]), int(packed.ends[number])
-        segment = place.segment
-        segment.folder.fetch(segment.name, begin, end)
-        packed.read(segment.content, number, out)
+    def _packed(self, place: _Place, key: Key, number: int) -> PackedFrames:
+        """Return the frames of a key, one of which has this number."""
+        packed = place.packed.get(key)
+        if packed is None or number >= len(packed.ends):
+            raise DatasetError(f"{self.name} refers to a frame that is not there.")
+        return packed
 
     def _check(self, batches: NDArray[np.int64]) -> None:
         """Check the files of batches, and what was not verified in them yet."""
@@ -414,7 +431,17 @@ class StoredFrames:
             if segment.changed():
                 self._verified[self._segment == number] = False
         if not self._verified[batches].all():
-            for batch in np.unique(batches[~self._verified[batches]]).tolist():
+            todo = np.unique(batches[~self._verified[batches]])
+            for number in np.unique(self._segment[todo]).tolist():
+                extents = [
+                    self._places[batch].extent
+                    for batch in todo[self._segment[todo] == number].tolist()
+                ]
+                segment = self._segments[number]
+                segment.folder.fetch(
+                    segment.name, [(e.records, e.frames) for e in extents]
+                )
+            for batch in todo.tolist():
                 self._verify(batch)
                 self._verified[batch] = True
 
@@ -423,7 +450,6 @@ class StoredFrames:
         place = self._places[batch]
         extent, entry = place.extent, place.entry
         segment = place.segment
-        segment.folder.fetch(segment.name, extent.records, extent.frames)
         head = segment.content[extent.records : extent.frames]
         checksum = zlib.crc32(head)
         if checksum != entry.checksum:
@@ -448,11 +474,11 @@ class StoredFrames:
             DatasetError: if a file is missing, damaged, a link, or too small.
         """
         place = self._places[batch]
-        place.segment.changed()
-        self._verified[batch] = False
-        self._verify(batch)
         extent, segment = place.extent, place.segment
-        segment.folder.fetch(segment.name, extent.frames, extent.end)
+        segment.changed()
+        self._verified[batch] = False
+        segment.folder.fetch(segment.name, [(extent.records, extent.end)])
+        self._verify(batch)
         for packed in place.packed.values():
             for number in np.flatnonzero(~packed.follows).tolist():
                 packed.stored(segment.content, number)
@@ -461,6 +487,11 @@ class StoredFrames:
     def _bytes(self, batch: int, begin: int, end: int) -> bytes:
         self._check(np.array([batch]))
         return bytes(self._places[batch].segment.content[begin:end])
+
+    def content(self, batch: int) -> bytes:
+        """Return all bytes of a batch that was verified."""
+        place = self._places[batch]
+        return bytes(place.segment.content[place.extent.records : place.extent.end])
 
     def episodes(self, batch: int) -> EpisodeTable:
         """Return the episodes that ended in a batch.
@@ -505,9 +536,10 @@ class StoredFrames:
         (mask,) = self.only(VALID).read(self.frames(batch)).values()
         rows = mask.numpy().reshape(size, length)
         counts = rows.sum(1)
-        if counts.sum() != entry.frames or (
-            rows != (np.arange(length) < counts[:, None])
-        ).any():
+        if (
+            counts.sum() != entry.frames
+            or (rows != (np.arange(length) < counts[:, None])).any()
+        ):
             raise DatasetError(
                 f"The mask of batch {batch} of {self.name} does not mark the first "
                 f"frames of each row, {entry.frames} in all, as the journal says."
@@ -548,8 +580,9 @@ class StoredFrames:
                 ends.append(rows + self.valid(batch))
         if not begins:
             return Spans.of([])
-        begin, end = np.concatenate(begins), np.concatenate(ends)
-        return Spans(begin, end, np.arange(len(begin) + 1)).joined()
+        all_begins, all_ends = np.concatenate(begins), np.concatenate(ends)
+        first = np.arange(len(all_begins) + 1)
+        return Spans(all_begins, all_ends, first).joined()
 
     def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
         """Return the episodes, their frames, and the batch in which each ended.

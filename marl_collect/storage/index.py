@@ -25,7 +25,6 @@ from marl_collect.storage.checks import (
     key_of,
     naming,
     numbers,
-    read_bytes,
     shape_of,
 )
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -53,6 +52,10 @@ class KeyField:
     key: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the field as JSON values."""
+        return {"key": self.key, "shape": self.shape, "dtype": self.dtype}
 
     @property
     def nbytes(self) -> int:
@@ -343,7 +346,7 @@ class Index:
         return {
             item.key[1]: item.shape[0]
             for item in self.keys
-            if len(item.key) == 3 and item.key[::2] == ("next", "reward")  # noqa: PLR2004
+            if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
     @property
@@ -440,9 +443,9 @@ def load_journal(folder: Folder) -> tuple[Index, int, int]:
         raise FileNotFoundError(
             f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."
         )
-    content = read_bytes(folder, JOURNAL)
+    content = folder.read(JOURNAL)
     with naming(folder.named(JOURNAL), WHAT):
-        lines = _lines(content)
+        lines = journal_lines(content)
         header, size, checksum = next(lines, ({}, 0, 0))
         if header.get("format") != FORMAT:
             raise DatasetError("it does not begin with the description of a dataset.")
@@ -452,12 +455,12 @@ def load_journal(folder: Folder) -> tuple[Index, int, int]:
                 f"of marl_collect reads version {VERSION}. Install a newer one."
             )
         index = Index(DatasetDescription.from_json(header))
-        for entry, size, checksum in lines:  # noqa: B007, PLR1704
+        for entry, size, checksum in lines:  # noqa: B007
             index.take(entry)
         return index, size, checksum
 
 
-def _lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
+def journal_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
     """Yield each entry, the position behind its line, and its checksum."""
     end = checksum = 0
     for number, line in enumerate(content.split(b"\n")[:-1], 1):

@@ -1,31 +1,14 @@
 """Joins datasets of one kind: as a view, or written to a new folder."""
 
-import shutil
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.dataset import Dataset, Part, open_dataset
+from marl_collect.storage.appending import DatasetFiles
+from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import difference
-from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import check_unlocked, completed
-from marl_collect.storage.index import (
-    EPISODES,
-    FILES,
-    BatchEntry,
-    Index,
-    StoredFile,
-    files_to_json,
-    key_difference,
-    read_episodes,
-)
-from marl_collect.storage.mapping import MappedBatches
-from marl_collect.storage.ranges import range_of
+from marl_collect.storage.index import Layout, key_difference
 from marl_collect.storage.remote import check_local
 
 
@@ -56,9 +39,9 @@ def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
 def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset:
     """Write the batches of several datasets to a new one.
 
-    Files are copied as they are and checked. The folder appears when it is complete: if
-    the process is killed, a hidden folder ``.NAME.incomplete`` stays beside it, which
-    the next merge to the same path removes.
+    Batches are checked and copied as they are. The folder appears when it is complete:
+    if the process is killed, a hidden folder ``.NAME.incomplete`` stays beside it,
+    which the next merge to the same path removes.
 
     Args:
         datasets: as for ``concatenate``.
@@ -81,27 +64,34 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
         check_unlocked(part.folder.path)
     with completed(target, "merge", or_empty=True) as temporary:
         temporary.mkdir()
-        index = _write(joined, Folder(temporary))
-        index.save(temporary)
+        _write(joined, temporary)
     return open_dataset(target)
 
 
-def _write(joined: Dataset, target: Folder) -> Index:
-    """Write the batches; return the index, which is not written."""
-    joined.verify()
-    index = Index(joined.contents.description, runs=joined.contents.runs)
-    run = 0
-    for part in joined.parts:
-        batches = part.contents.batches
-        # Gaps stay: an episode does not continue over a batch that is missing.
-        shift = index.next_number - batches[0].number if batches else 0
-        for entry in batches:
-            name = f"batch-{entry.number + shift:06d}"
-            new, ended = _copy(part, entry, target, name)
-            new = replace(new, run=run + entry.run)
-            index = index.with_batch(new, joined.contents.keys, ended)
-        run += len(part.contents.runs)
-    return index
+def _write(joined: Dataset, folder: Path) -> None:
+    """Write the batches to an empty folder."""
+    files = DatasetFiles.opened(folder, joined.contents.description, durable=False)
+    batch = 0
+    try:
+        for part in joined.parts:
+            contents, runs = part.contents, len(files.index.runs)
+            for run in contents.runs:
+                files.note({"run": run.to_json()})
+            if contents.keys and not files.index.keys:
+                files.note({"keys": [key.to_json() for key in contents.keys]})
+            layouts: dict[int, Layout] = {}
+            for entry in contents.batches:
+                joined.verify(batch)
+                layout = layouts.get(entry.layout, contents.layouts[entry.layout])
+                new = files.add(
+                    layout,
+                    replace(entry, run=runs + entry.run),
+                    [joined.content(batch)],
+                )
+                layouts[entry.layout] = files.index.layouts[new.layout]
+                batch += 1
+    finally:
+        files.close()
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
@@ -120,33 +110,3 @@ def _check_alike(first: Dataset, other: Dataset) -> None:
             f"in the former, but {there} in the latter. Datasets that are joined need "
             "the same task, settings, groups, spaces and keys."
         )
-
-
-def _copy(
-    part: Part, entry: BatchEntry, target: Folder, name: str
-) -> tuple[BatchEntry, list[EndedEpisode]]:
-    """Copy the files of a batch; return its entry under another name."""
-    for parts in part.folder.files(entry.name):
-        path, _ = part.folder.locate(parts)
-        copy = target.path.joinpath(name, *parts[1:])
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    new = replace(entry, name=name)
-    if not entry.checksums:
-        new = replace(new, checksums=_checksums(part.contents, new, target))
-    return new, read_episodes(target, new)
-
-
-def _checksums(contents: Index, entry: BatchEntry, target: Folder) -> dict[str, int]:
-    """Add the checksums that a batch of an earlier version lacks."""
-    maps = MappedBatches(target.named(), [target], replace(contents, batches=(entry,)))
-    files = {}
-    frames = maps.valid_frames(0)
-    for key, tensor in maps.whole(0).items():
-        raw: Any = tensor.reshape(-1).view(torch.uint8)
-        checksum = zlib.crc32(raw.numpy())
-        files[key] = StoredFile(None, raw.numel(), checksum, range_of(tensor, frames))
-    text = files_to_json(files)
-    (target.path / entry.name / FILES).write_text(text, encoding="utf-8")
-    episodes = (target.path / entry.name / EPISODES).read_bytes()
-    return {FILES: zlib.crc32(text.encode()), EPISODES: zlib.crc32(episodes)}

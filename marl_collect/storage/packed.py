@@ -20,22 +20,14 @@ from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.compression import CODECS, COPY, load_codec
 
 PACKED_FROM: Final = 4096
-"""Bytes of a frame from which a key is always packed."""
-TRIED_FROM: Final = 1024
-"""Bytes of a frame from which a key is packed if its frames become much smaller."""
+"""Bytes of a frame from which a key is packed. Smaller ones are faster to read in
+records."""
 ENTRY: Final = 12
 """Bytes of the table per frame."""
 _WORTHWHILE: Final = 0.8
 """Frames are compressed if that reduces their size to this share or less."""
 _TRIED: Final = 8
 """Frames that are compressed to find out."""
-
-
-def compressed_share(frames: NDArray[np.uint8], compression: str) -> float:
-    """Return the size of compressed frames ``[n, bytes]`` relative to their own."""
-    tried = frames[:: max(1, len(frames) // _TRIED)][:_TRIED]
-    encode, _ = load_codec(compression)
-    return sum(len(encode(frame)) for frame in tried) / max(1, tried.nbytes)
 
 
 def pack(
@@ -51,9 +43,11 @@ def pack(
     Returns:
         The codec, the table, and the stored frames.
     """
-    if compressed_share(frames, compression) > _WORTHWHILE:
-        compression = COPY
     encode, _ = load_codec(compression)
+    tried = frames[:: max(1, len(frames) // _TRIED)][:_TRIED]
+    if sum(len(encode(frame)) for frame in tried) > _WORTHWHILE * tried.nbytes:
+        compression = COPY
+        encode, _ = load_codec(COPY)
     stored = [
         b"" if shared else encode(frame)
         for frame, shared in zip(frames, follows.tolist(), strict=True)
@@ -117,13 +111,18 @@ class PackedFrames:
         """``[n]``, for which frames nothing is stored."""
         return self.begins == self.ends
 
+    def place(self, number: int) -> tuple[int, int]:
+        """Return where a stored frame begins and ends in the segment."""
+        return int(self.begins[number]), int(self.ends[number])
+
     def stored(self, segment: Any, number: int) -> Any:
         """Return the stored bytes of a frame.
 
         Raises:
             DatasetError: if they are damaged.
         """
-        frame = segment[int(self.begins[number]) : int(self.ends[number])]
+        begin, end = self.place(number)
+        frame = segment[begin:end]
         if not len(frame) or zlib.crc32(frame) != self.sums[number]:
             raise DatasetError(
                 f"{self.name} is damaged: the checksum of frame {number} of the batch "

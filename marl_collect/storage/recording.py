@@ -17,11 +17,12 @@ from marl_collect.collectors.options import (
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.storage.appending import check_target
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.whole import EpisodeWriter
-from marl_collect.storage.writer import Writer, check_target
+from marl_collect.storage.writer import Writer
 
 _FRAMES = 2000  # In a batch; see EpisodeWriter.
 

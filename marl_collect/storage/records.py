@@ -1,9 +1,9 @@
 """Records: the small keys of a frame as one row of bytes, without constant bytes.
 
-Most bytes of experience do not vary: flags, the upper bytes of integers, unused parts of
-observations. A layout says for each byte of a record whether it is constant, has two
-values, or may have any. Constant bytes are not stored, and bytes with two values take one
-bit. Every record of a layout has the same size, so any frame is read directly.
+Most bytes of experience do not vary: flags, the upper bytes of integers, unused parts
+of observations. A layout says for each byte of a record whether it is constant, has two
+values, or may have any. Constant bytes are not stored, and bytes with two values take
+one bit. Every record of a layout has the same size, so any frame is read directly.
 """
 
 import base64
@@ -157,9 +157,8 @@ class Column:
         self._run: slice | None = None
         if len(kind) and (kind == _ANY).all():
             self._run = slice(int(stored[0]), int(stored[-1]) + 1)
-        # Where each byte is: in the stored record, behind it a bit's, then a constant's.
+        # Where each byte is: in the record, behind it those of bits, then constants.
         self._two = np.flatnonzero(kind == _TWO)
-        self._first_byte = 0
         if len(self._two):
             first, last = bits[self._two[0]], bits[self._two[-1]]
             self._bit_bytes = slice(int(first) // 8, int(last) // 8 + 1)

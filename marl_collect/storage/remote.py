@@ -4,15 +4,17 @@ import os
 import re
 import shutil
 import tempfile
-import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
 from marl_collect.storage.checks import DatasetError, Folder
 
+_BLOCK: Final = 2**16
+"""Bytes that are fetched at least: in a store, a request takes as long as 1 MB."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)")
 
 
@@ -45,15 +47,23 @@ def check_local(path: str | Path) -> None:
 class RemoteFolder(Folder):
     """The folder of a dataset in an object store.
 
-    Files are copied to a temporary folder of this machine when they are first used.
+    What is read is copied in blocks to files with holes in a temporary folder of this
+    machine, at the same positions, and stays there until the folder is removed.
 
     Attributes:
         url: of the folder.
         options: arguments of the fsspec file system.
+        blocks: for each file, which of its blocks were copied.
     """
 
     url: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    blocks: dict[str, bytearray] = field(default_factory=dict)
+
+    @property
+    def private(self) -> bool:
+        """Whether only this process and its children can change the files."""
+        return True
 
     def named(self, *parts: str) -> str:
         """Return the URL of a file."""
@@ -65,42 +75,75 @@ class RemoteFolder(Folder):
         store.invalidate_cache()
         return bool(store.exists(f"{root}/{name}"))
 
-    def locate(self, parts: Sequence[str]) -> tuple[Path, os.stat_result]:
-        """Find the copy of a file, and make it if there is none.
+    def read(self, name: str) -> bytes:
+        """Read a file.
 
         Raises:
-            DatasetError: if it is missing, or its name leaves the folder.
+            DatasetError: if it is missing.
         """
-        if {"", ".", ".."}.intersection(parts):  # An object may have any name.
-            raise DatasetError(f"{self.named(*parts)} is no name of a dataset's file.")
-        path = self.path.joinpath(*parts)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-            store, root = self.store()
-            try:
-                store.get_file("/".join((root, *parts)), str(temporary))
-                temporary.replace(path)  # Other processes may read the folder too.
-            except FileNotFoundError as error:
-                raise DatasetError(
-                    f"{self.named(*parts)} is missing, but the dataset's index needs "
-                    "it."
-                ) from error
-            finally:
-                temporary.unlink(missing_ok=True)
-        return super().locate(parts)
-
-    def files(self, batch: str) -> list[tuple[str, ...]]:
-        """Return the paths of all files of a batch, in this folder."""
         store, root = self.store()
-        store.invalidate_cache()
-        found = store.find(f"{root}/{batch}")
-        return sorted(tuple(name[len(root) + 1 :].split("/")) for name in found)
+        with self._found(name):
+            return bytes(store.cat_file(f"{root}/{name}"))
 
-    def upload(self, path: Path, parts: Sequence[str]) -> None:
-        """Copy a file of this machine to the folder."""
+    def locate(self, name: str, size: int = 0) -> os.stat_result:
+        """Find the local file for a file of the store, and make it if there is none."""
+        path = self.path / name
+        if name not in self.blocks:
+            with path.open("ab") as file:
+                file.truncate(size)
+            self.blocks[name] = bytearray(-(-size // _BLOCK))
+        return super().locate(name, size)
+
+    def fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Copy ranges of the bytes of a file, except what was copied before.
+
+        Raises:
+            DatasetError: if the file is missing, or ends before a range.
+        """
+        blocks = self.blocks[name]
+        size = (self.path / name).stat().st_size
+        begins: list[int] = []
+        ends: list[int] = []
+        for begin, end in sorted(ranges):
+            for block in range(begin // _BLOCK, -(-end // _BLOCK)):
+                if blocks[block]:
+                    continue
+                blocks[block] = 1
+                first, last = block * _BLOCK, min(size, (block + 1) * _BLOCK)
+                if ends and ends[-1] == first:
+                    ends[-1] = last
+                else:
+                    begins.append(first)
+                    ends.append(last)
+        if not begins:
+            return
         store, root = self.store()
-        store.put_file(str(path), "/".join((root, *parts)))
+        paths = [f"{root}/{name}"] * len(begins)
+        with self._found(name):
+            contents = store.cat_ranges(paths, begins, ends, on_error="raise")
+        with (self.path / name).open("r+b") as file:
+            for begin, end, content in zip(begins, ends, contents, strict=True):
+                if len(content) != end - begin:
+                    raise DatasetError(
+                        f"{self.named(name)} ends before byte {end:,}, but the journal "
+                        f"lists {size:,} bytes: it was truncated or changed."
+                    )
+                file.seek(begin)
+                file.write(content)
+
+    @contextmanager
+    def _found(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DatasetError(
+                f"{self.named(name)} is missing, but the dataset needs it."
+            ) from error
+
+    def upload(self, path: Path, name: str) -> None:
+        """Replace a file by a file of this machine."""
+        store, root = self.store()
+        store.put_file(str(path), f"{root}/{name}")
 
     def store(self) -> tuple[Any, str]:
         """Return this process's fsspec file system, and the folder's path in it."""

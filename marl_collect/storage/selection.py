@@ -202,9 +202,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         if not len(self):
-            raise ValueError(
-                f"There are no episodes to sample in {self._frames.name}."
-            )
+            raise ValueError(f"There are no episodes to sample in {self._frames.name}.")
         drawn = torch.randint(len(self), (n,), generator=generator).numpy()
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
 
@@ -332,9 +330,7 @@ class Sequences(Loadable):
         items = np.asarray(indices)
         wrong = items[(items < -len(self)) | (items >= len(self))]
         if len(wrong):
-            raise IndexError(
-                f"Piece {wrong[0]} is out of range of {len(self)} pieces."
-            )
+            raise IndexError(f"Piece {wrong[0]} is out of range of {len(self)} pieces.")
         items = items % len(self)
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         first = self._episodes[episode]

@@ -1,13 +1,13 @@
 """Adds batches to a dataset; complete batches stay readable after any crash.
 
-A batch is appended to a data file and synced, then a line is appended to the journal and
-synced. What a killed writer has appended without listing it is cut off by the next one.
+A batch is appended to a data file and synced, then a line is appended to the journal
+and synced. What a killed writer has appended without listing it is cut off by the next
+one.
 """
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, final
 
@@ -143,12 +143,8 @@ class Writer(Closing):
     ) -> None:
         index = self._files.index
         if not index.keys:
-            self._files.note({"keys": [asdict(item) for item in keys]})
-        layout = (
-            index.layouts[-1]
-            if index.layouts
-            else choose_layout(keys, tensors, self._codec)
-        )
+            self._files.note({"keys": [item.to_json() for item in keys]})
+        layout = index.layouts[-1] if index.layouts else choose_layout(keys, tensors)
         chunk = encode(index, layout, tensors, valid, ended, self._codec)
         entry = self._files.add(chunk.layout, chunk.entry, chunk.parts)
         self._added = self._added.plus(entry, index.frame_bytes)

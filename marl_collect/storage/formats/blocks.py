@@ -6,7 +6,7 @@ back, as one tensor per key.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Self, final
@@ -92,7 +92,7 @@ class Header:
         return {
             **self.description.to_json(),
             "runs": [run.to_json() for run in self.runs],
-            "keys": [asdict(key) for key in self.keys],
+            "keys": [key.to_json() for key in self.keys],
             "episodes": self.episodes,
             "frames": self.frames,
         }
