@@ -60,14 +60,7 @@ def choose_layout(
         root = fields.get(key[1:]) if key[0] == "next" else None
         if root is not None and (root.shape, root.dtype) != (item.shape, item.dtype):
             root = None
-        if (
-            (root is not None and root.key in packed)
-            or item.nbytes >= PACKED_FROM
-            or (
-                item.nbytes >= TRIED_FROM
-                and compressed_share(frame_bytes(tensors[key]), compression) <= _SMALL
-            )
-        ):
+        if item.nbytes >= PACKED_FROM:
             packed.append(key)
         elif root is not None:
             equal = _following(tensors[key], tensors[root.key])[:, :-1]
