@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from marl_collect.core.description import Key
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.index import (
+    RECORDS,
     TAIL,
     BatchEntry,
     Index,
@@ -24,13 +25,16 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import (
     PACKED_FROM,
+    RECORDS_FROM,
+    compressed_share,
     pack,
 )
 from marl_collect.storage.ranges import Range, range_of
 from marl_collect.storage.records import Bytes, RecordLayout
 
 _MOSTLY: Final = 0.5
-"""Share of frames from which on the root value of the following frame is used."""
+"""The root value of the following frame is used if it is right for this share of
+frames, and records are packed if that reduces them to this share."""
 
 
 @final
@@ -105,6 +109,7 @@ def encode(
     tails = np.empty((len(stored), layout.tail_size), np.uint8)
     for key, (begin, end) in layout.tails.items():
         tails[:, begin:end] = rows[key][stored]
+    is_new = layout.is_new
     layout = layout.fitting(
         RecordLayout.of(records),
         # Without a tail, what a tail would have is not known.
@@ -112,10 +117,18 @@ def encode(
             tails if len(tails) else np.zeros((1, layout.tail_size), np.uint8)
         ),
     )
+    encoded = layout.record.encode(records)
+    if (
+        is_new
+        and encoded.shape[1] >= RECORDS_FROM
+        and compressed_share(encoded, compression) <= _MOSTLY
+    ):
+        layout = layout.packing_records()
+    rows[RECORDS] = encoded
     tables, frames, packed = [], [], []
     for key in layout.packed:
         shared = np.zeros(shape, np.bool_)
-        if key[0] == "next" and key[1:] in layout.packed:
+        if key[:1] == ("next",) and key[1:] in layout.packed:
             shared = _following(tensors[key], tensors[key[1:]])
         codec, table, blobs = pack(rows[key], shared.reshape(-1), compression)
         tables.append(table)
@@ -124,7 +137,7 @@ def encode(
     ranges = [range_of(tensors[item.key], valid).to_json() for item in index.keys]
     noted = json.dumps(ranges, allow_nan=False).encode()
     head = [
-        layout.record.encode(records).tobytes(),
+        b"" if RECORDS in layout.packed else encoded.tobytes(),
         layout.tail.encode(tails).tobytes(),
         *tables,
         EpisodeTable.of(episodes, index.rewards).to_bytes(),

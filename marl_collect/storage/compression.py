@@ -1,5 +1,6 @@
 """The table of codecs. Nothing here imports torch, so the command line starts fast."""
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
@@ -32,6 +33,7 @@ def check_compression(name: str) -> None:
         )
 
 
+@functools.cache
 def load_codec(
     name: str,
 ) -> tuple[Callable[[Any], bytes], Callable[[Any, NDArray[np.uint8]], Any]]:

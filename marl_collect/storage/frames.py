@@ -17,6 +17,7 @@ from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
 from marl_collect.storage.chunks import ranges_from
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
+    RECORDS,
     TAIL,
     BatchEntry,
     Extent,
@@ -337,8 +338,13 @@ class StoredFrames:
             source = layout.tail if tails else layout.record
             chosen = np.flatnonzero(layouts == number)
             some = batches[chosen]
-            at = begins[some] + numbers[chosen] * source.size
-            stored = self._gather(self._segment[some], at, source.size)
+            if not tails and RECORDS in layout.packed:
+                stored = np.empty((len(some), source.size), np.uint8)
+                frames = self.starts[some] + numbers[chosen]
+                self._unpack([RECORDS], frames, some, {RECORDS: stored})
+            else:
+                at = begins[some] + numbers[chosen] * source.size
+                stored = self._gather(self._segment[some], at, source.size)
             if source is not target:
                 column = self._whole.get((number, tails))
                 if column is None:
@@ -463,7 +469,7 @@ class StoredFrames:
         for key, (codec, size) in zip(layout.packed, entry.packed, strict=True):
             end = begin + ENTRY * entry.count
             table = bytes(segment.content[begin:end])
-            name = f"{segment.folder.named(segment.name)}: {'/'.join(key)}"
+            name = f"{segment.folder.named(segment.name)}: {'/'.join(key) or 'records'}"
             place.packed[key] = PackedFrames.of(name, codec, table, first, size)
             begin, first = end, first + size
 

@@ -39,6 +39,8 @@ OLD_INDEX: Final = "index.json"
 WHAT: Final = "the journal of a dataset"
 _LARGEST_FRAME: Final = 2**31
 """Bytes of the largest frame of a key; no simulator comes near."""
+RECORDS: Final[Key] = ()
+"""Stands for a batch's records among its packed keys, if they are packed."""
 TAIL: Final = 4
 """Bytes at the beginning of a record: 0 if the next values are in the next record,
 otherwise the number of the tail that has them, counted from 1."""
@@ -72,7 +74,8 @@ class Layout:
     key differs.
 
     Attributes:
-        packed: keys whose frames are stored one by one.
+        packed: keys whose frames are stored one by one; ``RECORDS`` is first if the
+            records are packed too.
         follows: keys in the tails.
         records: bytes of a record, by key.
         tails: bytes of a tail, by key.
@@ -118,6 +121,21 @@ class Layout:
         assert self._tail is not None
         return self._tail
 
+    @property
+    def stored_record(self) -> int:
+        """Bytes of a record in the part of a batch that has the records."""
+        return 0 if RECORDS in self.packed else self.record.size
+
+    def packing_records(self) -> "Layout":
+        """Return the layout with packed records."""
+        packed = (RECORDS, *self.packed)
+        return Layout(self.keys, packed, self.follows, self._record, self._tail)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no batch was encoded yet."""
+        return self._record is None
+
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
         wide_record = np.zeros(self.record_size, np.bool_)
@@ -151,7 +169,8 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
         return {
-            "packed": self.packed,
+            "packs_records": RECORDS in self.packed,
+            "packed": [key for key in self.packed if key != RECORDS],
             "follows": self.follows,
             "record": self.record.to_json(),
             "tail": self.tail.to_json(),
@@ -165,8 +184,10 @@ class Layout:
             tuple(map(key_of, data[name])) for name in ("packed", "follows")
         )
         placed = cls(keys, packed, follows)
+        if data["packs_records"]:
+            packed = (RECORDS, *packed)
         for key in (*packed, *follows):
-            if key not in fields:
+            if key not in fields and key != RECORDS:
                 raise DatasetError(f"A layout has the unknown key {key!r}.")
         for key in follows:
             root = fields.get(key[1:])
@@ -250,7 +271,7 @@ class Extent:
     @classmethod
     def of(cls, entry: BatchEntry, layout: Layout, episode_size: int) -> "Extent":
         """Compute the positions; ``episode_size`` is the size of an episode's entry."""
-        tails = entry.offset + entry.count * layout.record.size
+        tails = entry.offset + entry.count * layout.stored_record
         tables = tails + entry.tails * layout.tail.size
         episodes = tables + entry.count * ENTRY * len(layout.packed)
         ranges = episodes + entry.episodes * episode_size

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.compression import CODECS, COPY, load_codec
 
+RECORDS_FROM: Final = 512
+"""Bytes of a stored record from which on packing the records is tried."""
 PACKED_FROM: Final = 4096
 """Bytes of a frame from which a key is packed. Smaller ones are faster to read in
 records."""
@@ -28,6 +30,13 @@ _WORTHWHILE: Final = 0.8
 """Frames are compressed if that reduces their size to this share or less."""
 _TRIED: Final = 8
 """Frames that are compressed to find out."""
+
+
+def compressed_share(frames: NDArray[np.uint8], compression: str) -> float:
+    """Return the size of compressed frames ``[n, bytes]`` relative to their own."""
+    encode, _ = load_codec(compression)
+    tried = frames[:: max(1, len(frames) // _TRIED)][:_TRIED]
+    return sum(len(encode(frame)) for frame in tried) / max(1, tried.nbytes)
 
 
 def pack(
@@ -43,11 +52,9 @@ def pack(
     Returns:
         The codec, the table, and the stored frames.
     """
-    encode, _ = load_codec(compression)
-    tried = frames[:: max(1, len(frames) // _TRIED)][:_TRIED]
-    if sum(len(encode(frame)) for frame in tried) > _WORTHWHILE * tried.nbytes:
+    if compressed_share(frames, compression) > _WORTHWHILE:
         compression = COPY
-        encode, _ = load_codec(COPY)
+    encode, _ = load_codec(compression)
     stored = [
         b"" if shared else encode(frame)
         for frame, shared in zip(frames, follows.tolist(), strict=True)

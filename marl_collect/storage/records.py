@@ -113,7 +113,8 @@ class RecordLayout:
         """Return records ``[n, R]`` as they are stored, ``[n, size]``."""
         ones = records[:, self.bits] == self.high[self.bits]
         bits = np.packbits(ones, axis=1, bitorder="little")
-        return np.concatenate([bits, records[:, self.any]], 1)
+        stored = np.concatenate([bits, records[:, self.any]], 1)
+        return np.ascontiguousarray(stored)
 
     def to_json(self) -> dict[str, str]:
         """Return the three arrays in base64."""
