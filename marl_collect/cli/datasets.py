@@ -1,4 +1,4 @@
-"""Commands for datasets: ``inspect``, ``copy``, ``merge``, ``export``, ``import``."""
+"""Commands for datasets: ``inspect``, ``copy``, ``merge``, ``compact`` and others."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,11 +175,27 @@ def merge(
 
     with user_errors(OSError, ValueError):
         totals = write(paths, out_folder).contents.totals
-    out.print(
-        f"{totals.episodes:,} episodes, {totals.frames:,} frames: {out_folder}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    _report(totals.episodes, totals.frames, out_folder)
+
+
+def compact(
+    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    *,
+    out_folder: Annotated[
+        Path, typer.Option("--out", help="New or empty folder to write to.")
+    ],
+    compression: Compression = "lz4",
+) -> None:
+    """Write a dataset anew with larger batches; converts datasets of earlier formats.
+
+    Frames, episodes and runs stay the same. The new folder appears when it is complete.
+    """
+    from marl_collect.storage import compact as write
+
+    with user_errors(OSError, ValueError):
+        checked: Any = compression  # `compact` checks it.
+        totals = write(path, out_folder, compression=checked).contents.totals
+    _report(totals.episodes, totals.frames, out_folder)
 
 
 def export(

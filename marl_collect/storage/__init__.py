@@ -1,34 +1,40 @@
-"""Datasets on disk: folders of complete batches that are mapped when they are read.
+"""Datasets on disk: an append-only journal, and data files that are mapped.
 
 ========================  =====================================================
 file                      content
 ========================  =====================================================
+``recording.py``          ``record``: collects and writes in one call
 ``writer.py``             ``Writer``: adds batches to a dataset
 ``background.py``         writes in a thread while the next batch is collected
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
-``recording.py``          ``record``: collects and writes in one call
+``episodes.py``           finds episodes in batches
+``appending.py``          appends to the files, so that a crash loses nothing
 ``dataset.py``            opens a dataset as a list of TensorDicts
-``statistics.py``         its returns, lengths and ranges of values
-``ranges.py``             the range of a tensor
-``card.py``               a description of the dataset in Markdown
-``joining.py``            joins datasets, as a view or in a new folder
-``remote.py``             datasets in object stores
-``copying.py``            ``copy``: between folders and object stores
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
-``loading.py``             mini-batches for training
-``samples.py``             the TensorDicts that are read
-``spans.py``              locates and copies frames
-``mapping.py``            maps files into memory
+``loading.py``            mini-batches for training
+``samples.py``            the TensorDicts that are read
+``statistics.py``         its returns, lengths and ranges of values
+``card.py``               a description of the dataset in Markdown
+``joining.py``            joins datasets, as a view or in a new folder
+``compacting.py``         writes a dataset anew; converts those of format 2
+``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
-``episodes.py``           finds episodes in batches
+``index.py``              the journal: description, runs, layouts, batches
+``chunks.py``             encodes a batch
+``records.py``            small keys: rows of bytes without constant bytes
+``packed.py``             large frames, compressed one by one
+``frames.py``             reads frames by their numbers
+``spans.py``              consecutive frames
+``remote.py``             folders in object stores
 ``description.py``        descriptions of a dataset and of its runs
-``index.py``              the index that lists the complete batches
+``ranges.py``             the range of a tensor
 ``checks.py``             checks files before they are read
-``files.py``              atomic and durable file changes, locks
+``files.py``              durable file changes, locks
+``format2.py``            reads the format before this one
 ========================  =====================================================
 
-``docs/storage.md`` describes the format.
+``docs/storage.md`` says how to use it, ``docs/storage_format.md`` describes the files.
 """
 
 from typing import TYPE_CHECKING
@@ -38,6 +44,7 @@ from marl_collect import lazy
 if TYPE_CHECKING:
     from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
+    from marl_collect.storage.compacting import compact as compact
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
     from marl_collect.storage.dataset import open_dataset as open_dataset
