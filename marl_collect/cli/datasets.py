@@ -198,6 +198,30 @@ def compact(
     _report(totals.episodes, totals.frames, out_folder)
 
 
+def label(
+    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    *,
+    author: Annotated[str | None, typer.Option(help="Who made it.")] = None,
+    license: Annotated[  # noqa: A002 - the field's word
+        str | None, typer.Option(help="Such as `CC-BY-4.0`.")
+    ] = None,
+    description: Annotated[str | None, typer.Option(help="A text.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Word to find it by. Repeatable.")
+    ] = None,
+) -> None:
+    """Change author, license, description and tags; cards and exports have them."""
+    from marl_collect.storage import label as write
+
+    with user_errors(OSError, ValueError):
+        metadata = write(
+            path, author=author, license=license, description=description, tags=tag
+        )
+    for name, value in metadata.to_json().items():
+        shown = value if isinstance(value, str) else ", ".join(value)
+        out.print(f"{name}: {shown}", soft_wrap=True, highlight=False)
+
+
 def export(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
     *,

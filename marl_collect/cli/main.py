@@ -9,7 +9,15 @@ import marl_collect
 from marl_collect.cli.bench import bench
 from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
-from marl_collect.cli.datasets import compact, copy, export, import_, inspect, merge
+from marl_collect.cli.datasets import (
+    compact,
+    copy,
+    export,
+    import_,
+    inspect,
+    label,
+    merge,
+)
 from marl_collect.cli.listing import envs, info
 from marl_collect.cli.play import play
 from marl_collect.cli.render import render
@@ -30,6 +38,7 @@ app.command()(inspect)
 app.command()(copy)
 app.command()(merge)
 app.command()(compact)
+app.command()(label)
 app.command()(export)
 app.command("import")(import_)
 app.command()(envs)

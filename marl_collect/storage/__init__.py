@@ -12,12 +12,14 @@ file                      content
 ``dataset.py``            opens a dataset as a list of TensorDicts
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
+``windows.py``            parts of episodes: sequences, n-step transitions
 ``loading.py``            mini-batches for training
 ``samples.py``            the TensorDicts that are read
 ``statistics.py``         its returns, lengths and ranges of values
 ``card.py``               a description of the dataset in Markdown
 ``joining.py``            joins datasets, as a view or in a new folder
 ``compacting.py``         writes a dataset anew; converts those of format 2
+``labelling.py``          ``label``: author, license, description, tags
 ``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
 ``index.py``              the journal: description, runs, layouts, batches
@@ -51,13 +53,17 @@ if TYPE_CHECKING:
     from marl_collect.storage.description import (
         DatasetDescription as DatasetDescription,
     )
+    from marl_collect.storage.description import Metadata as Metadata
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
+    from marl_collect.storage.formats.saving import save as save
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
+    from marl_collect.storage.labelling import label as label
     from marl_collect.storage.loading import Loader as Loader
+    from marl_collect.storage.loading import Moments as Moments
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.statistics import Statistics as Statistics

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium import spaces
 
 from marl_collect.core.description import Key, stored_action
-from marl_collect.storage.description import RunDescription
+from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.index import Index
 from marl_collect.storage.ranges import Range
 from marl_collect.storage.statistics import Statistics, Summary
@@ -41,6 +41,7 @@ def card(contents: Index, statistics: Statistics) -> str:
     sections = [
         f"# {about.task}",
         summary,
+        *_metadata(contents.metadata),
         "## Environment",
         _settings(about.env_kwargs),
         _groups(contents),
@@ -56,6 +57,17 @@ def card(contents: Index, statistics: Statistics) -> str:
         _LOADING.strip(),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _metadata(metadata: Metadata) -> list[str]:
+    rows = [
+        ("author", metadata.author),
+        ("license", metadata.license),
+        ("tags", ", ".join(metadata.tags)),
+    ]
+    table = [(name, value) for name, value in rows if value]
+    shown = [metadata.description] if metadata.description else []
+    return [*shown, _table(("", "value"), table)] if table else shown
 
 
 def number(value: float | None) -> str:

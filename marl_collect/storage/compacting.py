@@ -11,7 +11,11 @@ from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.files import check_unlocked, completed
 from marl_collect.storage.format2 import OldDataset
 from marl_collect.storage.index import JOURNAL, OLD_INDEX
@@ -59,11 +63,13 @@ def compact(
     if old:
         converted = OldDataset(folder)
         description, batches = converted.description, converted.batches()
+        metadata = Metadata()
     else:
         dataset = open_dataset(folder)
         description, batches = dataset.contents.description, _batches(dataset)
+        metadata = dataset.contents.metadata
     with completed(Path(path).absolute(), "compact", or_empty=True) as temporary:
-        _write(temporary, description, batches, compression)
+        _write(temporary, description, metadata, batches, compression)
     return open_dataset(path)
 
 
@@ -76,6 +82,7 @@ def _batches(dataset: Dataset) -> Iterator[_Batch]:
 def _write(
     path: Path,
     description: DatasetDescription,
+    metadata: Metadata,
     batches: Iterator[_Batch],
     compression: Compression,
 ) -> None:
@@ -101,7 +108,13 @@ def _write(
                 if writer is not None:
                     writer.close()
                 run = batch_run
-                writer = Writer(path, description, run, compression=compression)
+                writer = Writer(
+                    path,
+                    description,
+                    run,
+                    metadata=metadata,
+                    compression=compression,
+                )
             elif waiting and not _fits(waiting, tensors):
                 flush()
             waiting.append(tensors)

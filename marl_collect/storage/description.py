@@ -3,9 +3,9 @@
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.description_json import (
@@ -60,6 +60,44 @@ class DatasetDescription:
         """Return the description from the output of ``to_json``."""
         environment = environment_from_json(data["environment"])
         return cls(data["task"], environment, data["env_kwargs"])
+
+
+@final
+@dataclass(frozen=True)
+class Metadata:
+    """What people should know about a dataset; see ``label``.
+
+    Attributes:
+        author: who made it.
+        license: such as ``"CC-BY-4.0"``.
+        description: text.
+        tags: words to find it by.
+    """
+
+    author: str = ""
+    license: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the metadata as JSON values, without what is empty."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the metadata from the output of ``to_json``.
+
+        Raises:
+            TypeError: if a value is no text, or there is no such name.
+        """
+        found = cls(**dict(data) | {"tags": tuple(data.get("tags", ()))})
+        texts = (found.author, found.license, found.description, *found.tags)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"Metadata must be texts, but are {data}.")
+        return found
+
+
+NO_METADATA: Final = Metadata()
 
 
 @final

@@ -27,7 +27,11 @@ from marl_collect.storage.checks import (
     numbers,
     shape_of,
 )
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.packed import ENTRY
 from marl_collect.storage.records import RecordLayout
 
@@ -340,6 +344,7 @@ class Index:
 
     Attributes:
         description: task, groups and spaces.
+        metadata: author, license and the like.
         runs: the runs, in the order in which they began.
         keys: of the batches; empty before the first one.
         layouts: of the batches.
@@ -350,6 +355,7 @@ class Index:
     def __init__(self, description: DatasetDescription) -> None:
         """Begin with no run and no batch."""
         self.description = description
+        self.metadata = Metadata()
         self.runs: list[RunDescription] = []
         self.keys: tuple[KeyField, ...] = ()
         self.layouts: list[Layout] = []
@@ -397,6 +403,8 @@ class Index:
         data = entry[kind]
         if kind == "run":
             self.runs.append(RunDescription.from_json(data))
+        elif kind == "metadata":
+            self.metadata = Metadata.from_json(data)
         elif kind == "keys" and not self.keys:
             self.keys = keys_from_json(data)
         elif kind == "layout" and self.keys:
@@ -441,6 +449,8 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
         runs = len(joined.runs)
         joined.keys = joined.keys or index.keys
         joined.runs += index.runs
+        if joined.metadata == Metadata():
+            joined.metadata = index.metadata
         for entry in index.batches:
             joined.batches.append(replace(entry, run=entry.run + runs))
             joined.totals = joined.totals.plus(entry, index.frame_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marl_collect.storage.appending import DatasetFiles
 from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.description import difference
+from marl_collect.storage.description import Metadata, difference
 from marl_collect.storage.files import check_unlocked, completed
 from marl_collect.storage.index import Layout, key_difference
 from marl_collect.storage.remote import check_local
@@ -48,7 +48,7 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
         path: a folder that does not exist, or is empty.
 
     Returns:
-        The new dataset, opened.
+        The new dataset, opened. Its metadata are those of the first one that has any.
 
     Raises:
         ValueError: if there are none, or two are of different kinds.
@@ -73,6 +73,8 @@ def _write(joined: Dataset, folder: Path) -> None:
     files = DatasetFiles.opened(folder, joined.contents.description, durable=False)
     batch = 0
     try:
+        if joined.contents.metadata != Metadata():
+            files.note({"metadata": joined.contents.metadata.to_json()})
         for part in joined.parts:
             contents, runs = part.contents, len(files.index.runs)
             for run in contents.runs:

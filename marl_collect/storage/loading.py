@@ -4,14 +4,19 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, Final, Self, final
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
+from marl_collect.buffers.layout import VALID
+from marl_collect.core.description import Key
 from marl_collect.options import Option, Options, RejectedKeyword, method
+
+_LEAST_STD: Final = 1e-6
+"""Standard deviation by which elements that hardly vary are divided."""
 
 
 @final
@@ -72,6 +77,29 @@ class LoaderArguments(Options):
     ] = None
 
 
+@final
+@dataclass(frozen=True)
+class Moments:
+    """Describes the values of a key.
+
+    Attributes:
+        mean: of each element.
+        std: standard deviation of each element.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, count: torch.Tensor, total: torch.Tensor, squares: torch.Tensor
+    ) -> Self:
+        """Return the moments of values, from their number and sums in float64."""
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp(min=0)
+        return cls(mean.float(), variance.sqrt().float())
+
+
 class Loadable(abc.ABC):
     """Items that are read many at once, in any order."""
 
@@ -91,6 +119,56 @@ class Loadable(abc.ABC):
             ValueError: if there is nothing to load, or an argument does not fit.
         """
         return Loader(self, options)
+
+    def normalised(self, moments: Mapping[Key, Moments]) -> "Normalised":
+        """Return the same items with normalised values.
+
+        Args:
+            moments: of each key to normalise; see ``Transitions.moments``. The same key
+                under ``next`` is normalised too.
+
+        Raises:
+            KeyError: if the items have no such key.
+        """
+        return Normalised(self, moments)
+
+
+@final
+class Normalised(Loadable):
+    """Items whose values have the mean 0 and the standard deviation 1, as float32."""
+
+    def __init__(self, source: Loadable, moments: Mapping[Key, Moments]) -> None:
+        """Normalise the items of ``source``."""
+        self._source = source
+        self._moments = moments
+        (item,) = self._source.__getitems__([0]).unbind(0)
+        for key in moments:
+            item[key]  # Raises a KeyError that says what there is.
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self._source)
+
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        """Read items; torch's ``DataLoader`` calls this method."""
+        items = self._source.__getitems__(indices)
+        padding = items.get(VALID, None)
+        for key, moments in self._moments.items():
+            for place in (key, ("next", *key)):
+                values = items.get(place, None)
+                if values is None:
+                    continue
+                # Elements that never vary are 0.
+                scaled = (values - moments.mean) / moments.std.clamp(min=_LEAST_STD)
+                if padding is not None:
+                    shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
+                    scaled *= padding.view(shape)
+                items.set(place, scaled)
+        return items
+
+    def __repr__(self) -> str:
+        """Return the items and the keys."""
+        return f"Normalised({self._source!r}, {list(self._moments)})"
 
 
 @final

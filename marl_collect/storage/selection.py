@@ -1,7 +1,7 @@
 """Reads, samples, filters and splits the complete episodes of a dataset."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, cast, final, overload
 
 import numpy as np
@@ -9,18 +9,21 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
-from marl_collect.core.tensordicts import assemble
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.samples import Sample
-from marl_collect.storage.spans import Spans, ranges
+from marl_collect.storage.spans import Spans
 from marl_collect.storage.transitions import Transitions
+from marl_collect.storage.windows import NSteps, Sequences, nested, read_padded
 
 
 @final
@@ -111,6 +114,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def description(self) -> DatasetDescription:
         """Task, groups and spaces of the dataset."""
         return self._contents.description
+
+    @property
+    def metadata(self) -> Metadata:
+        """Author, license and the like of the dataset."""
+        return self._contents.metadata
 
     @property
     def keys(self) -> tuple[KeyField, ...]:
@@ -232,7 +240,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
         numbers = self._spans.take(chosen).frames()
-        return _nested(self._frames.read(numbers), [len(numbers)], self._contents)
+        return nested(self._frames.read(numbers), [len(numbers)], self._contents)
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
@@ -260,9 +268,23 @@ class Trajectories(Sequence[TensorDict], Loadable):
             self._frames, self._contents, self._spans, length, stride, burn_in
         )
 
+    def n_step(self, n: int, *, gamma: float = 0.99) -> NSteps:
+        """Return transitions over ``n`` frames, for n-step returns.
+
+        Args:
+            n: frames from an observation to the next one; fewer at the end of an
+                episode.
+            gamma: discount of the rewards in between.
+
+        Raises:
+            ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
+                reward is selected.
+        """
+        return NSteps(self._frames, self._contents, self._spans, n, gamma)
+
     def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
         spans, lengths = self._spans.take(chosen), self._table.length[chosen]
-        return _read_padded(
+        return read_padded(
             self._frames,
             self._contents,
             spans.frames(),
@@ -270,127 +292,3 @@ class Trajectories(Sequence[TensorDict], Loadable):
             np.zeros_like(lengths),
             int(lengths.max()),
         )
-
-
-@final
-class Sequences(Loadable):
-    """Pieces of episodes with the same number of frames, for recurrent networks.
-
-    Every frame of an episode is in a piece. The last piece is padded with zeros behind
-    its frames, and pieces with ``burn_in`` in front of them;
-    ``("collector", "mask")`` says which frames are valid.
-    """
-
-    def __init__(
-        self,
-        frames: StoredFrames,
-        contents: Index,
-        episodes: Spans,
-        length: int,
-        stride: int,
-        burn_in: int,
-    ) -> None:
-        """Cut episodes, given as spans; nothing is read yet.
-
-        Raises:
-            ValueError: if the numbers do not fit.
-        """
-        if length < 1:
-            raise ValueError(f"length must be at least 1, but is {length}.")
-        if not 1 <= stride <= length:
-            raise ValueError(
-                f"stride must be between 1 and length={length}, but is {stride}: "
-                "every frame is in a piece."
-            )
-        if burn_in < 0:
-            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
-        self._frames, self._contents, self._spans = frames, contents, episodes
-        self._length, self._stride, self._burn_in = length, stride, burn_in
-        # With all episodes back to back: where each begins, and the end.
-        self._episodes = episodes.starts[episodes.first]
-        beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
-        # The last piece of an episode is the first one that reaches its end.
-        counts = 1 + -(-beyond_first // stride)
-        self._pieces = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-    def __len__(self) -> int:
-        """Number of pieces."""
-        return int(self._pieces[-1])
-
-    def __getitem__(self, index: int) -> TensorDict:
-        """Read one piece ``[burn_in + length]``."""
-        return self.__getitems__([operator.index(index)])[0]
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        """Read one piece after the other."""
-        return (self[i] for i in range(len(self)))
-
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
-        items = np.asarray(indices)
-        wrong = items[(items < -len(self)) | (items >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Piece {wrong[0]} is out of range of {len(self)} pieces.")
-        items = items % len(self)
-        episode = np.searchsorted(self._pieces, items, side="right") - 1
-        first = self._episodes[episode]
-        begin = first + self._stride * (items - self._pieces[episode])
-        end = np.minimum(self._episodes[episode + 1], begin + self._length)
-        padding = np.maximum(0, self._burn_in - (begin - first))
-        begin = begin - self._burn_in + padding
-        lengths = end - begin
-        return _read_padded(
-            self._frames,
-            self._contents,
-            self._spans.locate(ranges(begin, lengths)),
-            lengths,
-            padding,
-            self._burn_in + self._length,
-        )
-
-    def __repr__(self) -> str:
-        """Return the path and the sizes."""
-        width = self._burn_in + self._length
-        return f"Sequences({self._frames.name!r}, {len(self)} of {width} frames)"
-
-
-def _read_padded(
-    frames: StoredFrames,
-    contents: Index,
-    numbers: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    padding: NDArray[np.int64],
-    width: int,
-) -> TensorDict:
-    """Read pieces ``[n, width]`` and their mask.
-
-    Args:
-        frames: to read from.
-        contents: of the dataset.
-        numbers: of the frames, all pieces back to back.
-        lengths: of the pieces.
-        padding: frames of zeros in front of each piece; behind it they fill the row.
-        width: frames of a row.
-    """
-    shape = [len(lengths), width]
-    column = np.arange(width)
-    first = padding[:, None]
-    valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
-    tensors = frames.read(numbers)
-    if len(numbers) < len(lengths) * width:
-        places = valid.reshape(-1).nonzero()[:, 0]
-        for key, tensor in tensors.items():
-            out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
-            tensors[key] = out.index_copy_(0, places, tensor)
-    result = _nested(tensors, shape, contents)
-    result.set(VALID, valid)
-    return result
-
-
-def _nested(
-    tensors: Mapping[Key, torch.Tensor], shape: list[int], contents: Index
-) -> TensorDict:
-    groups = contents.description.environment.groups
-    n_agents = {name: group.n_agents for name, group in groups.items()}
-    shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
-    return assemble(shaped, shape, n_agents, time=True, kind=Sample)

@@ -1,7 +1,7 @@
 """The frames of a dataset as one long list."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
-from marl_collect.storage.loading import Loadable
-from marl_collect.storage.samples import Sample
+from marl_collect.storage.loading import Loadable, Moments
 from marl_collect.storage.spans import Spans
+from marl_collect.storage.windows import nested
+
+_PART: Final = 20_000
+"""Frames that are read at once to compute moments."""
 
 
 @final
@@ -93,7 +95,37 @@ class Transitions(Loadable):
         return f"Transitions({self._frames.name!r}, {len(self)} frames)"
 
     def _read(self, numbers: NDArray[np.int64]) -> TensorDict:
-        groups = self._contents.description.environment.groups
         tensors = self._frames.read(self._spans.locate(numbers))
-        n_agents = {name: group.n_agents for name, group in groups.items()}
-        return assemble(tensors, [len(numbers)], n_agents, kind=Sample)
+        return nested(tensors, [len(numbers)], self._contents, time=False)
+
+    def moments(self, *keys: str | Key) -> dict[Key, Moments]:
+        """Compute the mean and the standard deviation of each element of keys.
+
+        They are over all frames, and over the agents of a group. All frames are read
+        once, in parts.
+
+        Args:
+            keys: numeric keys at the root, such as ``("agent", "observation")``.
+
+        Raises:
+            KeyError: if a key does not exist.
+            ValueError: if there are no frames.
+        """
+        chosen = self._frames.select(*keys)
+        groups = self._contents.description.environment.groups
+        sums: dict[Key, list[torch.Tensor]] = {}
+        for begin in range(0, len(self), _PART):
+            numbers = np.arange(begin, min(begin + _PART, len(self)))
+            for key, tensor in chosen.read(self._spans.locate(numbers)).items():
+                values = tensor.double()
+                if key[0] in groups:
+                    values = values.flatten(0, 1)
+                part = [values.new_tensor(len(values)), values.sum(0)]
+                part.append(values.square().sum(0))
+                old = sums.get(key)
+                if old is not None:
+                    part = [a + b for a, b in zip(old, part, strict=True)]
+                sums[key] = part
+        if not sums:
+            raise ValueError(f"There are no frames in {self._frames.name}.")
+        return {key: Moments.of(*values) for key, values in sums.items()}

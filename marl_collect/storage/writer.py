@@ -21,7 +21,11 @@ from marl_collect.errors import ClosedError
 from marl_collect.storage.appending import DatasetFiles, check_target
 from marl_collect.storage.chunks import choose_layout, encode
 from marl_collect.storage.compression import COPY, Compression, check_compression
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
 from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.index import Index, KeyField, Totals, key_difference
@@ -50,6 +54,7 @@ class Writer(Closing):
         description: DatasetDescription,
         run: RunDescription | None = None,
         *,
+        metadata: Metadata | None = None,
         compression: Compression = "lz4",
     ) -> None:
         """Create the folder, or continue after an earlier writer.
@@ -58,6 +63,7 @@ class Writer(Closing):
             path: a folder that is new, empty or holds a dataset.
             description: must equal that of an existing dataset.
             run: describes the batches of this writer.
+            metadata: of the dataset; replaces what it has. None: as it is.
             compression: of large frames such as images, lossless. ``"zstd"`` makes
                 smaller files than ``"lz4"`` and takes more time.
 
@@ -78,6 +84,8 @@ class Writer(Closing):
         self._lock = FolderLock(self.path / LOCK)
         try:
             self._files = DatasetFiles.opened(self.path, description)
+            if metadata is not None and metadata != self._files.index.metadata:
+                self._files.note({"metadata": metadata.to_json()})
             self._files.note({"run": (run or RunDescription()).to_json()})
         except BaseException:
             self._lock.close()

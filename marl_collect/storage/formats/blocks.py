@@ -20,7 +20,12 @@ from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    NO_METADATA,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField, keys_from_json
 from marl_collect.storage.selection import Trajectories
@@ -48,6 +53,7 @@ class Header:
         keys: key, shape of a frame, and dtype of every tensor.
         episodes: number of episodes.
         frames: number of their frames.
+        metadata: author, license and the like.
     """
 
     description: DatasetDescription
@@ -55,6 +61,7 @@ class Header:
     keys: tuple[KeyField, ...]
     episodes: int
     frames: int
+    metadata: Metadata = NO_METADATA
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> Self:
@@ -84,7 +91,12 @@ class Header:
                 )
         frames = int(trajectories.lengths.sum())
         return cls(
-            trajectories.description, trajectories.runs, keys, len(trajectories), frames
+            trajectories.description,
+            trajectories.runs,
+            keys,
+            len(trajectories),
+            frames,
+            trajectories.metadata,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +107,7 @@ class Header:
             "keys": [key.to_json() for key in self.keys],
             "episodes": self.episodes,
             "frames": self.frames,
+            "metadata": self.metadata.to_json(),
         }
 
     @classmethod
@@ -106,6 +119,7 @@ class Header:
             keys_from_json(data["keys"]),
             data["episodes"],
             data["frames"],
+            Metadata.from_json(data.get("metadata", {})),
         )
 
     def cuts(
@@ -203,7 +217,13 @@ def write_blocks(
         about = header.runs[run]
         with ExitStack() as stack:
             writer = stack.enter_context(
-                Writer(path, header.description, about, compression=compression)
+                Writer(
+                    path,
+                    header.description,
+                    about,
+                    metadata=header.metadata,
+                    compression=compression,
+                )
             )
             for block in some:
                 _check(header, block, episodes)

@@ -193,8 +193,13 @@ def _card(header: Header, name: str) -> str:
         f"| {group} | {', '.join(g.agents)} | `{g.observation}` | `{g.action}` |"
         for group, g in about.environment.groups.items()
     )
+    labels = header.metadata
+    named = f"license: {json.dumps(labels.license)}\n" if labels.license else ""
+    tags = "".join(f"- {json.dumps(tag)}\n" for tag in labels.tags)
+    texts = [labels.description, labels.author and f"Author: {labels.author}."]
+    written = "".join(f"{text}\n\n" for text in texts if text)
     return f"""---
-configs:
+{named}configs:
 - config_name: default
   data_files:
   - split: train
@@ -204,11 +209,12 @@ task_categories:
 tags:
 - multi-agent
 - marl_collect
----
+{tags}---
 
 # {name}
 
-{header.episodes:,} complete episodes of `{about.task}`, {header.frames:,} frames.
+{written}{header.episodes:,} complete episodes of `{about.task}`, {header.frames:,}
+frames.
 
 | group | agents | observation of an agent | action |
 |---|---|---|---|

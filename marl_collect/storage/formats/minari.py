@@ -88,6 +88,11 @@ def _export(
         "env_spec": _env_spec(header.description),
         _OURS: header.to_json(),
     }
+    about = header.metadata
+    if about.author:
+        metadata["author"] = about.author
+    if about.description:
+        metadata["description"] = about.description
     (folder / _METADATA).write_text(json.dumps(metadata), encoding="utf-8")
 
 

@@ -132,7 +132,7 @@ def export_dataset(
     header = Header.of(trajectories)
     target = chosen.locate(str(out))
     with completed(target, "export") as temporary:
-        blocks = read_blocks(trajectories, header, progress or _ignore)
+        blocks = read_blocks(trajectories, header, progress or no_progress)
         # `temporary` does not exist yet.
         roomy = _while_there_is_room(blocks, temporary.parent)
         chosen.export(temporary, header, roomy, target, **settings)
@@ -175,7 +175,11 @@ def import_dataset(
     target = Path(out)
     with completed(target, "import") as temporary:
         write_blocks(
-            temporary, opened.header, opened.blocks, compression, progress or _ignore
+            temporary,
+            opened.header,
+            opened.blocks,
+            compression,
+            progress or no_progress,
         )
     return open_dataset(target)
 
@@ -201,5 +205,6 @@ def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Bloc
         yield block
 
 
-def _ignore(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    """Show nothing."""
     del done, total, ended

@@ -1,0 +1,229 @@
+"""Parts of episodes for training: sequences of frames, and n-step transitions."""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from marl_collect.buffers.layout import VALID
+from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import assemble
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index
+from marl_collect.storage.loading import Loadable
+from marl_collect.storage.samples import Sample
+from marl_collect.storage.spans import Spans, ranges
+
+
+@final
+class Sequences(Loadable):
+    """Pieces of episodes with the same number of frames, for recurrent networks.
+
+    Every frame of an episode is in a piece. The last piece is padded with zeros behind
+    its frames, and pieces with ``burn_in`` in front of them;
+    ``("collector", "mask")`` says which frames are valid.
+    """
+
+    def __init__(
+        self,
+        frames: StoredFrames,
+        contents: Index,
+        episodes: Spans,
+        length: int,
+        stride: int,
+        burn_in: int,
+    ) -> None:
+        """Cut episodes, given as spans; nothing is read yet.
+
+        Raises:
+            ValueError: if the numbers do not fit.
+        """
+        if length < 1:
+            raise ValueError(f"length must be at least 1, but is {length}.")
+        if not 1 <= stride <= length:
+            raise ValueError(
+                f"stride must be between 1 and length={length}, but is {stride}: "
+                "every frame is in a piece."
+            )
+        if burn_in < 0:
+            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
+        self._frames, self._contents, self._spans = frames, contents, episodes
+        self._length, self._stride, self._burn_in = length, stride, burn_in
+        # With all episodes back to back: where each begins, and the end.
+        self._episodes = episodes.starts[episodes.first]
+        beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
+        # The last piece of an episode is the first one that reaches its end.
+        counts = 1 + -(-beyond_first // stride)
+        self._pieces = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return int(self._pieces[-1])
+
+    def __getitem__(self, index: int) -> TensorDict:
+        """Read one piece ``[burn_in + length]``."""
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Read one piece after the other."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
+        items = np.asarray(indices)
+        wrong = items[(items < -len(self)) | (items >= len(self))]
+        if len(wrong):
+            raise IndexError(f"Piece {wrong[0]} is out of range of {len(self)} pieces.")
+        items = items % len(self)
+        episode = np.searchsorted(self._pieces, items, side="right") - 1
+        first = self._episodes[episode]
+        begin = first + self._stride * (items - self._pieces[episode])
+        end = np.minimum(self._episodes[episode + 1], begin + self._length)
+        padding = np.maximum(0, self._burn_in - (begin - first))
+        begin = begin - self._burn_in + padding
+        lengths = end - begin
+        return read_padded(
+            self._frames,
+            self._contents,
+            self._spans.locate(ranges(begin, lengths)),
+            lengths,
+            padding,
+            self._burn_in + self._length,
+        )
+
+    def __repr__(self) -> str:
+        """Return the path and the sizes."""
+        width = self._burn_in + self._length
+        return f"Sequences({self._frames.name!r}, {len(self)} of {width} frames)"
+
+
+@final
+class NSteps(Loadable):
+    """Transitions over several frames of an episode, one that begins at each frame.
+
+    Keys at the root are those of the first frame, keys under ``next`` those of the last
+    one, and rewards are the discounted sum in between. ``"steps_to_next_obs"`` ``[n,
+    1]`` is the number of frames, and ``"gamma"`` ``[n, 1]`` the discount of the value
+    of the next observation, ``gamma ** steps_to_next_obs``; the names are those of
+    TorchRL's ``MultiStep``.
+    """
+
+    def __init__(
+        self,
+        frames: StoredFrames,
+        contents: Index,
+        episodes: Spans,
+        n: int,
+        gamma: float,
+    ) -> None:
+        """Prepare reading; see ``Trajectories.n_step``."""
+        if n < 1:
+            raise ValueError(f"n must be at least 1, but is {n}.")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be between 0 and 1, but is {gamma}.")
+        self._rewards = [
+            item.key
+            for item in frames.keys
+            if item.key[0] == "next" and item.key[-1] == "reward"
+        ]
+        if not self._rewards:
+            raise ValueError("No reward is selected: add its key to select().")
+        self._name = frames.name
+        self._contents, self._spans, self._n, self._gamma = contents, episodes, n, gamma
+        root = [item.key for item in frames.keys if item.key[0] != "next"]
+        after = [item.key for item in frames.keys if item.key[0] == "next"]
+        self._root, self._after = frames.select(*root), frames.select(*after)
+        self._between = frames.select(*self._rewards)
+        # With all episodes back to back: where each begins, and the end.
+        self._episodes = episodes.starts[episodes.first]
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return int(self._episodes[-1])
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
+        first = np.asarray(indices)
+        wrong = first[(first < 0) | (first >= len(self))]
+        if len(wrong):
+            raise IndexError(f"Frame {wrong[0]} is out of range of {len(self)} frames.")
+        episode = np.searchsorted(self._episodes, first, side="right") - 1
+        end = np.minimum(first + self._n, self._episodes[episode + 1])
+        steps = end - first
+        tensors = self._root.read(self._spans.locate(first))
+        tensors |= self._after.read(self._spans.locate(end - 1))
+        rewards = self._between.read(self._spans.locate(ranges(first, steps)))
+        item = torch.from_numpy(np.repeat(np.arange(len(first)), steps))
+        power = torch.from_numpy(ranges(np.zeros_like(steps), steps))
+        discount = self._gamma ** power.double()
+        for key in self._rewards:
+            values = rewards[key]
+            weighted = values * discount.view(-1, *[1] * (values.ndim - 1))
+            total = weighted.new_zeros(tensors[key].shape)
+            tensors[key] = total.index_add_(0, item, weighted).to(values.dtype)
+        count = torch.from_numpy(steps).view(-1, 1)
+        tensors["steps_to_next_obs",] = count
+        tensors["gamma",] = (self._gamma ** count.double()).float()
+        return nested(tensors, [len(first)], self._contents, time=False)
+
+    def __repr__(self) -> str:
+        """Return the path and the sizes."""
+        return f"NSteps({self._name!r}, {len(self)} frames, n={self._n})"
+
+
+def read_padded(
+    frames: StoredFrames,
+    contents: Index,
+    numbers: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    padding: NDArray[np.int64],
+    width: int,
+) -> TensorDict:
+    """Read pieces ``[n, width]`` and their mask.
+
+    Args:
+        frames: to read from.
+        contents: of the dataset.
+        numbers: of the frames, all pieces back to back.
+        lengths: of the pieces.
+        padding: frames of zeros in front of each piece; behind it they fill the row.
+        width: frames of a row.
+    """
+    shape = [len(lengths), width]
+    column = np.arange(width)
+    first = padding[:, None]
+    valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
+    tensors = frames.read(numbers)
+    if len(numbers) < len(lengths) * width:
+        places = valid.reshape(-1).nonzero()[:, 0]
+        for key, tensor in tensors.items():
+            out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
+            tensors[key] = out.index_copy_(0, places, tensor)
+    result = nested(tensors, shape, contents)
+    result.set(VALID, valid)
+    return result
+
+
+def nested(
+    tensors: Mapping[Key, torch.Tensor],
+    shape: list[int],
+    contents: Index,
+    *,
+    time: bool = True,
+) -> TensorDict:
+    """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
+
+    Args:
+        tensors: by key.
+        shape: batch size.
+        contents: of the dataset, which knows its groups.
+        time: whether the last dimension is time.
+    """
+    groups = contents.description.environment.groups
+    n_agents = {name: group.n_agents for name, group in groups.items()}
+    shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
+    return assemble(shaped, shape, n_agents, time=time, kind=Sample)
