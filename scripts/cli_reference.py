@@ -43,6 +43,8 @@ EXAMPLES = {
     "inspect": "inspect data",
     "copy": "copy data copied",
     "merge": "merge data data --out twice",
+    "compact": "compact twice --out compacted",
+    "label": "label compacted --author 'A. Author' --license CC-BY-4.0 --tag spread",
     "export": "export data --out spread.hdf5",
     "import": "import spread.hdf5 --format hdf5 --out again",
     "play": "play simple_spread_v3 --episodes 3",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from marl_collect.core.description import EnvDescription, GroupDescription
 
 Json = dict[str, Any]
+_MOST_BOUNDS: Final = 2**26
+"""Elements of the largest Box; a damaged file must not fill the memory."""
 
 
 def environment_to_json(description: EnvDescription) -> dict[str, Any]:
@@ -151,6 +153,11 @@ def _number(value: float) -> float | str:
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if math.prod(shape) > _MOST_BOUNDS:
+        raise ValueError(
+            f"A Box has the shape {list(shape)}, but at most {_MOST_BOUNDS:,} elements "
+            "are expected."
+        )
     if not isinstance(bound, list):
         return np.full(shape, float(bound) if isinstance(bound, str) else bound, dtype)
     values = [float(v) if isinstance(v, str) else v for v in bound]

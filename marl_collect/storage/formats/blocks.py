@@ -21,8 +21,8 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
-    DatasetDescription,
     NO_METADATA,
+    DatasetDescription,
     Metadata,
     RunDescription,
 )
