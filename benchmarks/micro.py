@@ -38,6 +38,7 @@ TABLE = (
     "envs",
     "imports",
     "datasets",
+    "vectors",
     "formats",
 )
 """Modules of ``cases``."""

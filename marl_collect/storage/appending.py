@@ -201,7 +201,8 @@ class DatasetFiles:
 
 def _write_all(descriptor: int, parts: Iterable[Any]) -> int:
     """Write all parts, and return their number of bytes."""
-    content = memoryview(b"".join(parts))
+    pieces = list(parts)
+    content = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
     done = 0
     while done < len(content):
         done += os.write(descriptor, content[done:])

@@ -32,6 +32,8 @@ from marl_collect.storage.packed import (
 from marl_collect.storage.ranges import Range, range_of
 from marl_collect.storage.records import Bytes, RecordLayout
 
+_RANGE: Final = 1000
+"""Bytes of the JSON text of a range, at most."""
 _MOSTLY: Final = 0.5
 """The root value of the following frame is used if it is right for this share of
 frames, and records are packed if that reduces them to this share."""
@@ -135,13 +137,13 @@ def encode(
         frames += blobs
         packed.append((codec, sum(map(len, blobs))))
     ranges = [range_of(tensors[item.key], valid).to_json() for item in index.keys]
-    noted = json.dumps(ranges, allow_nan=False).encode()
+    table = EpisodeTable.of(episodes, index.rewards).to_bytes()
+    notes = zlib.compress(table + json.dumps(ranges, allow_nan=False).encode())
     head = [
         b"" if RECORDS in layout.packed else encoded.tobytes(),
         layout.tail.encode(tails).tobytes(),
         *tables,
-        EpisodeTable.of(episodes, index.rewards).to_bytes(),
-        noted,
+        notes,
     ]
     checksum = 0
     for part in head:
@@ -165,16 +167,32 @@ def encode(
         offset=0,
         tails=len(stored),
         packed=tuple(packed),
-        ranges=len(noted),
+        notes=len(notes),
         checksum=checksum,
     )
     return Chunk(layout, entry, [*head, *frames])
 
 
-def ranges_from(text: bytes, keys: Sequence[KeyField]) -> dict[Key, Range]:
-    """Return the range of each key from the JSON text in a batch."""
-    found = json.loads(text)
-    return {
+def read_notes(
+    notes: bytes, episodes: int, keys: Sequence[KeyField], rewards: Mapping[str, int]
+) -> tuple[EpisodeTable, dict[Key, Range]]:
+    """Return the episodes of a batch, and the range of each key.
+
+    Args:
+        notes: as ``encode`` writes them.
+        episodes: number of episodes.
+        keys: of the batch.
+        rewards: groups with rewards, each with its number of agents.
+
+    Raises:
+        Exception: if the notes are not of such a batch.
+    """
+    size = episodes * EpisodeTable.entry_size(rewards)
+    # Damage is found by its checksum; this is a limit for what others have written.
+    text = zlib.decompressobj().decompress(notes, size + len(keys) * _RANGE)
+    table = EpisodeTable.from_bytes(text[:size], episodes, rewards)
+    found = json.loads(text[size:])
+    return table, {
         item.key: Range.from_json(data) for item, data in zip(keys, found, strict=True)
     }
 

@@ -26,7 +26,7 @@ class _Target(Protocol):
         """What the dataset is written to."""
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
-        """Write the bytes of a verified batch; return whether to list it now."""
+        """Check a batch and write its bytes; return whether to list it now."""
 
     def list(self, lines: bytes) -> None:
         """List everything added before; ``lines`` are those not written yet."""
@@ -91,7 +91,6 @@ def copy(
                 if batch == len(dataset):  # A writer has added it since.
                     break
                 if end > len(before):
-                    dataset.verify(batch)
                     copied += 1
                     if place.add(batch, dataset.contents.batches[batch]):
                         place.list(content[written:end])
@@ -132,6 +131,7 @@ class _Store:
         self._changed: set[int] = set()
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
+        self._dataset.stored_bytes(batch)
         self._changed.add(entry.segment)
         batches = self._dataset.contents.batches
         return batch + 1 < len(batches) and batches[batch + 1].segment != entry.segment
@@ -162,7 +162,7 @@ class _Local:
         self._waiting = 0
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
-        content = memoryview(self._dataset.content(batch))
+        content = self._dataset.stored_bytes(batch)
         descriptor = self._files.get(entry.segment)
         if descriptor is None:
             descriptor = _open(self.folder.path / segment_name(entry.segment))

@@ -130,9 +130,13 @@ class Dataset(Sequence[TensorDictBase]):
         for number in batches:
             self._frames.verify(number)
 
-    def content(self, batch: int) -> bytes:
-        """Return the stored bytes of a batch, which ``verify`` has checked."""
-        return self._frames.content(batch)
+    def stored_bytes(self, batch: int) -> memoryview:
+        """Return all bytes of a batch, after comparing every checksum.
+
+        Raises:
+            DatasetError: if a file is missing, damaged or a link. It names the file.
+        """
+        return self._frames.stored_bytes(batch)
 
     @cached_property
     def trajectories(self) -> Trajectories:

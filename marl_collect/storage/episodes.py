@@ -85,6 +85,11 @@ class EpisodeTable:
             {n: np.concatenate([t.returns[n] for t in tables]) for n in rewards},
         )
 
+    @staticmethod
+    def entry_size(rewards: Mapping[str, int]) -> int:
+        """Return the bytes of an episode in ``to_bytes``."""
+        return 17 + 8 * sum(rewards.values())
+
     def __len__(self) -> int:
         """Number of episodes."""
         return len(self.length)

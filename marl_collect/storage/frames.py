@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
-from marl_collect.storage.chunks import ranges_from
+from marl_collect.storage.chunks import read_notes
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
     RECORDS,
@@ -474,7 +474,16 @@ class StoredFrames:
             begin, first = end, first + size
 
     def verify(self, batch: int) -> None:
-        """Compare every checksum of a batch, without decoding frames.
+        """Compare every checksum of a batch, and check its episodes.
+
+        Raises:
+            DatasetError: if a file is missing, damaged, a link, or too small.
+        """
+        self.stored_bytes(batch)
+        self._check_ends(batch, self.episodes(batch))
+
+    def stored_bytes(self, batch: int) -> memoryview:
+        """Return all bytes of a batch, after comparing every checksum.
 
         Raises:
             DatasetError: if a file is missing, damaged, a link, or too small.
@@ -488,16 +497,20 @@ class StoredFrames:
         for packed in place.packed.values():
             for number in np.flatnonzero(~packed.follows).tolist():
                 packed.stored(segment.content, number)
-        self._check_ends(batch, self.episodes(batch))
+        self._verified[batch] = True
+        return segment.content[extent.records : extent.end]
 
-    def _bytes(self, batch: int, begin: int, end: int) -> bytes:
+    def _notes(self, batch: int) -> tuple[EpisodeTable, dict[Key, Range]]:
         self._check(np.array([batch]))
-        return bytes(self._places[batch].segment.content[begin:end])
-
-    def content(self, batch: int) -> bytes:
-        """Return all bytes of a batch that was verified."""
         place = self._places[batch]
-        return bytes(place.segment.content[place.extent.records : place.extent.end])
+        segment, extent = place.segment, place.extent
+        with naming(segment.folder.named(segment.name), "a data file with notes"):
+            return read_notes(
+                bytes(segment.content[extent.notes : extent.frames]),
+                place.entry.episodes,
+                self._all,
+                self._rewards,
+            )
 
     def episodes(self, batch: int) -> EpisodeTable:
         """Return the episodes that ended in a batch.
@@ -505,10 +518,8 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is damaged, or an episode is outside of the batch.
         """
-        place = self._places[batch]
-        entry, extent = place.entry, place.extent
-        data = self._bytes(batch, extent.episodes, extent.ranges)
-        table = EpisodeTable.from_bytes(data, entry.episodes, self._rewards)
+        entry = self._places[batch].entry
+        table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
         places = np.unique(table.environment * entry.shape[1] + table.frame)
         if not inside.all() or (table.length < 1).any() or len(places) != len(table):
@@ -523,10 +534,7 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is damaged.
         """
-        extent = self._places[batch].extent
-        data = self._bytes(batch, extent.ranges, extent.frames)
-        with naming(self.name, "a dataset with ranges of values"):
-            ranges = ranges_from(data, self._all)
+        _, ranges = self._notes(batch)
         return {item.key: ranges[item.key] for item in self.keys}
 
     def valid(self, batch: int) -> NDArray[np.int64]:

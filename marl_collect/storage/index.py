@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from marl_collect.buffers.layout import VALID
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
@@ -45,6 +45,9 @@ _LARGEST_FRAME: Final = 2**31
 """Bytes of the largest frame of a key; no simulator comes near."""
 RECORDS: Final[Key] = ()
 """Stands for a batch's records among its packed keys, if they are packed."""
+_COUNTER: Final = 3
+"""Bytes of trajectory ids that vary in any dataset of more than 256 episodes. A layout
+that has them from the first batch on need not change."""
 TAIL: Final = 4
 """Bytes at the beginning of a record: 0 if the next values are in the next record,
 otherwise the number of the tail that has them, counted from 1."""
@@ -159,6 +162,9 @@ class Layout:
                 wide_tail[begin:end] = True
                 if dtype.is_floating_point:
                     tail = tail.widened(begin, end, dtype.itemsize)
+            if item.key == TRAJ_IDS and self._record is None:
+                begin, _ = self.records[item.key]
+                record = record.widened(begin, begin + _COUNTER, _COUNTER)
         if self._record is not None:
             record = self.record.joined(record, wide_record)
             tail = self.tail.joined(tail, wide_tail)
@@ -225,7 +231,7 @@ class BatchEntry:
         offset: of its first byte in the file.
         tails: number of its tails.
         packed: codec, and bytes of all stored frames, of each packed key.
-        ranges: bytes of the ranges of its keys, as JSON.
+        notes: bytes of its compressed episodes and ranges.
         checksum: CRC-32 of all that is in front of the packed frames.
     """
 
@@ -240,7 +246,7 @@ class BatchEntry:
     offset: int
     tails: int
     packed: tuple[tuple[str, int], ...]
-    ranges: int
+    notes: int
     checksum: int
 
     @property
@@ -258,8 +264,7 @@ class Extent:
         records: of the first record.
         tails: of the first tail.
         tables: of the first table of a packed key.
-        episodes: of the table of episodes.
-        ranges: of the ranges.
+        notes: of the compressed episodes and ranges.
         frames: of the first packed frame.
         end: behind the last one.
     """
@@ -267,21 +272,19 @@ class Extent:
     records: int
     tails: int
     tables: int
-    episodes: int
-    ranges: int
+    notes: int
     frames: int
     end: int
 
     @classmethod
-    def of(cls, entry: BatchEntry, layout: Layout, episode_size: int) -> "Extent":
-        """Compute the positions; ``episode_size`` is the size of an episode's entry."""
+    def of(cls, entry: BatchEntry, layout: Layout) -> "Extent":
+        """Compute the positions."""
         tails = entry.offset + entry.count * layout.stored_record
         tables = tails + entry.tails * layout.tail.size
-        episodes = tables + entry.count * ENTRY * len(layout.packed)
-        ranges = episodes + entry.episodes * episode_size
-        frames = ranges + entry.ranges
+        notes = tables + entry.count * ENTRY * len(layout.packed)
+        frames = notes + entry.notes
         end = frames + sum(size for _, size in entry.packed)
-        return cls(entry.offset, tails, tables, episodes, ranges, frames, end)
+        return cls(entry.offset, tails, tables, notes, frames, end)
 
 
 @final
@@ -376,14 +379,9 @@ class Index:
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
-    @property
-    def episode_size(self) -> int:
-        """Bytes of an episode in the table of a batch."""
-        return 17 + 8 * sum(self.rewards.values())
-
     def extent(self, entry: BatchEntry) -> Extent:
         """Return where the parts of a batch are."""
-        return Extent.of(entry, self.layouts[entry.layout], self.episode_size)
+        return Extent.of(entry, self.layouts[entry.layout])
 
     @property
     def ends(self) -> dict[int, int]:
@@ -578,7 +576,7 @@ def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
         integer(data, "offset"),
         integer(data, "tails", below=size * frames + 1),
         tuple((codec, integer({"bytes": n}, "bytes")) for codec, n in data["packed"]),
-        integer(data, "ranges"),
+        integer(data, "notes"),
         integer(data, "checksum"),
     )
     ragged = any(item.key == VALID for item in index.keys)

@@ -83,12 +83,11 @@ def _write(joined: Dataset, folder: Path) -> None:
                 files.note({"keys": [key.to_json() for key in contents.keys]})
             layouts: dict[int, Layout] = {}
             for entry in contents.batches:
-                joined.verify(batch)
                 layout = layouts.get(entry.layout, contents.layouts[entry.layout])
                 new = files.add(
                     layout,
                     replace(entry, run=runs + entry.run),
-                    [joined.content(batch)],
+                    [joined.stored_bytes(batch)],
                 )
                 layouts[entry.layout] = files.index.layouts[new.layout]
                 batch += 1
