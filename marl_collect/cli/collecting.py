@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
     from marl_collect.storage import Writer
 
-_BATCH = 2000
-"""Default frames per batch: large enough to write fast, small enough to wait for."""
-
 
 @dataclass(frozen=True)
 class CollectRequest:
@@ -48,13 +45,15 @@ class CollectRequest:
     @property
     def batch_frames(self) -> int:
         """Frames per batch, a multiple of the number of environments."""
+        from marl_collect.storage.whole import BATCH_FRAMES
+
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
-            wanted = self.frames_per_batch or _BATCH
+            wanted = self.frames_per_batch or BATCH_FRAMES
         elif self.frames_per_batch is not None:
             wanted = min(self.frames_per_batch, self.frames)
         else:  # Equal batches whose total exceeds `frames` as little as possible.
-            wanted = math.ceil(self.frames / math.ceil(self.frames / _BATCH))
+            wanted = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
         return math.ceil(wanted / size) * size
 
 
@@ -136,24 +135,19 @@ class _Job:
         )
 
     def _collect(self, collector: "MultiSyncCollector", display: Any) -> None:
-        from marl_collect.storage import BackgroundWriter, EpisodeWriter
+        from marl_collect.storage.recording import write_batches
 
         self._writer = self._open_writer(collector)
-        wanted = self._request.episodes
-        whole = None if wanted is None else EpisodeWriter(self._writer, wanted)
         display.count(collector.steps_so_far)
         begin = time.perf_counter()
         try:
-            with BackgroundWriter(whole or self._writer, display.add) as recorder:
-                while not self._interruption.happened:
-                    if whole is not None and whole.complete:
-                        break
-                    batch = collector.next()
-                    if batch is None:
-                        break
-                    with self._interruption.deferred():
-                        recorder.add(batch)
-                    del batch
+            write_batches(
+                collector,
+                self._writer,
+                self._request.episodes,
+                on_episodes=display.add,
+                interruption=self._interruption,
+            )
         finally:
             self._seconds = time.perf_counter() - begin
 

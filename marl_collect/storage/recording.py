@@ -1,8 +1,7 @@
 """``record``: collects into a dataset on disk in one call."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,16 +14,17 @@ from marl_collect.collectors.options import (
     BatchOptions,
 )
 from marl_collect.core.factories import Factory
+from marl_collect.core.interruption import Interruption
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.storage.appending import check_target
+from marl_collect.storage.background import BackgroundWriter
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.whole import EpisodeWriter
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.whole import BATCH_FRAMES, EpisodeWriter
 from marl_collect.storage.writer import Writer
-
-_FRAMES = 2000  # In a batch; see EpisodeWriter.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class RecordArguments(BatchOptions):
     frames_per_batch: Annotated[
         int | Sequence[int] | None,
         Option(
-            "as for collectors; None: at most 2000", at_least=1, at_most=MOST_FRAMES
+            f"as for collectors; None: at most {BATCH_FRAMES}",
+            at_least=1,
+            at_most=MOST_FRAMES,
         ),
     ] = None
     episodes: Annotated[
@@ -107,7 +109,7 @@ def record(asked: RecordArguments) -> Dataset:
     given = changed(BatchOptions, asked)
     given["frames_per_batch"] = asked.frames_per_batch
     if asked.frames_per_batch is None:
-        given["frames_per_batch"] = min(frames or _FRAMES, _FRAMES)
+        given["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
     if asked.seed is None:
         given["seed"] = int(torch.randint(2**31 - 1, ()))
     given["total_frames"] = frames
@@ -126,7 +128,7 @@ def record(asked: RecordArguments) -> Dataset:
         }
         run = RunDescription(given["seed"], policy_description, settings)
         writer = Writer(path, about, run, compression=asked.compression)
-        _write(collector, writer, episodes)
+        write_batches(collector, writer, episodes)
     return open_dataset(path)
 
 
@@ -151,16 +153,35 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     return about
 
 
-def _write(collector: MultiSyncCollector, writer: Writer, episodes: int | None) -> None:
-    if episodes is None:
-        with writer:
-            while (batch := collector.next()) is not None:
-                writer.add(batch)
-        return
-    target: AbstractContextManager[EpisodeWriter] = EpisodeWriter(writer, episodes)
-    with target as whole:
-        while not whole.complete:
-            whole.add(collector.next())
+def write_batches(
+    collector: MultiSyncCollector,
+    writer: Writer,
+    episodes: int | None = None,
+    *,
+    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    interruption: Interruption | None = None,
+) -> None:
+    """Write what a collector yields, while it collects the next batch.
+
+    Args:
+        collector: which has not begun.
+        writer: closed at the end.
+        episodes: number of complete episodes to write; None writes all batches.
+        on_episodes: called with the episodes of each batch, in another thread.
+        interruption: ends the collection after the batch that is being written.
+    """
+    whole = None if episodes is None else EpisodeWriter(writer, episodes)
+    interruption = interruption or Interruption()
+    with BackgroundWriter(whole or writer, on_episodes) as recorder:
+        while not interruption.happened:
+            if whole is not None and whole.complete:
+                break
+            batch = collector.next()
+            if batch is None:
+                break
+            with interruption.deferred():
+                recorder.add(batch)
+            del batch  # Frees its slot.
 
 
 def _is_plain(value: Any) -> bool:

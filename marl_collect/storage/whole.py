@@ -9,8 +9,8 @@ from marl_collect.core.closing import Closing
 from marl_collect.storage.episodes import EndedEpisode, first_frames
 from marl_collect.storage.writer import Writer
 
-_FRAMES: Final = 2000
-"""Frames of complete episodes that are collected before a batch is written."""
+BATCH_FRAMES: Final = 2000
+"""Default frames of a batch: large enough to write fast, small enough to lose."""
 
 
 @final
@@ -24,7 +24,7 @@ class EpisodeWriter(Closing):
     """
 
     def __init__(
-        self, writer: Writer, episodes: int | None = None, *, frames: int = _FRAMES
+        self, writer: Writer, episodes: int | None = None, *, frames: int = BATCH_FRAMES
     ) -> None:
         """Prepare the writer.
 
