@@ -155,9 +155,6 @@ class Column:
         stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
         bits, stored = bits[begin:end], stored[begin:end]
         self.constant = low if (kind == _CONSTANT).all() else None
-        self._run: slice | None = None
-        if len(kind) and (kind == _ANY).all():
-            self._run = slice(int(stored[0]), int(stored[-1]) + 1)
         # Where each byte is: in the record, behind it those of bits, then constants.
         self._two = np.flatnonzero(kind == _TWO)
         if len(self._two):
@@ -180,14 +177,12 @@ class Column:
             (int(p[0]), int(p[-1]) + 1, int(stored[p[0]])) for p in pieces if len(p)
         ]
         self._by_piece = not len(self._two) and (
-            len(self._pieces) * _PIECE < self._size
+            len(self._pieces) == 1 or len(self._pieces) * _PIECE < self._size
         )
 
     def read(self, stored: Bytes) -> Bytes:
         """Return the bytes ``[n, end - begin]``, contiguous, of stored records."""
         n = len(stored)
-        if self._run is not None:
-            return np.ascontiguousarray(stored[:, self._run])
         if self.constant is not None:
             out = np.empty((n, self._size), np.uint8)
             out[:] = self.constant
