@@ -93,7 +93,8 @@ class DatasetFiles:
             return files
         folder = Folder(path)
         folder.locate(JOURNAL)
-        if not (path / JOURNAL).read_bytes().count(b"\n"):
+        begun = (path / JOURNAL).read_bytes().count(b"\n")
+        if not begun and not folder.has(segment_name(0)):
             (path / JOURNAL).unlink()  # Its writer was killed early.
             return cls.opened(path, description, durable=durable)
         index, size, checksum = load_journal(folder)
