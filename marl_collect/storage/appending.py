@@ -161,7 +161,7 @@ class DatasetFiles:
 
     def remove(self, path: Path) -> None:
         """Remove a dataset without batches; the folder stays if it has other files."""
-        for name in (JOURNAL, LOCK):
+        for name in (JOURNAL, segment_name(0), LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._folder)
         with suppress(OSError):

@@ -323,9 +323,7 @@ def test_valid_frames_must_be_the_first_ones_and_match_the_journal(
     assert sorted(records[:, mask]) == [0] * 3 + [1] * 17
     for damaged in (records[::-1, mask].copy(), 1, 0, np.roll(records[:, mask], 3)):
         records[:, mask] = damaged
-        forge(
-            tmp_path / "d", 1, parts.records, layout.record.encode(records).tobytes()
-        )
+        forge(tmp_path / "d", 1, parts.records, layout.record.encode(records).tobytes())
         with pytest.raises(DatasetError, match="batch 1 .* does not mark the first"):
             _ = open_dataset(tmp_path / "d").transitions
 
