@@ -93,7 +93,8 @@ class DatasetFiles:
             return files
         folder = Folder(path)
         folder.locate(JOURNAL)
-        if not (path / JOURNAL).read_bytes().count(b"\n"):
+        begun = (path / JOURNAL).read_bytes().count(b"\n")
+        if not begun and not folder.has(segment_name(0)):
             (path / JOURNAL).unlink()  # Its writer was killed early.
             return cls.opened(path, description, durable=durable)
         index, size, checksum = load_journal(folder)
@@ -160,7 +161,7 @@ class DatasetFiles:
 
     def remove(self, path: Path) -> None:
         """Remove a dataset without batches; the folder stays if it has other files."""
-        for name in (JOURNAL, LOCK):
+        for name in (JOURNAL, segment_name(0), LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._folder)
         with suppress(OSError):

@@ -96,6 +96,9 @@ def copy(
                         place.list(content[written:end])
                         written = end
                 batch += 1
+            elif not written:  # Without a journal, a killed copy could not go on.
+                place.list(content[:end])
+                written = end
             listed = max(listed, end)
         if listed > written:
             place.list(content[written:listed])

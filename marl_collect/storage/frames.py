@@ -1,7 +1,5 @@
 """Reads frames of a dataset from mapped segments; no file stays open."""
 
-import mmap
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +54,7 @@ class Segment:
         self.folder = folder
         self.name = segment_name(number)
         self.size = size
-        self._map: mmap.mmap | None = None
+        self._map: Bytes | None = None
         self._inode = -1
         self._identity: tuple[int, ...] | None = None
 
@@ -87,11 +85,10 @@ class Segment:
         """Its listed bytes."""
         if self._map is None:
             self._inode = self.folder.locate(self.name, self.size).st_ino
-            descriptor = os.open(self.folder.path / self.name, os.O_RDONLY)
-            try:
-                self._map = mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
+            # Unlike Python's mmap, torch keeps no copy of the descriptor open.
+            self._map = torch.from_file(
+                str(self.folder.path / self.name), size=self.size, dtype=torch.uint8
+            ).numpy()
         return memoryview(self._map)
 
     def windows(self, size: int) -> NDArray[Any]:
@@ -185,7 +182,8 @@ class StoredFrames:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
-        return self.__dict__ | {"_verified": np.zeros_like(self._verified)}
+        unknown = np.zeros_like(self._verified)
+        return self.__dict__ | {"_verified": unknown, "_columns": {}}
 
     def select(self, *keys: str | Key) -> "StoredFrames":
         """Return the same frames with these keys, and those below them, only.
@@ -225,8 +223,8 @@ class StoredFrames:
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
         kinds = self._kind[batches]
-        if len(self._joined) == 1 or not len(kinds) or (kinds == kinds[0]).all():
-            return self._read(int(kinds[0]) if len(kinds) else 0, numbers, batches)
+        if len(kinds) and (kinds == kinds[0]).all():
+            return self._read(int(kinds[0]), numbers, batches)
         out = {
             item.key: torch.empty(
                 (len(numbers), *item.shape), dtype=dtype_of(item.dtype)

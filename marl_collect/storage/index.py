@@ -48,6 +48,10 @@ RECORDS: Final[Key] = ()
 _COUNTER: Final = 3
 """Bytes of trajectory ids that vary in any dataset of more than 256 episodes. A layout
 that has them from the first batch on need not change."""
+_LARGEST_FILE: Final = 2**62
+"""Bytes of a data file; positions in it are 64-bit integers."""
+_LARGEST_BATCH: Final = 2**40
+"""Frames of a batch, valid or not; also those without any byte."""
 TAIL: Final = 4
 """Bytes at the beginning of a record: 0 if the next values are in the next record,
 otherwise the number of the tail that has them, counted from 1."""
@@ -413,14 +417,20 @@ class Index:
             raise DatasetError(f"An entry {kind!r} is in the wrong place.")
 
     def _take_batch(self, entry: BatchEntry) -> None:
-        if self.batches:
-            last = self.batches[-1]
-            begins = (entry.segment, entry.offset)
-            ended = (last.segment, self.extent(last).end)
-            if entry.run < last.run or begins < ended:
-                raise DatasetError(
-                    f"Batch {len(self.batches)} is listed after one that is behind it."
-                )
+        last = self.batches[-1] if self.batches else None
+        ended = (last.segment, self.extent(last).end) if last else (-1, 0)
+        # A batch begins where the one before it ended, or a new file.
+        if (entry.segment, entry.offset) not in (ended, (ended[0] + 1, 0)):
+            raise DatasetError(
+                f"Batch {len(self.batches)} does not begin where the one before it "
+                "ended: a line was removed or changed."
+            )
+        if last and entry.run < last.run:
+            raise DatasetError(
+                f"Batch {len(self.batches)} is of an earlier run than the one before."
+            )
+        if self.extent(entry).end > _LARGEST_FILE:
+            raise DatasetError(f"Batch {len(self.batches)} is impossibly large.")
         if set(entry.return_sums) != set(self.rewards):
             raise DatasetError("The groups with returns are not those with rewards.")
         self.batches.append(entry)
@@ -564,6 +574,8 @@ def keys_from_json(data: Any) -> tuple[KeyField, ...]:
 def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
     """Check an entry of a batch."""
     size, frames = shape_of(data["shape"])
+    if size * frames > _LARGEST_BATCH:
+        raise DatasetError(f"A batch has the impossible shape [{size}, {frames}].")
     entry = BatchEntry(
         integer(data, "run", below=len(index.runs)),
         (size, frames),

@@ -1,7 +1,6 @@
 """Reading a damaged dataset raises an error that names the file and changes nothing."""
 
 import hashlib
-import json
 import os
 import shutil
 import zipfile
@@ -13,13 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from storage_fuzz import read_all, same
+from storage_journal import Entries, edit, extent, flip, forge, only
 from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
+from marl_collect.buffers.layout import VALID
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
+from marl_collect.storage.checks import Folder
+from marl_collect.storage.episodes import EpisodeTable
+from marl_collect.storage.index import JOURNAL, Index
+from marl_collect.storage.records import Column
 from marl_collect.testing.counting import CountingEnv
 
-REWARD = "batch-000001/next/hunter/reward.memmap"
+DATA = "data-000000"
 
 
 @pytest.fixture(scope="module")
@@ -61,83 +66,64 @@ def read_refuses(folder: Path, named: str, message: str | None = None) -> None:
     assert digests(folder.parent) == before
 
 
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    """Change a JSON file, and correct the checksums so that its content is checked."""
-    data = json.loads(path.read_text())
-    change(data)
-    if path.name == "index.json":
-        data["checksum"] = None
-    path.write_text(json.dumps(data))
-    if path.name == "episodes.json":
-
-        def correct(index: Any) -> None:
-            entry = next(e for e in index["batches"] if e["name"] == path.parent.name)
-            entry["checksums"][path.name] = zlib.crc32(path.read_bytes())
-
-        edit(path.parent.parent / "index.json", correct)
-
-
-def accept(path: Path) -> None:
-    """Correct the checksum of a changed tensor file, so that its content is checked."""
-    batch = next(p for p in path.parents if p.name.startswith("batch-"))
-    key = list(path.relative_to(batch).with_suffix("").parts)
-    files = json.loads((batch / "files.json").read_text())
-    next(f for f in files if f["key"] == key)["checksum"] = zlib.crc32(
-        path.read_bytes()
-    )
-    (batch / "files.json").write_text(json.dumps(files))
-
-    def correct(index: Any) -> None:
-        entry = next(e for e in index["batches"] if e["name"] == batch.name)
-        entry["checksums"]["files.json"] = zlib.crc32(
-            (batch / "files.json").read_bytes()
-        )
-
-    edit(batch.parent / "index.json", correct)
-
-
-@pytest.mark.parametrize("size", [0, 1, 39, 41, 4096])
-def test_a_tensor_file_of_the_wrong_size_is_named_and_not_changed(
-    copy: Path, size: int
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.99])
+def test_a_data_file_that_is_too_short_is_named_and_not_changed(
+    copy: Path, share: float
 ) -> None:
-    os.truncate(copy / REWARD, size)
-    read_refuses(copy, REWARD, f"has {size:,} bytes, but the index says")
+    size = int(share * (copy / DATA).stat().st_size)
+    os.truncate(copy / DATA, size)
+    read_refuses(copy, DATA, f"has {size:,} bytes, but the journal lists")
     dataset = open_dataset(copy)
     for read in (lambda: dataset[1], lambda: dataset.transitions[:]):
-        with pytest.raises(DatasetError, match="reward.memmap has"):
+        with pytest.raises(DatasetError, match=f"{DATA} has"):
             read()
-    assert dataset[0].shape == (2, 10)  # Other batches can be read.
 
 
-def test_damage_in_files_that_are_not_read_has_no_effect(copy: Path) -> None:
-    os.truncate(copy / REWARD, 3)
+def test_bytes_behind_the_listed_ones_have_no_effect(copy: Path, intact: Path) -> None:
+    for name in (DATA, JOURNAL):  # As a writer leaves them that was killed.
+        with (copy / name).open("ab") as file:
+            file.write(b"half a")
+    before = digests(copy)
+    assert same(read_all(open_dataset(copy)), read_all(open_dataset(intact)))
+    assert digests(copy) == before
+
+
+def test_other_batches_than_the_damaged_one_are_read(copy: Path) -> None:
+    path, parts = extent(copy, 1)
+    flip(path, parts.records + 40)
     dataset = open_dataset(copy)
-    assert len(dataset.transitions.select(("hunter", "observation"))[:]) == 120
-    assert (copy / REWARD).stat().st_size == 3
+    with pytest.raises(DatasetError, match=f"{DATA} is damaged: .* of batch 1 is"):
+        _ = dataset[1]
+    for batch in (0, 2, 5):
+        assert dataset[batch].shape == (2, 10)
+        dataset.verify(batch)
+    key = ("hunter", "observation")
+    assert len(dataset.transitions.select(key)[40:]) == 80
+    read_refuses(copy, DATA, "is damaged")
 
 
-def test_a_missing_file_is_named(copy: Path) -> None:
-    (copy / REWARD).unlink()
-    read_refuses(copy, REWARD, "is missing")
-    shutil.rmtree(copy / "batch-000001" / "next")
-    read_refuses(copy, "batch-000001/next", "is missing")
-    shutil.rmtree(copy / "batch-000001")
-    read_refuses(copy, "batch-000001", "is missing")
+@pytest.mark.parametrize("name", [DATA, JOURNAL])
+def test_a_missing_file_is_named(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    if name == JOURNAL:
+        with pytest.raises(FileNotFoundError, match=r"there is no journal\.jsonl in"):
+            open_dataset(copy)
+    else:
+        read_refuses(copy, name, "is missing")
 
 
-@pytest.mark.parametrize(
-    "place", [REWARD, "batch-000001/next", "batch-000001", "index.json"]
-)
-def test_links_are_not_followed(copy: Path, tmp_path: Path, place: str) -> None:
-    (copy / place).rename(tmp_path / "elsewhere")
-    (copy / place).symlink_to(tmp_path / "elsewhere")
-    read_refuses(copy, place, "is a symbolic link")
+@pytest.mark.parametrize("name", [DATA, JOURNAL])
+def test_links_are_not_followed(copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    read_refuses(copy, name, "is a symbolic link")
 
 
-def test_a_pipe_in_place_of_a_file_does_not_block(copy: Path) -> None:
-    (copy / REWARD).unlink()
-    os.mkfifo(copy / REWARD)
-    read_refuses(copy, REWARD, "is not a regular file")
+@pytest.mark.parametrize("name", [DATA, JOURNAL])
+def test_a_pipe_in_place_of_a_file_does_not_block(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    read_refuses(copy, name, "is not a regular file")
 
 
 def test_reading_needs_no_write_permission_and_writes_stay_in_memory(
@@ -157,113 +143,166 @@ def test_reading_needs_no_write_permission_and_writes_stay_in_memory(
         path.chmod(0o755)
 
 
-@pytest.mark.parametrize("name", ["index.json", "batch-000001/episodes.json"])
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]x", b"\xff\xfe\x00", b"null", b"7", b"[" * 100_000]
+    "content",
+    [b"", b"{", b"[]x\n", b"\xff\xfe\x00\n", b"null\n", b"7\n", b"[" * 100_000],
 )
-def test_invalid_json_is_named(copy: Path, name: str, content: bytes) -> None:
-    (copy / name).write_bytes(content)
-    read_refuses(copy, name)
+def test_a_file_that_is_no_journal_is_named(copy: Path, content: bytes) -> None:
+    (copy / JOURNAL).write_bytes(content)
+    read_refuses(copy, JOURNAL, "it does not begin with|line 1 is damaged")
+    before = digests(copy)
+    with pytest.raises(DatasetError, match=JOURNAL):
+        Writer(copy, _description())
+    assert digests(copy) == before  # Above all, no data is cut off.
 
 
-def test_a_broken_meta_json_does_not_affect_our_reader(
-    copy: Path, intact: Path
-) -> None:
-    for path in copy.rglob("meta.json"):
-        path.write_bytes(b"\xff")
-    assert same(read_all(open_dataset(copy)), read_all(open_dataset(intact)))
+def _description() -> DatasetDescription:
+    collector = Collector([CountingEnv] * 2, frames_per_batch=20)
+    return DatasetDescription("c", collector.description)
 
 
-WRONG: dict[str, Callable[[Any], Any]] = {
-    "absolute key": lambda d: d["keys"][0].update(key=["/etc/passwd"]),
-    "key that climbs": lambda d: d["keys"][0].update(key=["..", "x"]),
-    "key that climbs inside": lambda d: d["keys"][0].update(key=["a/../../x"]),
-    "empty key": lambda d: d["keys"][0].update(key=[]),
-    "empty part": lambda d: d["keys"][0].update(key=[""]),
-    "key of numbers": lambda d: d["keys"][0].update(key=[1]),
-    "key that is text": lambda d: d["keys"][0].update(key="done"),
-    "key twice": lambda d: d["keys"].append(d["keys"][0]),
-    "key below a key": lambda d: d["keys"].append(
-        d["keys"][0] | {"key": [*d["keys"][0]["key"], "x"]}
+@pytest.mark.parametrize("content", ["null", "7", "[]", "{}", "[" * 100_000, "x"])
+@pytest.mark.parametrize("line", [0, 2, 4])
+def test_lines_without_an_entry_are_named(copy: Path, content: str, line: int) -> None:
+    lines = (copy / JOURNAL).read_bytes().split(b"\n")[:-1]
+    lines[line] = b"12345678 " + content.encode()
+    checksum = 0
+    for number, old in enumerate(lines):
+        checksum = zlib.crc32(old[9:], checksum)
+        lines[number] = b"%08x %s" % (checksum, old[9:])
+    (copy / JOURNAL).write_bytes(b"".join(line + b"\n" for line in lines))
+    read_refuses(copy, JOURNAL)
+
+
+def key(e: Entries) -> Any:
+    """The first key."""
+    return only("keys", e)[0][0]
+
+
+def batch(e: Entries, number: int = 0) -> Any:
+    """The entry of a batch."""
+    return only("batch", e)[number]
+
+
+def layout(e: Entries) -> Any:
+    """The first layout."""
+    return only("layout", e)[0]
+
+
+def drop(e: Entries, kind: str, number: int = 0) -> None:
+    """Remove an entry."""
+    e.remove([entry for entry in e if kind in entry][number])
+
+
+WRONG: dict[str, Callable[[Entries], Any]] = {
+    "absolute key": lambda e: key(e).update(key=["/etc/passwd"]),
+    "key that climbs": lambda e: key(e).update(key=["..", "x"]),
+    "key that climbs inside": lambda e: key(e).update(key=["a/../../x"]),
+    "empty key": lambda e: key(e).update(key=[]),
+    "empty part": lambda e: key(e).update(key=[""]),
+    "key of numbers": lambda e: key(e).update(key=[1]),
+    "key that is text": lambda e: key(e).update(key="done"),
+    "key twice": lambda e: only("keys", e)[0].append(key(e)),
+    "key below a key": lambda e: only("keys", e)[0].append(
+        key(e) | {"key": [*key(e)["key"], "x"]}
     ),
-    "missing key": lambda d: d["keys"].pop(),
-    "module as dtype": lambda d: d["keys"][0].update(dtype="hub"),
-    "unknown dtype": lambda d: d["keys"][0].update(dtype="float31"),
-    "number as dtype": lambda d: d["keys"][0].update(dtype=3),
-    "other dtype": lambda d: d["keys"][0].update(dtype="int8"),
-    "negative shape": lambda d: d["keys"][0].update(shape=[-1, -1]),
-    "huge shape": lambda d: d["keys"][0].update(shape=[10**30]),
-    "other shape": lambda d: d["keys"][0].update(shape=[2]),
-    "batch twice": lambda d: d["batches"].append(d["batches"][-1]),
-    "batches out of order": lambda d: d["batches"].reverse(),
-    "batch removed": lambda d: d["batches"].pop(1),
-    "batch elsewhere": lambda d: d["batches"][0].update(name="../d"),
-    "batch that does not exist": lambda d: d["batches"][-1].update(name="batch-000077"),
-    "wrong frames": lambda d: d["batches"][0].update(frames=7),
-    "too many frames": lambda d: d["batches"][0].update(frames=21),
-    "frames as text": lambda d: d["batches"][0].update(frames="20"),
-    "frames as bool": lambda d: d["batches"][0].update(frames=True),
-    "wrong batch shape": lambda d: d["batches"][0].update(shape=[1, 10]),
-    "turned batch shape": lambda d: d["batches"][0].update(shape=[2, 10, 1]),
-    "wrong run": lambda d: d["batches"][0].update(run=5),
-    "wrong episodes": lambda d: d["batches"][0].update(episodes=0),
-    "wrong totals": lambda d: d["totals"].update(frames=1),
-    "wrong sums": lambda d: d["totals"]["return_sums"].update(hunter=[1.0, 2.0]),
-    "wrong lengths": lambda d: d["totals"].update(episode_frames=1),
-    "groups that are none": lambda d: d["environment"].update(groups=[]),
-    "space of another kind": lambda d: d["environment"]["groups"]["prey"].update(
+    "missing key": lambda e: only("keys", e)[0].pop(),
+    "no keys": lambda e: drop(e, "keys"),
+    "keys twice": lambda e: e.append(next(entry for entry in e if "keys" in entry)),
+    "module as dtype": lambda e: key(e).update(dtype="hub"),
+    "unknown dtype": lambda e: key(e).update(dtype="float31"),
+    "number as dtype": lambda e: key(e).update(dtype=3),
+    "other dtype": lambda e: key(e).update(dtype="int8"),
+    "negative shape": lambda e: key(e).update(shape=[-1, -1]),
+    "huge shape": lambda e: key(e).update(shape=[10**30]),
+    "other shape": lambda e: key(e).update(shape=[2]),
+    "batch twice": lambda e: e.append(e[-1]),
+    "batches out of order": lambda e: e.extend([e.pop(4), e.pop(4)][::-1]),
+    "batch removed": lambda e: drop(e, "batch", 1),
+    "first batch removed": lambda e: drop(e, "batch"),
+    "batch elsewhere": lambda e: batch(e, -1).update(offset=7),
+    "batch in no file": lambda e: batch(e, -1).update(segment=77),
+    "wrong frames": lambda e: batch(e).update(frames=7),
+    "too many frames": lambda e: batch(e).update(frames=21),
+    "frames as text": lambda e: batch(e).update(frames="20"),
+    "frames as bool": lambda e: batch(e).update(frames=True),
+    "wrong batch shape": lambda e: batch(e).update(shape=[1, 10]),
+    "turned batch shape": lambda e: batch(e).update(shape=[2, 10, 1]),
+    "wrong run": lambda e: batch(e).update(run=5),
+    "wrong episodes": lambda e: batch(e).update(episodes=0),
+    "too many episodes": lambda e: batch(e).update(episodes=21),
+    "wrong tails": lambda e: batch(e, -1).update(tails=0),
+    "too many tails": lambda e: batch(e, -1).update(tails=21),
+    "wrong ranges": lambda e: batch(e, -1).update(ranges=1),
+    "wrong checksum": lambda e: batch(e, -1).update(checksum=1),
+    "packed keys that are none": lambda e: batch(e).update(packed=[["lz4", 1]]),
+    "no returns": lambda e: batch(e).update(return_sums={}),
+    "returns of other agents": lambda e: batch(e, 1)["return_sums"]["prey"].pop(),
+    "returns as text": lambda e: batch(e)["return_sums"].update(prey="abc"),
+    "no entry": lambda e: batch(e).pop("checksum"),
+    "unknown layout": lambda e: batch(e).update(layout=50),
+    "layout of other keys": lambda e: layout(e).update(packed=[["x"]]),
+    "next key without a root": lambda e: layout(e)["follows"].append(["next", "x"]),
+    "shorter layout": lambda e: layout(e)["record"].update(kind="AAAA"),
+    "layout of text": lambda e: layout(e)["record"].update(low="_"),
+    "groups that are none": lambda e: e[0]["environment"].update(groups=[]),
+    "space of another kind": lambda e: e[0]["environment"]["groups"]["prey"].update(
         observation={"kind": "Sphere"}
     ),
-    "space that is impossible": lambda d: d["environment"]["groups"]["prey"].update(
+    "space that is impossible": lambda e: e[0]["environment"]["groups"]["prey"].update(
         action={"kind": "Discrete", "n": -4, "start": 0}
     ),
-    "no runs": lambda d: d.pop("runs"),
+    "no runs": lambda e: drop(e, "run"),
+    "no header": lambda e: e.pop(0),
+    "header twice": lambda e: e.append(e[0]),
+    "two entries in a line": lambda e: e[-1].update(e[1]),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_an_inconsistent_index_is_named(copy: Path, what: str) -> None:
-    edit(copy / "index.json", WRONG[what])
+def test_an_inconsistent_journal_is_named(copy: Path, what: str) -> None:
+    edit(copy, WRONG[what])
     read_refuses(copy, str(copy))
 
 
 def test_inconsistent_episodes_are_named(copy: Path) -> None:
-    name = "batch-000001/episodes.json"
-    original = (copy / name).read_text()
-    for change in (
-        lambda d: d.pop(),
-        lambda d: d.append(d[0]),
-        lambda d: d[0].update(environment=1 - d[0]["environment"]),
-        lambda d: d[0].update(environment=2),
-        lambda d: d[0].update(frame=d[0]["frame"] - 1),
-        lambda d: d[0].update(frame=-1),
-        lambda d: d[0].update(length=0),
-        lambda d: d[0].update(length=None),
-        lambda d: d[0].update(returns=[]),
-        lambda d: d[0].update(returns={"prey": ["a"]}),
-        lambda d: d[0].update(terminated="yes"),
-        lambda d: d[0]["returns"]["prey"].append(1.0),
+    index = Index.load(Folder(copy))
+    entry = index.batches[1]
+    assert entry.episodes > 1
+    path, parts = extent(copy, 1)
+    original = path.read_bytes()[parts.episodes : parts.ranges]
+    columns = ("environment", "frame", "length")
+
+    def read() -> EpisodeTable:
+        return EpisodeTable.from_bytes(original, entry.episodes, index.rewards)
+
+    for column, value in (
+        ("environment", 2),
+        ("environment", 2**32 - 1),
+        ("frame", 10),
+        ("length", 0),
+        ("length", -1),
+        ("length", 2**50),
     ):
-        edit(copy / name, change)
-        read_refuses(copy, name)
-        (copy / name).write_text(original)
-    edit(copy / name, lambda d: d[0].update(length=d[0]["length"] - 1))
-    read_refuses(copy, str(copy))
+        table = read()
+        getattr(table, column)[0] = value
+        forge(copy, 1, parts.episodes, table.to_bytes())
+        read_refuses(copy, str(copy))
+    table = read()
+    for column in columns:  # The same end twice.
+        getattr(table, column)[1] = getattr(table, column)[0]
+    forge(copy, 1, parts.episodes, table.to_bytes())
+    read_refuses(copy, str(copy), "that cannot be there")
+    table = read()
+    table.frame[table.frame.argmax()] -= 1
+    forge(copy, 1, parts.episodes, table.to_bytes())
+    with pytest.raises(DatasetError, match="where .*'done'.* is False"):
+        open_dataset(copy).verify()
+    forge(copy, 1, parts.episodes, original)
+    open_dataset(copy).verify()
 
 
-def test_a_key_outside_the_dataset_is_not_read(copy: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.memmap"
-    shutil.copy(copy / "batch-000000" / "done.memmap", secret)
-
-    def change(data: Any) -> None:
-        field = next(f for f in data["keys"] if f["key"] == ["done"])
-        field["key"] = [str(tmp_path / "secret")]
-
-    edit(copy / "index.json", change)
-    read_refuses(copy, "index.json", "is not a key")
-
-
-def test_valid_frames_must_be_the_first_ones_and_match_the_index(
+def test_valid_frames_must_be_the_first_ones_and_match_the_journal(
     tmp_path: Path,
 ) -> None:
     collector = MultiSyncCollector(
@@ -275,53 +314,26 @@ def test_valid_frames_must_be_the_first_ones_and_match_the_index(
     ):
         for batch in collector:
             w.add(batch)
-    mask = tmp_path / "d" / "batch-000001" / "collector" / "mask.memmap"
-    content = mask.read_bytes()
-    assert sorted(content) == [0] * 3 + [1] * 17
-    for damaged in (
-        content[::-1],
-        b"\1" * 20,
-        b"\0" * 20,
-        content.replace(b"\1", b"\2"),
-    ):
-        mask.write_bytes(damaged)
-        accept(mask)
-        with pytest.raises(DatasetError, match=r"mask\.memmap does not mark"):
+    index = Index.load(Folder(tmp_path / "d"))
+    layout = index.layouts[index.batches[1].layout]
+    path, parts = extent(tmp_path / "d", 1)
+    stored = np.frombuffer(path.read_bytes()[parts.records : parts.tails], np.uint8)
+    records = Column(layout.record, 0, layout.record_size).read(stored.reshape(20, -1))
+    (mask,) = range(*layout.records[VALID])
+    assert sorted(records[:, mask]) == [0] * 3 + [1] * 17
+    for damaged in (records[::-1, mask].copy(), 1, 0, np.roll(records[:, mask], 3)):
+        records[:, mask] = damaged
+        forge(tmp_path / "d", 1, parts.records, layout.record.encode(records).tobytes())
+        with pytest.raises(DatasetError, match="batch 1 .* does not mark the first"):
             _ = open_dataset(tmp_path / "d").transitions
 
 
-def test_an_episode_that_crosses_an_unlisted_batch_is_an_error(copy: Path) -> None:
-    def change(data: Any) -> None:
-        entry = data["batches"].pop(1)
-        for name in ("frames", "nbytes", "episodes"):
-            data["totals"][name] -= entry[name]
-
-    edit(copy / "index.json", change)
-    read_refuses(copy, str(copy))
-    dataset = open_dataset(copy)
-    assert len(dataset.transitions) == 100
-    with pytest.raises(DatasetError, match="is not listed in the index"):
-        _ = dataset.trajectories
-
-
-def test_a_dataset_of_an_earlier_version_opens_and_can_be_appended_to(
-    tmp_path: Path,
-) -> None:
+def test_a_dataset_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(Path(__file__).parent / "data" / "dataset_v1.zip") as file:
         file.extractall(tmp_path / "d")
-    dataset = open_dataset(tmp_path / "d")
-    assert dataset.contents.totals.frames == len(dataset.transitions) == 64
-    assert len(dataset.trajectories) == dataset.contents.totals.episodes == 5
-    for number, batch in enumerate(dataset):
-        folder = tmp_path / "d" / f"batch-00000{number}"
-        for key, tensor in batch.flatten_keys("/").items():
-            raw = np.fromfile(folder / f"{key}.memmap", np.uint8)
-            assert tensor.numpy().tobytes() == raw.tobytes()
-    with Writer(tmp_path / "d", dataset.contents.description) as writer:
-        writer.add(dataset[0].clone())
-    again = open_dataset(tmp_path / "d")
-    assert len(again) == 5
-    assert same(again[4], dataset[0])
+    read_refuses(tmp_path / "d", str(tmp_path / "d"), "of format version 1 or 2")
+    with pytest.raises(FileExistsError, match="is not a dataset"):
+        Writer(tmp_path / "d", _description())
 
 
 def test_reading_continues_after_chdir(
@@ -359,16 +371,43 @@ def test_a_dataset_is_read_while_another_process_appends(copy: Path) -> None:
     assert len(open_dataset(copy)) == 26
 
 
+@pytest.mark.parametrize("size", [0, 4096, -1])
+def test_truncation_of_a_mapped_file_is_an_error_and_no_signal(
+    copy: Path, size: int
+) -> None:
+    dataset = open_dataset(copy)
+    dataset.transitions[:]
+    os.truncate(copy / DATA, (copy / DATA).stat().st_size - 1 if size < 0 else size)
+    for read in (
+        lambda: dataset[5],
+        lambda: dataset.transitions[110:],
+        lambda: list(dataset.episodes(5)),
+        lambda: dataset.verify(5),
+    ):
+        with pytest.raises(DatasetError, match=f"{DATA} has .* bytes, but the journal"):
+            read()
+
+
 def test_damage_after_opening_is_found(copy: Path) -> None:
     dataset = open_dataset(copy)
     assert dataset[1]["next", "hunter", "reward"].any()
     frames = dataset.transitions[:]
-    file = copy / REWARD
-    file.write_bytes(bytes(file.stat().st_size))
-    for read in (lambda: dataset[1], dataset.verify, lambda: dataset.verify(1)):
-        with pytest.raises(DatasetError, match="reward.memmap is damaged"):
-            read()
-    # It is not read again while it is mapped, unless it is asked for.
-    assert not (dataset.transitions[:] == frames).all()
-    with pytest.raises(DatasetError, match="reward.memmap is damaged"):
-        open_dataset(copy).transitions[:]
+    content = (copy / DATA).read_bytes()
+    damaged = content[:90] + bytes(9) + content[99:]
+    for step in ("in place", "replaced"):
+        if step == "replaced":
+            (copy / "new").write_bytes(damaged)
+            (copy / "new").rename(copy / DATA)
+        else:
+            with (copy / DATA).open("r+b") as file:
+                file.write(damaged)
+        for read in (
+            lambda: dataset[0],
+            lambda: dataset.transitions[:],
+            lambda: dataset.trajectories.select("hunter")[0],
+            dataset.verify,
+        ):
+            with pytest.raises(DatasetError, match=f"{DATA} is damaged"):
+                read()
+        (copy / DATA).write_bytes(content)
+        assert same(dataset.transitions[:], frames)

@@ -1,16 +1,15 @@
 """Several datasets read like one, as a view and after a merge."""
 
-import json
 import os
 import shutil
 import signal
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from storage_fuzz import batches, read_all, same, write
+from storage_journal import extent, flip
 from support.scripts import run_python
 
 from marl_collect import Collector, open_dataset
@@ -21,12 +20,9 @@ from marl_collect.storage import (
     RunDescription,
     Writer,
     concatenate,
-    joining,
     merge,
 )
 from marl_collect.testing.counting import CountingEnv
-
-VERSION_1 = Path(__file__).parent / "data" / "dataset_v1.zip"
 
 
 def add(path: Path, seed: int, count: int = 3, **options: Any) -> Dataset:
@@ -120,20 +116,6 @@ def test_a_merged_dataset_can_be_appended_to(
     more.verify()
 
 
-def test_batches_of_format_version_1_get_checksums(tmp_path: Path) -> None:
-    zipfile.ZipFile(VERSION_1).extractall(tmp_path)
-    (source,) = [path.parent for path in tmp_path.rglob("index.json")]
-    merged = merge([source, source], tmp_path / "all")
-    before = open_dataset(source)
-    assert same([b.clone() for b in merged], [b.clone() for b in before] * 2)
-    file = next(iter((tmp_path / "all").rglob("reward.memmap")))
-    content = bytearray(file.read_bytes())
-    content[0] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DatasetError, match="is damaged"):
-        open_dataset(tmp_path / "all").verify()
-
-
 def other(path: Path, task: str = "c", **settings: Any) -> Path:
     collector = Collector(lambda: CountingEnv(**settings), frames_per_batch=20)
     with Writer(path, DatasetDescription(task, collector.description)) as writer:
@@ -205,39 +187,39 @@ def test_read_only_datasets_are_merged(datasets: list[Dataset], tmp_path: Path) 
             path.chmod(path.stat().st_mode | 0o200)
 
 
-@pytest.mark.parametrize("name", ["hunter/image.zstd", "next/done.memmap"])
+@pytest.mark.parametrize("part", ["records", "frames"])
 def test_damage_is_not_merged(
-    datasets: list[Dataset], tmp_path: Path, name: str
+    datasets: list[Dataset], tmp_path: Path, part: str
 ) -> None:
     source = shutil.copytree(datasets[1].path, tmp_path / "damaged")
-    path = source / "batch-000001" / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    path, parts = extent(source, 1)
+    flip(path, getattr(parts, part) + 5)
     with pytest.raises(DatasetError, match="is damaged") as error:
         merge([datasets[0], source], tmp_path / "all")
     assert str(path) in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
-def test_an_error_while_copying_leaves_nothing(
+def test_an_error_while_writing_leaves_nothing(
     datasets: list[Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: Any, target: Any) -> None:
+    def full(descriptor: int, content: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(joining.shutil, "copyfile", full)  # type: ignore[attr-defined]
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         merge(datasets, tmp_path / "all")
     assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """
-import os, shutil, signal, sys
-from marl_collect.storage import joining, merge
+import os, signal, sys
+from pathlib import Path
+from marl_collect.storage import merge
 
 sources, target, place, count = sys.argv[1:-3], *sys.argv[-3:]
-real, calls = {"copy": shutil.copyfile, "rename": joining.Path.rename}[place], [0]
+owner, name = {"write": (os, "write"), "rename": (Path, "rename")}[place]
+real, calls = getattr(owner, name), [0]
 
 def call(*arguments):
     calls[0] += 1
@@ -245,15 +227,14 @@ def call(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 
-if place == "copy":
-    shutil.copyfile = call
-else:
-    joining.Path.rename = call
+setattr(owner, name, call)
 merge(sources, target)
 """
 
 
-@pytest.mark.parametrize(("place", "count"), [("copy", 1), ("copy", 90), ("rename", 1)])
+@pytest.mark.parametrize(
+    ("place", "count"), [("write", 1), ("write", 9), ("rename", 1)]
+)
 def test_a_killed_merge_leaves_no_dataset(
     datasets: list[Dataset], tmp_path: Path, place: str, count: int
 ) -> None:
@@ -279,9 +260,8 @@ def test_merging_on_the_command_line(datasets: list[Dataset], tmp_path: Path) ->
     run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
     assert run.exit_code == 0, run.output
     assert "200 frames" in run.output
-    index = json.loads((out / "index.json").read_text())
     runs = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [entry["run"] for entry in index["batches"]] == runs
+    assert [entry.run for entry in open_dataset(out).contents.batches] == runs
     run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
     assert run.exit_code == 2
     assert "merge to a new or empty folder" in " ".join(run.output.split())

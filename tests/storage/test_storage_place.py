@@ -1,18 +1,25 @@
 """A writer writes only to the folder that it opened, and is the only one there."""
 
-import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from storage_journal import edit
 from support.scripts import run_python, start_python
 from tensordict import TensorDict
 
 from marl_collect import Collector, open_dataset
 from marl_collect.errors import ClosedError
-from marl_collect.storage import BackgroundWriter, DatasetDescription, Writer
+from marl_collect.storage import (
+    BackgroundWriter,
+    DatasetDescription,
+    DatasetError,
+    Writer,
+    appending,
+)
 from marl_collect.storage.files import FolderLock
 from marl_collect.testing.counting import CountingEnv
 
@@ -56,22 +63,36 @@ def test_a_folder_in_place_of_the_writers_is_not_written_to(
     with Writer(path, description) as writer:
         writer.add(data[0])
         path.rename(moved)
-        with pytest.raises(FileNotFoundError, match="moved, removed or replaced"):
-            writer.add(data[1])
+        writer.add(data[1])
         assert not path.exists()
         path.mkdir()
         (path / "thesis.tex").write_text("precious")
-        with pytest.raises(FileNotFoundError, match="moved, removed or replaced"):
-            writer.add(data[1])
+        writer.add(data[2])
         assert names(path) == {"thesis.tex"}
-        (path / "thesis.tex").unlink()
-        path.rmdir()
-        moved.rename(path)  # After it is moved back, writing continues.
-        for batch in data[1:3]:
-            writer.add(batch)
-    dataset = open_dataset(path)
+    dataset = open_dataset(moved)  # Writing went on where the folder is now.
     assert all((a == b).all() for a, b in zip(dataset, data[:3], strict=True))
     assert dataset.contents.totals.episodes == len(dataset.trajectories)
+
+
+@pytest.mark.parametrize("name", ["data-000000", "journal.jsonl", None])
+def test_a_dataset_that_was_removed_is_an_error(
+    collected: tuple[DatasetDescription, list[TensorDict]],
+    tmp_path: Path,
+    name: str | None,
+) -> None:
+    description, data = collected
+    path = tmp_path / "d"
+    with Writer(path, description) as writer:
+        writer.add(data[0])
+        if name is None:
+            shutil.rmtree(path)
+        else:
+            (path / name).unlink()
+        with pytest.raises(FileNotFoundError, match="removed while a writer had it"):
+            writer.add(data[1])
+        with pytest.raises(ClosedError, match="removed while a writer had it open"):
+            writer.add(data[1])
+    assert path.exists() == (name is not None)
 
 
 def test_closing_does_not_remove_a_folder_in_place_of_its_own(
@@ -85,7 +106,7 @@ def test_closing_does_not_remove_a_folder_in_place_of_its_own(
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
-def test_appending_after_an_index_entry_was_removed_deletes_no_listed_batch(
+def test_appending_after_a_line_was_removed_cuts_off_no_listed_batch(
     collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
     description, data = collected
@@ -93,29 +114,29 @@ def test_appending_after_an_index_entry_was_removed_deletes_no_listed_batch(
     for batch in data[:3]:  # One run each.
         with Writer(path, description) as writer:
             writer.add(batch)
-    index = json.loads((path / "index.json").read_text())
-    gone = index["batches"].pop(0)
-    index["checksum"] = None
-    (path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="Was an entry removed or changed by hand"):
+    journal = (path / "journal.jsonl").read_bytes()
+    before = (path / "data-000000").read_bytes()
+    lines = journal.splitlines(keepends=True)
+    number = next(i for i, line in enumerate(lines) if b'{"batch"' in line)
+    (path / "journal.jsonl").write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
+    with pytest.raises(DatasetError, match="its checksum is wrong"):
         Writer(path, description)
-    assert {f"batch-00000{i}" for i in range(3)} < names(path)
-    for name in ("frames", "nbytes", "episodes"):
-        index["totals"][name] -= gone[name]
-    (path / "index.json").write_text(json.dumps(index))
+    (path / "journal.jsonl").write_bytes(journal)
+    edit(path, lambda e: e.pop(number))  # With right checksums.
+    with pytest.raises(DatasetError, match="a line was removed or changed"):
+        Writer(path, description)
+    assert (path / "data-000000").read_bytes() == before
+    (path / "journal.jsonl").write_bytes(journal)
     with Writer(path, description) as writer:
         writer.add(data[3])
     dataset = open_dataset(path)
-    assert [e.name for e in dataset.contents.batches] == [
-        "batch-000001",
-        "batch-000002",
-        "batch-000003",
-    ]
-    assert all((a == b).all() for a, b in zip(dataset, data[1:], strict=True))
+    assert all((a == b).all() for a, b in zip(dataset, data, strict=True))
 
 
 def test_nothing_is_written_or_removed_through_links(
-    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+    collected: tuple[DatasetDescription, list[TensorDict]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     description, data = collected
     path, precious = tmp_path / "d", tmp_path / "precious"
@@ -123,15 +144,22 @@ def test_nothing_is_written_or_removed_through_links(
     (precious / "a").write_text("a")
     with Writer(path, description) as writer:
         writer.add(data[0])
-        (path / "index.json.new").symlink_to(precious / "a")
-        (path / ".incomplete").symlink_to(precious)
-        (path / "batch-000001").symlink_to(precious)
-        writer.add(data[1])
-    (path / "batch-000077").symlink_to(precious)
-    (path / "batch-000078").write_text("a file")
+    (path / "data-000001").symlink_to(precious / "a")
+    (path / "data-000002").symlink_to(precious)
     with Writer(path, description) as writer:
-        writer.add(data[2])
-    assert len(open_dataset(path)) == 3
+        writer.add(data[1])
+        monkeypatch.setattr(appending, "SEGMENT", 1)
+        with pytest.raises(OSError, match="data-000001"):
+            writer.add(data[2])
+    assert len(open_dataset(path)) == 2
+    for name in ("data-000000", "journal.jsonl"):
+        (path / name).rename(tmp_path / name)
+        (path / name).symlink_to(tmp_path / name)
+        size = (tmp_path / name).stat().st_size
+        with pytest.raises(DatasetError, match=f"{name} is a symbolic link"):
+            Writer(path, description)
+        assert (tmp_path / name).stat().st_size == size
+        (tmp_path / name).replace(path / name)
     assert [(p.name, p.read_text()) for p in precious.iterdir()] == [("a", "a")]
     (path / ".lock").unlink()
     (path / ".lock").symlink_to(precious / "made")
@@ -230,8 +258,9 @@ def test_two_writers_do_not_share_a_lock_whose_file_was_removed(tmp_path: Path) 
 
 
 LIMITED = """
-import resource, sys
+import os, resource, sys
 from marl_collect import Collector
+from marl_collect.errors import ClosedError
 from marl_collect.storage import DatasetDescription, Writer
 from marl_collect.testing.counting import CountingEnv
 
@@ -239,7 +268,8 @@ collector = Collector(CountingEnv, frames_per_batch=4000, total_frames=8000)
 with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writer:
     writer.add(collector.next())
     batch = collector.next().clone()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    limit = os.path.getsize(sys.argv[1] + "/data-000000") + 2000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         writer.add(batch)
     except OSError as error:
@@ -247,14 +277,18 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     )
-    writer.add(batch)
+    try:
+        writer.add(batch)
+    except ClosedError as error:
+        print(error)
 """
 
 
 def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) -> None:
     done = run_python("-c", LIMITED, tmp_path / "d", check=True)
-    assert "ulimit -f" in done.stdout
-    assert str(tmp_path / "d") in done.stdout
+    assert "File too large" in done.stdout
+    assert f"The batches before it are in {tmp_path / 'd'}" in done.stdout
     dataset = open_dataset(tmp_path / "d")
-    assert len(dataset.transitions[:]) == 8000
+    assert len(dataset.transitions[:]) == 4000
     assert len(dataset.trajectories) == dataset.contents.totals.episodes
+    dataset.verify()

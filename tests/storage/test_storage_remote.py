@@ -14,15 +14,18 @@ from typing import Any
 import fsspec
 import pytest
 from storage_fuzz import batches, read_all, same, write
+from storage_journal import extent, flip
 from support.scripts import run_python
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
     DatasetError,
     Writer,
+    appending,
     concatenate,
     copy,
     merge,
+    remote,
 )
 from marl_collect.storage.remote import RemoteFolder
 from marl_collect.testing.counting import CountingEnv
@@ -58,6 +61,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+FILES = {"journal.jsonl", "data-000000"}
+
+
 def append(path: Path, seed: int) -> None:
     description, (batch,) = batches(1, seed)
     with Writer(path, description) as writer:
@@ -77,39 +83,39 @@ def test_a_copied_dataset_reads_like_the_original(
     with pytest.raises(ValueError, match="not on this machine"):
         _ = dataset.path
     assert copy(url, tmp_path / "back", storage_options=options) == 4
-    files = {p.relative_to(local): p.read_bytes() for p in local.rglob("*.*")}
-    for name, content in files.items():
-        assert (tmp_path / "back" / name).read_bytes() == content or not name.suffix
+    for name in ("journal.jsonl", "data-000000"):
+        assert (tmp_path / "back" / name).read_bytes() == (local / name).read_bytes()
     view = concatenate([dataset, local])
     assert len(view.transitions) == 2 * len(expected.transitions)
     assert len(merge([dataset, local], tmp_path / "all")) == 8
 
 
 def test_only_what_is_read_is_fetched_and_it_is_removed(
-    place: tuple[str, dict[str, Any]], local: Path
+    place: tuple[str, dict[str, Any]],
+    local: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, options = place
+    monkeypatch.setattr(remote, "_BLOCK", 512)
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
-    folder = dataset.parts[0].folder.path
+    folder = dataset.parts[0].folder
+    assert isinstance(folder, RemoteFolder)
     key = ("hunter", "observation")
     found = dataset.transitions.select(key)[:10]
     assert same(found, open_dataset(local).transitions.select(key)[:10])
-    fetched = {p.name for p in folder.rglob("*") if p.is_file()}
-    assert fetched == {"index.json", "files.json", "observation.memmap"}
-    del dataset
-    assert not folder.exists()
-
-
-def test_a_name_that_leaves_the_folder_is_refused(local: Path, tmp_path: Path) -> None:
-    url = f"memory://store/{uuid.uuid4().hex}"
-    copy(local, url)
-    store, root = fsspec.url_to_fs(url)
-    folder = RemoteFolder(tmp_path / "copies", url)
-    store.store[f"{root}/../escaped"] = store.store[f"{root}/index.json"]
-    with pytest.raises(DatasetError, match="is no name of a dataset's file"):
-        folder.locate(("..", "escaped"))
-    assert not (tmp_path / "escaped").exists()
+    assert {p.name for p in folder.path.rglob("*") if p.is_file()} <= FILES
+    (blocks,) = folder.blocks.values()
+    _, parts = extent(local, 0)
+    head = blocks[: -(-parts.frames // 512)]
+    assert all(head)
+    assert not any(blocks[len(head) :])  # No image, and no other batch.
+    image = dataset.transitions.select(("hunter", "image"))[[3]]
+    assert same(image, open_dataset(local).transitions.select(("hunter", "image"))[[3]])
+    assert len(head) < sum(blocks) < len(head) + 20
+    path = folder.path
+    del dataset, folder
+    assert not path.exists()
 
 
 @pytest.fixture
@@ -173,24 +179,26 @@ def test_another_dataset_is_not_replaced(
 
 
 def test_a_failed_copy_leaves_a_complete_prefix(
-    place: tuple[str, dict[str, Any]], local: Path, monkeypatch: pytest.MonkeyPatch
+    place: tuple[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, options = place
+    local = tmp_path / "d"
+    segments(local, monkeypatch)
     upload, calls = RemoteFolder.upload, [0]
 
-    def failing(self: Any, path: Any, parts: Any) -> None:
+    def failing(self: Any, path: Any, name: Any) -> None:
         calls[0] += 1
         if calls[0] == fails:
             raise ConnectionError("gone")
-        upload(self, path, parts)
+        upload(self, path, name)
 
     monkeypatch.setattr(RemoteFolder, "upload", failing)
     expected = open_dataset(local)
-    files = 4 * files_of(local)
-    seen = set()
-    # Where it fails is the same for every store; what is left there is not.
-    later = () if options else (2, files // 4, files // 4 + 4, files)
-    for fails in (1, *later, files // 2 + 5):
+    seen = []
+    # The journal, then for each batch a data file and the journal.
+    for fails in (1, 5, 8) if options else range(1, 10):
         calls[0] = 0
         with pytest.raises(ConnectionError):
             copy(local, f"{url}/{fails}", storage_options=options)
@@ -199,21 +207,22 @@ def test_a_failed_copy_leaves_a_complete_prefix(
         except FileNotFoundError:
             assert fails == 1
             continue
-        seen.add(len(found))
-        assert same(
-            [b.clone() for b in found], [b.clone() for b in expected[: len(found)]]
-        )
+        seen.append(len(found))
+        assert same(found[:], expected[: len(found)])
         assert found.contents.totals.episodes == len(list(found.episodes()))
-    assert seen >= ({2} if options else {0, 1, 2})
+    assert seen == ([1, 3] if options else [0, 0, 1, 1, 2, 2, 3, 3])
     calls[0] = -(10**6)
-    assert copy(local, f"{url}/{fails}", storage_options=options) < 4  # It goes on.
+    assert copy(local, f"{url}/{fails}", storage_options=options) == 1  # It goes on.
     whole = open_dataset(f"{url}/{fails}", storage_options=options)
     assert same(read_all(whole), read_all(expected))
 
 
-def files_of(path: Path) -> int:
-    """The number of files of a batch."""
-    return sum(1 for p in path.glob("batch-000000/**/*") if p.is_file())
+def segments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a dataset with a data file for each of its four batches."""
+    with monkeypatch.context() as patch:
+        patch.setattr(appending, "SEGMENT", 1)
+        write(path)
+    assert len(list(path.glob("data-*"))) == 4
 
 
 KILLED = """
@@ -223,44 +232,55 @@ from marl_collect.storage import copy, remote
 source, url, options, count = sys.argv[1:]
 upload, calls = remote.RemoteFolder.upload, [0]
 
-def call(self, path, parts):
+def call(*arguments):
     calls[0] += 1
     if calls[0] == int(count):
         os.kill(os.getpid(), signal.SIGKILL)
-    upload(self, path, parts)
+    return upload(*arguments)
 
 remote.RemoteFolder.upload = call
 copy(source, url, storage_options=json.loads(options))
 """
 
 
-def test_a_killed_copy_to_a_server_goes_on(server: Any, local: Path) -> None:
-    url = f"s3://bucket/{uuid.uuid4().hex}"
+def test_a_killed_copy_to_a_server_goes_on(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, local = f"s3://bucket/{uuid.uuid4().hex}", tmp_path / "d"
+    segments(local, monkeypatch)
     expected = open_dataset(local)
-    done = 0
-    for count in (2, files_of(local) + 5, files_of(local) + 5):
+    for count, done in ((5, 1), (3, 2), (2, 2)):
         run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
         assert run.returncode == -signal.SIGKILL
         found = open_dataset(url, storage_options=server)
-        assert done <= len(found) < 4
-        done = len(found)
-        assert same([b.clone() for b in found], [b.clone() for b in expected[:done]])
-    assert done == 2
-    assert copy(local, url, storage_options=server) == 4 - done
+        assert len(found) == done
+        assert same(found[:], expected[:done])
+    assert copy(local, url, storage_options=server) == 2
     assert same(read_all(open_dataset(url, storage_options=server)), read_all(expected))
 
 
-def test_a_killed_copy_to_a_folder_goes_on(local: Path, tmp_path: Path) -> None:
-    target, count = tmp_path / "copy", str(files_of(local) + 5)
-    program = KILLED.replace("remote.RemoteFolder.upload", "copying.shutil.copyfile")
-    program = program.replace("import copy, remote", "import copy, copying")
-    program = program.replace("self, path, parts", "path, to")
-    run = run_python("-c", program, local, target, "null", count)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_a_killed_copy_to_a_folder_goes_on(
+    local: Path, tmp_path: Path, count: int
+) -> None:
+    target = tmp_path / "copy"
+    program = KILLED.replace("remote.RemoteFolder.upload", "os.pwrite")
+    program = program.replace(
+        "calls[0] += 1", "copying._SYNCED = 1\n    calls[0] += 1"
+    ).replace("import copy, remote", "import copy, copying")
+    run = run_python("-c", program, local, target, "null", str(count))
     assert run.returncode == -signal.SIGKILL
-    assert 0 < len(open_dataset(target)) < 4
-    open_dataset(target).verify()
-    assert copy(local, target) > 0
+    done = max(0, (count - 2) // 2)  # The journal, then two files for each batch.
+    if count > 1:
+        assert len(open_dataset(target)) == done
+        open_dataset(target).verify()
+    assert copy(local, target) == 4 - done
     assert same(read_all(open_dataset(target)), read_all(open_dataset(local)))
+
+
+def test_a_copy_refuses_what_is_in_its_place(local: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    assert copy(local, target) == 4
     append(target, 3)
     with pytest.raises(ValueError, match="or one with more batches"):
         copy(local, target)
@@ -275,37 +295,67 @@ def test_a_killed_copy_to_a_folder_goes_on(local: Path, tmp_path: Path) -> None:
         copy(local, tmp_path / "other")
 
 
+def test_many_segments_are_copied_everywhere(
+    place: tuple[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, options = place
+    source = tmp_path / "d"
+    segments(source, monkeypatch)
+    assert copy(source, url, storage_options=options) == 4
+    monkeypatch.setattr(appending, "SEGMENT", 1)
+    append(source, 5)
+    assert copy(source, url, storage_options=options) == 1
+    dataset = open_dataset(url, storage_options=options)
+    expected = read_all(open_dataset(source))
+    assert same(read_all(dataset), expected)
+    assert copy(url, tmp_path / "back", storage_options=options) == 5
+    assert same(read_all(open_dataset(tmp_path / "back")), expected)
+    names = {path.name for path in source.iterdir()}
+    assert {path.name for path in (tmp_path / "back").iterdir()} == names
+
+
 def test_damage_in_a_store_is_an_error(
     place: tuple[str, dict[str, Any]], local: Path
 ) -> None:
     url, options = place
     copy(local, url, storage_options=options)
     store, root = fsspec.url_to_fs(url, **options)
-    name = f"{root}/batch-000001/next/done.memmap"
-    content = bytearray(store.cat_file(name))
-    content[0] ^= 1
+    name, journal = f"{root}/data-000000", f"{root}/journal.jsonl"
+
+    def refused(match: str) -> None:
+        with pytest.raises(DatasetError, match=match) as error:
+            read_all(open_dataset(url, storage_options=options))
+        assert url in str(error.value)
+
+    whole = store.cat_file(name)
+    content = bytearray(whole)
+    content[3] ^= 1
     store.pipe_file(name, bytes(content))
-    with pytest.raises(DatasetError, match=r"done\.memmap is damaged") as error:
-        read_all(open_dataset(url, storage_options=options))
-    assert f"{url}/batch-000001/next/done.memmap" in str(error.value)
+    refused(f"{url}/data-000000 is damaged")
+    store.pipe_file(name, whole[:-9])
+    refused("data-000000 ends before byte .* but the journal lists")
     store.rm_file(name)
-    with pytest.raises(DatasetError, match=r"done\.memmap is missing"):
-        read_all(open_dataset(url, storage_options=options))
-    store.pipe_file(f"{root}/index.json", store.cat_file(f"{root}/index.json")[:-9])
-    with pytest.raises(DatasetError, match=f"{url}/index.json is not an index"):
-        open_dataset(url, storage_options=options)
+    refused("data-000000 is missing")
+    lines = store.cat_file(journal)
+    store.pipe_file(journal, lines.replace(b'"run"', b'"ran"', 1))
+    refused(r"journal\.jsonl: line \d is damaged")
+    store.pipe_file(name, whole)
+    store.pipe_file(journal, lines[:-9])  # As if the last line was never complete.
+    found = open_dataset(url, storage_options=options)
+    assert same(found[:], open_dataset(local)[:3])
 
 
 def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
     source = shutil.copytree(local, tmp_path / "d")
-    path = source / "batch-000002" / "next" / "done.memmap"
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
+    path, parts = extent(source, 2)
+    flip(path, parts.frames - 1)
     url = f"memory://store/{uuid.uuid4().hex}"
-    with pytest.raises(DatasetError, match="is damaged"):
-        copy(source, url)
-    assert len(open_dataset(url)) == 2
+    for target in (url, tmp_path / "copy"):
+        with pytest.raises(DatasetError, match="is damaged"):
+            copy(source, target)
+        assert len(open_dataset(target)) == 0  # The journal is written at the end.
 
 
 def test_writing_to_a_url_is_refused_with_advice(

@@ -11,8 +11,9 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset, split_trajectories
+from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.storage.mapping import MappedBatches
+from marl_collect.storage.records import Column, RecordLayout
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -186,18 +187,30 @@ def test_keys_that_are_not_selected_are_not_read(
 ) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     chosen = trajectories.select(("hunter", "observation"), "state", "next")
-    mapped = []
-    raw = MappedBatches._raw
+    places: set[tuple[int, int]] = set()
 
-    def record(self: MappedBatches, batch: Any, field: Any, file: Any) -> Any:
-        mapped.append(field.key)
-        return raw(self, batch, field, file)
+    prepare = Column.__init__
 
-    monkeypatch.setattr(MappedBatches, "_raw", record)
+    def record(self: Column, layout: RecordLayout, begin: int, end: int) -> None:
+        places.add((begin, end))
+        prepare(self, layout, begin, end)
+
+    monkeypatch.setattr(Column, "__init__", record)
     found = chosen[0]
     assert set(found.keys()) == {"hunter", "state", "next"}
     assert set(found["hunter"].keys()) == {"observation"}
-    assert set(mapped) == set(found.keys(True, True)) - {"state"} | {("state",)}
+    (layout, *_) = open_dataset(collected[0]).contents.layouts
+    read = {key[1:] for key in layout.follows} | set(flatten(found))
+    expected = {
+        place
+        for stored in (layout.records, layout.tails)
+        for key, place in stored.items()
+        if key in read
+    }
+    # Of whole records, the layout is changed where batches have different ones.
+    whole = {(0, layout.record_size), (0, layout.tail_size)}
+    assert places - whole == expected | {(0, 4)}  # The number of the tail.
+    assert len(expected) < len(layout.records) + len(layout.tails)
     with pytest.raises(KeyError, match="There is no key hunter/position"):
         trajectories.select(("hunter", "position"))
 

@@ -1,8 +1,7 @@
 """Batches that a writer reports as written are readable, even if it is killed."""
 
 import contextlib
-import importlib
-import json
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -11,20 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from storage_journal import edit
 from support.scripts import start_python
-from tensordict import TensorDict
 
 from marl_collect import Collector
 from marl_collect.errors import ClosedError
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
+    DatasetError,
     EpisodeWriter,
     RunDescription,
     Writer,
     open_dataset,
 )
 from marl_collect.testing.counting import CountingEnv
+
+FILES = {"journal.jsonl", "data-000000", ".lock"}
 
 
 def batches(n: int = 3, frames: int = 20, seed: int = 0, **options: Any) -> Any:
@@ -45,6 +47,10 @@ def write(path: Path, description: DatasetDescription, data: Any, **run: Any) ->
             writer.add(batch)
 
 
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
 def test_batches_survive_the_round_trip(tmp_path: Path) -> None:
     description, data = batches(max_frames_per_traj=6)
     write(tmp_path / "d", description, data)
@@ -60,7 +66,7 @@ def test_batches_survive_the_round_trip(tmp_path: Path) -> None:
     assert [b.shape for b in dataset[1:]] == [(2, 10), (2, 10)]
 
 
-def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
+def test_reading_unpickles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description, data = batches(1)
@@ -72,11 +78,8 @@ def test_a_batch_folder_opens_with_tensordict_alone_and_unpickles_nothing(
     for module in ("pickle", "_pickle", "torch"):
         monkeypatch.setattr(f"{module}.load", refuse)
     monkeypatch.setattr("pickle.loads", refuse)
-    loaded = TensorDict.load_memmap(tmp_path / "d" / "batch-000000")
-    assert (loaded == data[0]).all()
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
-    files = {path.suffix for path in (tmp_path / "d").rglob("*") if path.is_file()}
-    assert files == {".memmap", ".json", ""}  # "" is the suffix of the lock.
+    assert names(tmp_path / "d") == FILES
 
 
 def test_writing_into_a_loaded_batch_changes_no_file(tmp_path: Path) -> None:
@@ -137,7 +140,9 @@ def test_appending_to_a_dataset_of_another_kind_names_the_difference(
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     description, _ = batches(1)
-    with pytest.raises(FileExistsError, match="holds 'thesis.tex' but no index.json"):
+    with pytest.raises(
+        FileExistsError, match=r"holds 'thesis.tex' but no journal\.jsonl"
+    ):
         Writer(tmp_path, description)
     with pytest.raises(FileExistsError, match="is a file"):
         Writer(tmp_path / "thesis.tex", description)
@@ -161,24 +166,36 @@ def test_a_writer_that_added_nothing_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_writer_removes_unlisted_batches_of_a_killed_one(
+def test_the_next_writer_cuts_off_what_a_killed_one_did_not_list(
     tmp_path: Path,
 ) -> None:
     description, data = batches(2)
     path = tmp_path / "d"
     write(path, description, data)
-    index = (path / "index.json").read_text()
-    (path / ".incomplete").mkdir()
-    (path / ".incomplete" / "done.memmap").write_bytes(b"half")
-    data[0].memmap(str(path / "batch-000002"))  # Renamed, but not yet listed.
-    (path / "index.json.new").write_text(index[:100])
+    size = (path / "data-000000").stat().st_size
+    with (path / "data-000000").open("ab") as file:
+        file.write(b"half a batch")
+    with (path / "journal.jsonl").open("ab") as file:
+        file.write(b"12345678 {")
     assert len(open_dataset(path)) == 2
+    Writer(path, description).close()
+    assert (path / "data-000000").stat().st_size == size
     write(path, description, data[:1])
     dataset = open_dataset(path)
     for found, expected in zip(dataset, [*data, data[0]], strict=True):
         assert (found == expected).all()
-    names = {entry.name for entry in path.iterdir()}
-    assert names == {"index.json", ".lock", *(f"batch-00000{i}" for i in range(3))}
+    dataset.verify()
+    assert names(path) == FILES
+
+
+def test_a_writer_that_was_killed_at_its_header_is_continued(tmp_path: Path) -> None:
+    description, data = batches(1)
+    for content in (b"", b"12345678 {"):
+        path = tmp_path / str(len(content))
+        path.mkdir()
+        (path / "journal.jsonl").write_bytes(content)
+        write(path, description, data)
+        assert (open_dataset(path)[0] == data[0]).all()
 
 
 KILLED = """
@@ -221,23 +238,19 @@ def test_everything_reported_as_written_survives_a_kill(
     assert len(open_dataset(path)) == len(dataset) + 1
 
 
-def test_an_index_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     description, data = batches(1)
-    write(tmp_path / "d", description, data)
-    index = tmp_path / "d" / "index.json"
-    content = json.loads(index.read_text())
-    index.write_text(json.dumps(content | {"format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99"):
-        open_dataset(tmp_path / "d")
-    content["batches"][0]["name"] = "../../etc"
-    content["checksum"] = None
-    index.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="not batch-NNNNNN"):
-        open_dataset(tmp_path / "d")
-    index.write_text("{}")
-    with pytest.raises(ValueError, match="not an index of a dataset"):
-        open_dataset(tmp_path / "d")
-    with pytest.raises(FileNotFoundError, match=r"no index\.json"):
+    path = tmp_path / "d"
+    write(path, description, data)
+    edit(path, lambda e: e[0].update(format_version=99))
+    with pytest.raises(DatasetError, match="this is format version 99"):
+        open_dataset(path)
+    with pytest.raises(DatasetError, match="this is format version 99"):
+        Writer(path, description)
+    edit(path, lambda e: e[0].update(format="other"))
+    with pytest.raises(DatasetError, match="does not begin with the description"):
+        open_dataset(path)
+    with pytest.raises(FileNotFoundError, match=r"no journal\.jsonl"):
         open_dataset(tmp_path)
 
 
@@ -245,15 +258,26 @@ def test_a_full_disk_raises_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description, data = batches(2)
+    write_bytes, left = os.write, [1000]
+
+    def full(descriptor: int, content: Any) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write_bytes(descriptor, content[: left[0]])
+        left[0] -= done
+        return done
+
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
-        usage = type("Usage", (), {"free": 1000})
-        monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-        with pytest.raises(
-            OSError, match="is full: 1 batches are complete, the next has"
-        ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(OSError, match="No space left"):
+                writer.add(data[1])
+        with pytest.raises(ClosedError, match="could not be written: .*No space left"):
             writer.add(data[1])
     assert (open_dataset(tmp_path / "d")[0] == data[0]).all()
+    write(tmp_path / "d", description, data[1:])
+    assert (open_dataset(tmp_path / "d")[1] == data[1]).all()
 
 
 def test_the_background_writer_writes_in_order_and_reports_episodes(
@@ -295,52 +319,69 @@ def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path) -> Non
         Writer(tmp_path / "d", other)
 
 
-STEPS = [
-    "files.sync_tree",  # before the batch is renamed
-    "writer.rename_synced",  # before it is listed
-    "index.write_atomically",  # after it is listed
-]
-
-
 @contextlib.contextmanager
-def failing(step: str) -> Iterator[None]:
-    """Make a step of ``Writer.add`` raise an error after it has done its work."""
-    module, name = step.split(".")
-    owner = importlib.import_module(f"marl_collect.storage.{module}")
-    work = getattr(owner, name)
+def failing(call: int) -> Iterator[None]:
+    """Let a write fail after half of its bytes, or a sync after it is done.
 
-    def fail(*args: Any) -> None:
-        work(*args)
-        raise OSError("broken disk")
+    A batch of a new layout takes six calls: layout, data and entry are written and
+    synced. The keys of the first batch take two more.
+    """
+    write_bytes, sync, calls = os.write, os.fdatasync, [0]
+
+    def fail() -> bool:
+        calls[0] += 1
+        return calls[0] > call
+
+    def half(descriptor: int, content: Any) -> int:
+        if fail():
+            write_bytes(descriptor, content[: len(content) // 2])
+            raise OSError("broken disk")
+        return write_bytes(descriptor, content)
+
+    def after(descriptor: int) -> None:
+        sync(descriptor)
+        if fail():
+            raise OSError("broken disk")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, fail)
+        patch.setattr(os, "write", half)
+        patch.setattr(os, "fdatasync", after)
         with pytest.raises(OSError, match="broken disk"):
             yield
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_batch_may_be_added_again_after_an_error(tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize("call", range(6))
+def test_an_error_closes_the_writer_and_another_one_goes_on(
+    tmp_path: Path, call: int
+) -> None:
     description, data = batches(4, frames=8)
-    write(tmp_path / "expected", description, data)
-    expected = open_dataset(tmp_path / "expected")
-    assert any(e.length > e.frame + 1 for e in expected.episodes())
-    with Writer(tmp_path / "d", description) as writer:
-        for batch in data:
-            with failing(step):
-                writer.add(batch)
-            writer.add(batch)
-        assert writer.added == expected.contents.totals
-    found = open_dataset(tmp_path / "d")
-    assert found.contents.totals == expected.contents.totals
-    assert list(found.episodes()) == list(expected.episodes())
-    assert all((a == b).all() for a, b in zip(found, data, strict=True))
+    path = tmp_path / "d"
+    with Writer(path, description) as writer:
+        writer.add(data[0])
+        with failing(call):
+            writer.add(data[1])
+        with pytest.raises(ClosedError, match="Open a new writer") as caught:
+            writer.add(data[1])
+        assert str(caught.value.__cause__) == "broken disk"
+        assert writer.added.frames == 8
+    dataset = open_dataset(path)
+    listed = len(dataset)  # The line may be complete although the sync failed.
+    assert listed == (2 if call == 5 else 1)
+    assert all((a == b).all() for a, b in zip(dataset, data, strict=False))
+    write(path, description, data[listed:])
+    dataset = open_dataset(path)
+    dataset.verify()
+    assert all((a == b).all() for a, b in zip(dataset, data, strict=True))
+    assert [entry.run for entry in dataset.contents.batches] == [
+        *[0] * listed,
+        *[1] * (4 - listed),
+    ]
 
 
-@pytest.mark.parametrize("step", STEPS[1:])
-def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize("call", range(8))
+def test_no_folder_remains_if_the_first_batch_failed(tmp_path: Path, call: int) -> None:
     description, data = batches(1)
-    with Writer(tmp_path / "d", description) as writer, failing(step):
+    with Writer(tmp_path / "d", description) as writer, failing(call):
         writer.add(data[0])
     assert list(tmp_path.iterdir()) == []
 
@@ -354,9 +395,11 @@ def test_a_return_that_is_not_finite_is_refused_and_nothing_is_written(
         writer.add(data[0])
         with pytest.raises(ValueError, match="Agent 1 .*'hunter' .* nan .* row 1"):
             writer.add(data[1])
-        assert not (tmp_path / "d" / "batch-000001").exists()
+        size = (tmp_path / "d" / "data-000000").stat().st_size
+        writer.add(data[0].clone())  # The writer is still open.
+        assert (tmp_path / "d" / "data-000000").stat().st_size > size
     dataset = open_dataset(tmp_path / "d")
-    assert len(dataset) == 1
+    assert len(dataset) == 2
     assert dataset.contents.totals.episodes == len(list(dataset.episodes()))
 
 
@@ -366,65 +409,12 @@ class BrokenDiskError(OSError):
 
 @contextlib.contextmanager
 def broken_disk() -> Iterator[None]:
+    def fail(descriptor: int) -> None:
+        raise BrokenDiskError("broken disk")
+
     with pytest.MonkeyPatch.context() as patch:
-
-        def fail(*args: Any) -> None:
-            raise BrokenDiskError("broken disk")
-
-        patch.setattr("marl_collect.storage.files.sync_tree", fail)
+        patch.setattr(os, "fdatasync", fail)
         yield
-
-
-def complete_episodes(data: list[TensorDict]) -> list[tuple[int, int]]:
-    """Id and length of each episode whose frames are all in ``data``."""
-    found = []
-    for row in torch.cat(data, 1).unbind(0):
-        ids = row["collector", "traj_ids"]
-        for number in ids.unique().tolist():
-            episode = row[ids == number]
-            if episode["next", "done"][-1]:
-                found.append((number, len(episode)))
-    return sorted(found)
-
-
-@pytest.mark.parametrize("ids", [True, False])
-def test_episodes_that_cross_a_missing_batch_are_not_listed(
-    tmp_path: Path, *, ids: bool
-) -> None:
-    description, data = batches(12, frames=8)
-    whole = complete_episodes(data)
-    crossing = {
-        int(row[t])
-        for b in (4, 5, 9)
-        for row in data[b]["collector", "traj_ids"]
-        for t in range(4)
-    }
-    kept = [batch for b, batch in enumerate(data) if b not in (4, 5, 9)]
-    expected = [episode for episode in whole if episode[0] not in crossing]
-    assert 0 < len(expected) < len(whole)
-    if not ids:
-        data = [batch.exclude("collector") for batch in data]
-        kept = [batch for b, batch in enumerate(data) if b not in (4, 5, 9)]
-    with Writer(tmp_path / "d", description) as writer:
-        for number, batch in enumerate(data):
-            if number in (4, 5, 9):
-                with broken_disk(), pytest.raises(BrokenDiskError):
-                    writer.add(batch)
-            else:
-                writer.add(batch)
-    dataset = open_dataset(tmp_path / "d")
-    assert all((a == b).all() for a, b in zip(dataset, kept, strict=True))
-    lengths = sorted(dataset.trajectories.lengths.tolist())
-    if ids:
-        found = [
-            (int(t["collector", "traj_ids"][0]), len(t)) for t in dataset.trajectories
-        ]
-        assert sorted(found) == expected
-    else:  # This includes episodes that begin with the batch after the missing one.
-        assert len(lengths) <= len(expected)
-        assert not set(lengths) - {length for _, length in expected}
-    for episode in dataset.trajectories:
-        assert episode["next", "done"].sum() == 1
 
 
 def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(

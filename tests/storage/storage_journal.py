@@ -1,0 +1,70 @@
+"""Changes the files of a dataset, with checksums corrected so that content is checked.
+
+Nothing here is part of the package: tests forge datasets with it.
+"""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marl_collect.storage.checks import Folder
+from marl_collect.storage.frames import segment_name
+from marl_collect.storage.index import JOURNAL, Extent, Index, journal_line
+
+Entries = list[dict[str, Any]]
+
+
+def entries(folder: Path) -> Entries:
+    """Return the entries of a journal, without checking them."""
+    lines = (folder / JOURNAL).read_bytes().split(b"\n")[:-1]
+    return [json.loads(line[9:]) for line in lines]
+
+
+def write_entries(folder: Path, content: Entries) -> None:
+    """Replace a journal; its checksums are right."""
+    checksum, lines = 0, []
+    for entry in content:
+        line, checksum = journal_line(entry, checksum)
+        lines.append(line)
+    (folder / JOURNAL).write_bytes(b"".join(lines))
+
+
+def edit(folder: Path, change: Callable[[Entries], Any]) -> None:
+    """Change the entries of a journal in place."""
+    content = entries(folder)
+    change(content)
+    write_entries(folder, content)
+
+
+def only(kind: str, content: Entries) -> list[Any]:
+    """Return the data of all entries of a kind."""
+    return [entry[kind] for entry in content if kind in entry]
+
+
+def extent(folder: Path, batch: int) -> tuple[Path, Extent]:
+    """Return the data file of a batch, and the positions in it."""
+    index = Index.load(Folder(folder))
+    entry = index.batches[batch]
+    return folder / segment_name(entry.segment), index.extent(entry)
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        (value,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+def forge(folder: Path, batch: int, position: int, content: bytes) -> None:
+    """Write bytes into a batch, and correct its checksum in the journal."""
+    path, parts = extent(folder, batch)
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(content)
+        file.seek(parts.records)
+        checksum = zlib.crc32(file.read(parts.frames - parts.records))
+    edit(folder, lambda e: only("batch", e)[batch].update(checksum=checksum))
