@@ -84,24 +84,29 @@ def copy(
                 f"{part.folder.named()}, or one with more batches. Copy to another "
                 "place."
             )
-        batch = copied = 0
-        listed = written = len(before)
-        for item, end, _ in journal_lines(content):
-            if "batch" in item:
-                if batch == len(dataset):  # A writer has added it since.
-                    break
-                if end > len(before):
-                    copied += 1
-                    if place.add(batch, dataset.contents.batches[batch]):
-                        place.list(content[written:end])
-                        written = end
-                batch += 1
-            elif not written:  # Without a journal, a killed copy could not go on.
-                place.list(content[:end])
-                written = end
-            listed = max(listed, end)
-        if listed > written:
-            place.list(content[written:listed])
+        return _copy_batches(content, len(before), dataset, place)
+
+
+def _copy_batches(content: bytes, done: int, dataset: Dataset, place: _Target) -> int:
+    """Copy the batches that are listed behind the first ``done`` bytes of a journal."""
+    batch = copied = 0
+    listed = written = done
+    for item, end, _ in journal_lines(content):
+        if "batch" in item:
+            if batch == len(dataset):  # A writer has added it since.
+                break
+            if end > done:
+                copied += 1
+                if place.add(batch, dataset.contents.batches[batch]):
+                    place.list(content[written:end])
+                    written = end
+            batch += 1
+        elif not written:  # Without a journal, a killed copy could not go on.
+            place.list(content[:end])
+            written = end
+        listed = max(listed, end)
+    if listed > written:
+        place.list(content[written:listed])
     return copied
 
 
