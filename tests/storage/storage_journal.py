@@ -68,3 +68,27 @@ def forge(folder: Path, batch: int, position: int, content: bytes) -> None:
         file.seek(parts.records)
         checksum = zlib.crc32(file.read(parts.frames - parts.records))
     edit(folder, lambda e: only("batch", e)[batch].update(checksum=checksum))
+
+
+def notes(folder: Path, batch: int) -> bytes:
+    """Return the notes of a batch: the table of its episodes, and the ranges."""
+    path, parts = extent(folder, batch)
+    return zlib.decompress(path.read_bytes()[parts.notes : parts.frames])
+
+
+def forge_notes(folder: Path, batch: int, text: bytes) -> None:
+    """Replace the notes of a batch, and move what follows."""
+    path, parts = extent(folder, batch)
+    content, compressed = path.read_bytes(), zlib.compress(text)
+    head = content[parts.records : parts.notes] + compressed
+    path.write_bytes(content[: parts.records] + head + content[parts.frames :])
+    shift = len(compressed) - (parts.frames - parts.notes)
+
+    def change(found: Entries) -> None:
+        for number, entry in enumerate(only("batch", found)):
+            if number == batch:
+                entry.update(notes=len(compressed), checksum=zlib.crc32(head))
+            elif entry["segment"] == int(path.name[-6:]) and number > batch:
+                entry["offset"] += shift
+
+    edit(folder, change)

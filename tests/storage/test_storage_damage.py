@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from storage_fuzz import read_all, same
-from storage_journal import Entries, edit, extent, flip, forge, only
+from storage_journal import Entries, edit, extent, flip, forge, forge_notes, notes, only
 from support.scripts import start_python
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
@@ -233,7 +233,7 @@ WRONG: dict[str, Callable[[Entries], Any]] = {
     "too many episodes": lambda e: batch(e).update(episodes=21),
     "wrong tails": lambda e: batch(e, -1).update(tails=0),
     "too many tails": lambda e: batch(e, -1).update(tails=21),
-    "wrong ranges": lambda e: batch(e, -1).update(ranges=1),
+    "wrong notes": lambda e: batch(e, -1).update(notes=1),
     "wrong checksum": lambda e: batch(e, -1).update(checksum=1),
     "packed keys that are none": lambda e: batch(e).update(packed=[["lz4", 1]]),
     "no returns": lambda e: batch(e).update(return_sums={}),
@@ -269,12 +269,12 @@ def test_inconsistent_episodes_are_named(copy: Path) -> None:
     index = Index.load(Folder(copy))
     entry = index.batches[1]
     assert entry.episodes > 1
-    path, parts = extent(copy, 1)
-    original = path.read_bytes()[parts.episodes : parts.ranges]
+    original = notes(copy, 1)
+    size = entry.episodes * EpisodeTable.entry_size(index.rewards)
     columns = ("environment", "frame", "length")
 
     def read() -> EpisodeTable:
-        return EpisodeTable.from_bytes(original, entry.episodes, index.rewards)
+        return EpisodeTable.from_bytes(original[:size], entry.episodes, index.rewards)
 
     for column, value in (
         ("environment", 2),
@@ -286,19 +286,19 @@ def test_inconsistent_episodes_are_named(copy: Path) -> None:
     ):
         table = read()
         getattr(table, column)[0] = value
-        forge(copy, 1, parts.episodes, table.to_bytes())
+        forge_notes(copy, 1, table.to_bytes() + original[size:])
         read_refuses(copy, str(copy))
     table = read()
     for column in columns:  # The same end twice.
         getattr(table, column)[1] = getattr(table, column)[0]
-    forge(copy, 1, parts.episodes, table.to_bytes())
+    forge_notes(copy, 1, table.to_bytes() + original[size:])
     read_refuses(copy, str(copy), "that cannot be there")
     table = read()
     table.frame[table.frame.argmax()] -= 1
-    forge(copy, 1, parts.episodes, table.to_bytes())
+    forge_notes(copy, 1, table.to_bytes() + original[size:])
     with pytest.raises(DatasetError, match="where .*'done'.* is False"):
         open_dataset(copy).verify()
-    forge(copy, 1, parts.episodes, original)
+    forge_notes(copy, 1, original)
     open_dataset(copy).verify()
 
 

@@ -12,6 +12,7 @@ from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import DatasetDescription, Writer
 from marl_collect.storage.chunks import frame_bytes
+from marl_collect.storage.index import RECORDS
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -77,3 +78,19 @@ def test_several_data_files(tmp_path: Path) -> None:
     write_segments(tmp_path / "d", "lz4")
     assert len(list((tmp_path / "d").glob("data-*"))) > 3
     check(tmp_path / "d")
+
+
+def test_packed_records(tmp_path: Path) -> None:
+    collector = Collector(
+        [CountingEnv] * 2, frames_per_batch=20, total_frames=60, seed=0
+    )
+    about = DatasetDescription("c", collector.description)
+    with Writer(tmp_path, about) as writer:
+        for batch in collector:
+            values = torch.randn(*batch.shape, 400, dtype=torch.float64)
+            batch["wide"] = values * (torch.rand(values.shape) < 0.1)
+            writer.add(batch)
+    assert "packs_records" in (tmp_path / "journal.jsonl").read_text()
+    (layout, *_) = open_dataset(tmp_path).contents.layouts
+    assert RECORDS in layout.packed
+    check(tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from storage_fuzz import batches, write
-from storage_journal import extent, forge
+from storage_journal import forge_notes, notes
 
 from marl_collect import MultiSyncCollector, open_dataset
 from marl_collect.core.tensordicts import flatten
@@ -117,17 +117,18 @@ def test_ranges_of_unusual_values_are_stored(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[{"low": "much"', "a dataset with ranges of values"),
-        (b"\xff", "is not a dataset with ranges of values"),
-        (b"[[],[]", "is not a dataset with ranges of values"),
+        (b'[{"low": "much", "high": 1, "nans": 0}]', "not the end of a range"),
+        (b"\xff", "is not a data file with notes"),
+        (b"[[],[]", "is not a data file with notes"),
+        (b"[]", "is not a data file with notes"),
     ],
 )
 def test_damaged_ranges_are_an_error(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     write(tmp_path / "d")
-    _, parts = extent(tmp_path / "d", 0)
-    forge(tmp_path / "d", 0, parts.ranges, content)
+    text = notes(tmp_path / "d", 0)
+    forge_notes(tmp_path / "d", 0, text[: text.index(b"[{")] + content)
     with pytest.raises(DatasetError, match=message) as error:
         _ = open_dataset(tmp_path / "d").statistics
     assert str(tmp_path / "d") in str(error.value)
