@@ -31,7 +31,6 @@ def _batch(folder: Path, batch: Any, keys: Any, layouts: Any) -> Any:
     tables, data = np.split(data, [12 * n * len(packed)])
     data, out = data[batch["notes"] :], {}
     for key, (codec, size) in zip(packed, batch["packed"], strict=True):
-        decode = DECODE[codec]
         ends, tables = tables[: 8 * n].view("<u8").astype(int), tables[12 * n :]
         frames, data = np.split(data[:size], ends[:-1]), data[size:]
         out[key] = [

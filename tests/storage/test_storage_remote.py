@@ -13,6 +13,8 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from storage_fuzz import batches, read_all, same, write
 from storage_journal import extent, flip
 from support.scripts import run_python
@@ -401,3 +403,28 @@ def test_copying_on_the_command_line(
         run = CliRunner().invoke(app, ["inspect", url])
         assert run.exit_code == 0, run.output
         assert url in run.output
+
+
+@pytest.mark.parametrize(("size", "most"), [(8, 2), (10_000, 3)])
+def test_one_frame_of_one_key_takes_few_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    description, data = batches(4, 0)
+    with Writer(tmp_path / "d", description) as writer:
+        for batch in data:
+            batch["values"] = torch.rand(*batch.shape, size // 4)
+            writer.add(batch)
+    url = f"memory://store/{uuid.uuid4().hex}"
+    copy(tmp_path / "d", url)
+    requests = []
+    fetch = MemoryFileSystem.cat_file
+
+    def cat_file(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        requests.append(path)
+        return fetch(self, path, *arguments, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    monkeypatch.setattr(remote, "_BLOCK", 512)
+    found = open_dataset(url).transitions.select("values")[30]["values"]
+    assert (found == open_dataset(tmp_path / "d").transitions[30]["values"]).all()
+    assert 2 <= len(requests) <= most
