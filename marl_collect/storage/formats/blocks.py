@@ -42,6 +42,11 @@ Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
 episodes of the block."""
 
 
+def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    """Show nothing."""
+    del done, total, ended
+
+
 @final
 @dataclass(frozen=True)
 class Header:
@@ -193,7 +198,8 @@ def read_blocks(
         lengths = chosen.lengths.tolist()
         yield Block(flatten(chosen.cat()), lengths, runs[begin])
         done += sum(lengths)
-        progress(done, header.frames, chosen.episodes)
+        if progress is not no_progress:  # Objects of 100,000 episodes take seconds.
+            progress(done, header.frames, chosen.episodes)
 
 
 def write_blocks(

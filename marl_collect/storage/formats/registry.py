@@ -2,19 +2,19 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import check_space, completed
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,
     Progress,
+    no_progress,
     read_blocks,
     write_blocks,
 )
@@ -203,8 +203,3 @@ def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Bloc
         nbytes = sum(tensor.nbytes for tensor in block.frames.values())
         check_space(folder, nbytes, "the next episodes have up to")
         yield block
-
-
-def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
-    """Show nothing."""
-    del done, total, ended

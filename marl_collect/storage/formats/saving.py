@@ -8,10 +8,10 @@ from marl_collect.storage.files import completed
 from marl_collect.storage.formats.blocks import (
     Header,
     Progress,
+    no_progress,
     read_blocks,
     write_blocks,
 )
-from marl_collect.storage.formats.registry import no_progress
 from marl_collect.storage.remote import check_local
 from marl_collect.storage.selection import Trajectories
 
