@@ -103,6 +103,8 @@ USES: dict[str, tuple[str, ...]] = {
     "atari": ("marl-collect envs atari",),
     "meltingpot": (_INFO.format("meltingpot/coins"),),
     "dmlab2d": (_LAB2D, "import dmlab2d"),
+    "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
+    "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
     "ray": (_RAY,),
     "torchrl": (_TORCHRL,),
     "benchmarl": (_BENCHMARL,),

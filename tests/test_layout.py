@@ -50,6 +50,8 @@ TORCH = {"torch", "tensordict", "torchrl"}
 FAMILIES = [
     {"pettingzoo", "mpe2", "multi_agent_ale_py"},
     {"meltingpot", "dmlab2d", "ml_collections"},
+    {"lbforaging"},
+    {"rware"},
 ]
 
 
