@@ -104,6 +104,7 @@ USES: dict[str, tuple[str, ...]] = {
     "meltingpot": (_INFO.format("meltingpot/coins"),),
     "dmlab2d": (_LAB2D, "import dmlab2d"),
     "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
+    "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
     "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
     "ray": (_RAY,),
     "torchrl": (_TORCHRL,),
