@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from marl_collect.envs.meltingpot.env import MeltingpotEnv as MeltingpotEnv
     from marl_collect.envs.meltingpot.env import MeltingpotWrapper as MeltingpotWrapper
     from marl_collect.envs.openspiel.env import OpenSpielEnv as OpenSpielEnv
+    from marl_collect.envs.overcooked.env import OvercookedEnv as OvercookedEnv
     from marl_collect.envs.pettingzoo.env import PettingZooEnv as PettingZooEnv
     from marl_collect.envs.pettingzoo.env import PettingZooWrapper as PettingZooWrapper
     from marl_collect.envs.pettingzoo.tasks import available_envs as available_envs

@@ -16,6 +16,7 @@ from marl_collect.envs.lab2d import provider as lab2d
 from marl_collect.envs.lbforaging.provider import FAMILY as LBFORAGING
 from marl_collect.envs.meltingpot import provider as meltingpot
 from marl_collect.envs.openspiel.provider import FAMILY as OPENSPIEL
+from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
 from marl_collect.envs.pettingzoo import provider as pettingzoo
 from marl_collect.envs.rware.provider import FAMILY as RWARE
 
@@ -67,7 +68,7 @@ def test_aec_tasks_need_no_parallel_false() -> None:
     env.close()
 
 
-FAMILIES = [LBFORAGING, OPENSPIEL, RWARE]
+FAMILIES = [LBFORAGING, OPENSPIEL, OVERCOOKED, RWARE]
 
 
 @pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo, *FAMILIES])
