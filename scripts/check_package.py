@@ -105,6 +105,7 @@ USES: dict[str, tuple[str, ...]] = {
     "dmlab2d": (_LAB2D, "import dmlab2d"),
     "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
     "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
+    "mamujoco": (_INFO.format("mamujoco/Ant-4x2"),),
     "overcooked": (_INFO.format("overcooked/cramped_room"),),
     "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
     "ray": (_RAY,),

@@ -51,6 +51,7 @@ FAMILIES = [
     {"pettingzoo", "mpe2", "multi_agent_ale_py"},
     {"meltingpot", "dmlab2d", "ml_collections"},
     {"lbforaging"},
+    {"gymnasium_robotics"},
     {"overcooked_ai_py"},
     {"pyspiel", "shimmy"},
     {"rware"},
