@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from marl_collect.envs.errors import (
 @final
 @dataclass(frozen=True)
 class Family:
-    """A ``TaskProvider`` of the tasks ``"<name>/<task>"``.
+    """A ``TaskProvider`` of the tasks ``"<name>/<task>"``, built on ``PettingZooBase``.
 
     Attributes:
         name: prefix of the tasks.
@@ -61,11 +61,17 @@ class Family:
     def settings(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of a task and their defaults.
 
+        First those of the task, then those of ``PettingZooWrapper``.
+
         Raises:
             UnknownTaskError: if the family has no task of this name.
             MissingPackageError: if a library is missing; names the extra to install.
         """
-        return dict(self.defaults(self._name(task)))
+        settings = dict(self.defaults(self._name(task)))
+        from marl_collect.envs.pettingzoo.description import PettingZooOptions
+
+        wrapping = {option.name: option.default for option in fields(PettingZooOptions)}
+        return settings | wrapping
 
     def _name(self, task: str) -> str:
         family, _, name = task.partition("/")

@@ -162,4 +162,5 @@ def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
     for task, missing in found.items():
         assert missing == ""
         assert callable(family.find_task(task))
-    assert family.settings(task)
+    settings = family.settings(task)
+    assert settings["time_limit"] is None
