@@ -90,12 +90,13 @@ class AgentLists(ParallelEnv[str, Any, Any]):
         chosen = [actions.get(name, idle) for name, idle in self._idle.items()]
         returned = self._parts("step", self._env.step(chosen), _VALUES)
         results = tuple(map(self._by_agent, _VALUES, returned))
-        _, _, terminations, truncations, _ = results
-        self.agents = [
-            agent
-            for agent in self.agents
-            if not (terminations[agent] or truncations[agent])
-        ]
+        terminations, truncations = results[2], results[3]
+        if True in terminations.values() or True in truncations.values():
+            self.agents = [
+                agent
+                for agent in self.agents
+                if not (terminations[agent] or truncations[agent])
+            ]
         return results
 
     def render(self) -> Any:
@@ -123,14 +124,17 @@ class AgentLists(ParallelEnv[str, Any, Any]):
 
     def _by_agent(self, name: str, values: Any) -> dict[str, Any]:
         """Return the value of each agent that was alive before the step."""
-        if isinstance(values, (list, tuple)) or np.ndim(values):
-            if len(values) != len(self.possible_agents):
+        names = self.possible_agents
+        if isinstance(values, (list, tuple)) or (
+            isinstance(values, np.ndarray) and values.ndim
+        ):
+            if len(values) != len(names):
                 raise ValueError(
-                    f"{self.metadata['name']} must return {name} of its "
-                    f"{len(self.possible_agents)} agents, but returned {len(values)}."
+                    f"{self.metadata['name']} must return {name} of its {len(names)} "
+                    f"agents, but returned {len(values)}."
                 )
-            named = dict(zip(self.possible_agents, values, strict=True))
-            if len(self.agents) == len(named):
+            named = dict(zip(names, values, strict=True))
+            if len(self.agents) == len(names):
                 return named
             return {agent: named[agent] for agent in self.agents}
         if name == _VALUES[0]:

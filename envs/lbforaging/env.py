@@ -1,6 +1,5 @@
 """``LbForagingEnv``: level-based foraging."""
 
-from collections.abc import Iterable
 from typing import Any, final
 
 import gymnasium
@@ -42,6 +41,10 @@ class LbForagingEnv(PettingZooBase):
 class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Repairs lbforaging 2.0.0: its seed, and the flag of its time limit."""
 
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._inner = env.unwrapped
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -50,14 +53,13 @@ class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
         A reset keeps players away from the cells where they were before, unless these
         are unknown, so an episode would depend on the last one.
         """
-        players: Iterable[Any] = self.unwrapped.players  # type: ignore[attr-defined]
-        for player in players:
+        for player in self._inner.players:
             player.position = None
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; an episode is terminated when no food is left."""
         observations, rewards, over, _, infos = self.env.step(action)
-        inner: Any = self.unwrapped
+        inner = self._inner
         at_limit = inner.current_step >= inner._max_episode_steps  # noqa: SLF001
         return observations, rewards, over and not inner.field.any(), at_limit, infos
