@@ -31,7 +31,8 @@ def test_the_data_are_those_of_the_library(
 ) -> None:
     stock = mamujoco_v1.parallel_env(*task.split("-"), **arguments)
     factory = partial(MamujocoEnv, task, **arguments)
-    groups = factory().group_map.items()
+    with factory() as env:
+        groups = env.group_map.items()
     rows = {agent: (g, row) for g, names in groups for row, agent in enumerate(names)}
     frames = ends = 0
     for seed, data in episodes(factory, 120):
