@@ -1,6 +1,5 @@
 """``OvercookedEnv``: two cooks in a kitchen of Overcooked-AI."""
 
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -119,14 +118,14 @@ class _Kitchen:
 def _library() -> Any:
     """Import the gridworld; the library's package needs a function of ``gym`` for it.
 
-    Without ``gym``, a module that does nothing takes its place during the import.
+    Unless ``gym`` is imported already, a module that does nothing takes its place for
+    the time of the import: ``gym`` may be missing, and warns about NumPy 2.
     """
     name = "gym.envs.registration"
-    missing = "gym" not in sys.modules and importlib.util.find_spec("gym") is None
-    places = ("gym", "gym.envs", name) if missing else ()
+    places = () if "gym" in sys.modules else ("gym", "gym.envs", name)
     for place in places:
         sys.modules[place] = ModuleType(place)
-    if missing:
+    if places:
         sys.modules[name].register = lambda **_: None  # type: ignore[attr-defined]
     try:
         from overcooked_ai_py.mdp import overcooked_mdp
