@@ -189,9 +189,11 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 	@touch $@
 
 # MeltingPot is installed first: our installer can build it without a network, and pip
-# then finds the requirement satisfied.
+# then finds the requirement satisfied. Overcooked-AI's dependencies would overwrite
+# pygame-ce, and it works without them.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@echo "Installing every extra into $(VENV): several minutes, once."
 	@$(BIN)/python scripts/install_meltingpot.py $(CONSTRAINTS)
 	@$(INSTALL) -e ".[all]"
+	@$(INSTALL) --no-deps overcooked-ai
 	@touch $(STAMP_DEMO) $@

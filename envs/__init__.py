@@ -1,4 +1,4 @@
-"""PettingZoo, MeltingPot and Lab2d environments as ``MultiAgentEnv``.
+"""Environments of other libraries as ``MultiAgentEnv``.
 
 Each name is imported on first use and loads only its own library.
 """
@@ -13,13 +13,19 @@ if __name__ != "marl_collect.envs":
     )
 
 if TYPE_CHECKING:
+    from marl_collect.envs.agent_lists import AgentLists as AgentLists
     from marl_collect.envs.errors import MissingPackageError as MissingPackageError
     from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.lab2d.env import Lab2dEnv as Lab2dEnv
+    from marl_collect.envs.lbforaging.env import LbForagingEnv as LbForagingEnv
+    from marl_collect.envs.mamujoco.env import MamujocoEnv as MamujocoEnv
     from marl_collect.envs.meltingpot.env import MeltingpotEnv as MeltingpotEnv
     from marl_collect.envs.meltingpot.env import MeltingpotWrapper as MeltingpotWrapper
+    from marl_collect.envs.openspiel.env import OpenSpielEnv as OpenSpielEnv
+    from marl_collect.envs.overcooked.env import OvercookedEnv as OvercookedEnv
     from marl_collect.envs.pettingzoo.env import PettingZooEnv as PettingZooEnv
     from marl_collect.envs.pettingzoo.env import PettingZooWrapper as PettingZooWrapper
     from marl_collect.envs.pettingzoo.tasks import available_envs as available_envs
+    from marl_collect.envs.rware.env import RwareEnv as RwareEnv
 
 __getattr__, __dir__ = lazy.attach(__name__)

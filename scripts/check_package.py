@@ -103,6 +103,11 @@ USES: dict[str, tuple[str, ...]] = {
     "atari": ("marl-collect envs atari",),
     "meltingpot": (_INFO.format("meltingpot/coins"),),
     "dmlab2d": (_LAB2D, "import dmlab2d"),
+    "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
+    "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
+    "mamujoco": (_INFO.format("mamujoco/Ant-4x2"),),
+    "overcooked": (_INFO.format("overcooked/cramped_room"),),
+    "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
     "ray": (_RAY,),
     "torchrl": (_TORCHRL,),
     "benchmarl": (_BENCHMARL,),
@@ -121,6 +126,7 @@ USES: dict[str, tuple[str, ...]] = {
 that has been collected before."""
 DATA = "collected"
 """Its folder; the README's commands use other names."""
+NOT_IN_ALL = ("benchmarl", "overcooked")
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
 
@@ -234,7 +240,7 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
             amount = ["--frames", "100", "--policy", "random", "--quiet"]
             run(command, "collect", COUNTING, *amount, "--out", DATA, folder=folder)
             run(command, "inspect", DATA, folder=folder)
-        every = [use for name in USES if name != "benchmarl" for use in USES[name]]
+        every = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
         for use in every if extra == "all" else USES.get(extra, ()):
             execute(use.replace("{data}", DATA), where, folder / f"use-{where.name}")
     finally:

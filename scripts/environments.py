@@ -52,7 +52,7 @@ def row(task: str) -> str:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"| {task} | | | | | {reason[:_LONGEST]} |".replace("||", "| |")
     cells = [
-        task,
+        task.replace("|", "\\|"),
         "in turn" if turns else "together",
         _agents(description),
         _by_group(description, "observation"),

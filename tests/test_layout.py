@@ -50,6 +50,11 @@ TORCH = {"torch", "tensordict", "torchrl"}
 FAMILIES = [
     {"pettingzoo", "mpe2", "multi_agent_ale_py"},
     {"meltingpot", "dmlab2d", "ml_collections"},
+    {"lbforaging"},
+    {"gymnasium_robotics"},
+    {"overcooked_ai_py"},
+    {"pyspiel", "shimmy"},
+    {"rware"},
 ]
 
 

@@ -70,6 +70,7 @@ class AECDriver:
         env = self._env
         if rows.leaving:
             rows.zero_dead()
+        rows.count()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
         self._join_new()

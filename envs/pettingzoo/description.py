@@ -1,7 +1,7 @@
 """Derives groups, spaces and rows from a PettingZoo environment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -43,6 +43,33 @@ class PettingZooOptions:
     seed: int | None = None
     repeats: bool = True
     action_mask: MaskSource = "auto"
+    time_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what does not depend on the environment."""
+        if self.time_limit is not None and self.time_limit < 1:
+            raise ValueError(
+                f"time_limit must be at least 1, but is {self.time_limit}."
+            )
+
+    def with_limit(self, limit: int | None) -> "PettingZooOptions":
+        """Return these options with the shorter of their time limit and ``limit``."""
+        limits = [frames for frames in (self.time_limit, limit) if frames is not None]
+        return replace(self, time_limit=min(limits, default=None))
+
+
+def split_options(
+    arguments: Mapping[str, Any],
+) -> tuple[PettingZooOptions, dict[str, Any]]:
+    """Separate the keywords of ``PettingZooWrapper`` from those of a task.
+
+    Returns:
+        The options, and the arguments of the task.
+    """
+    names = {field.name for field in fields(PettingZooOptions)}
+    chosen = {name: value for name, value in arguments.items() if name in names}
+    rest = {name: value for name, value in arguments.items() if name not in names}
+    return PettingZooOptions(**chosen), rest
 
 
 def check_reset(
@@ -130,6 +157,7 @@ def describe(
         root=_root(env, name, options, first_reset),
         done_on_any=parallel if options.done_on_any is None else options.done_on_any,
         repeats=options.repeats,
+        time_limit=options.time_limit,
         pinned_seed=options.seed,
     )
     description.row()  # raises an error for spaces without a fixed shape

@@ -156,6 +156,7 @@ class PettingZooEnv(PettingZooBase):
         agent_ids: bool = False,
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
+        time_limit: int | None = None,
         repeats: bool = True,
         fast: bool = True,
         device: object = None,
@@ -194,6 +195,9 @@ class PettingZooEnv(PettingZooBase):
                 reset determine the shapes; an info that is missing there is a number.
             episode_reward: whether to write each agent's sum of rewards since the reset
                 to ``("next", group, "episode_reward")``.
+            time_limit: frames after which the episode is truncated. For an environment
+                that calls its limit a termination, pass the same limit: agents that it
+                only terminates in that frame are truncated instead.
             repeats: whether a seed and the actions determine an episode. Pass False
                 if the environment uses random generators that ``reset(seed=...)`` does
                 not seed, such as ``np.random``. New episodes then begin where others
@@ -241,6 +245,7 @@ class PettingZooWrapper(PettingZooBase):
         agent_ids: bool = False,
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
+        time_limit: int | None = None,
         repeats: bool = True,
         fast: bool = True,
         device: object = None,

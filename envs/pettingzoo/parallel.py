@@ -67,13 +67,15 @@ class ParallelDriver:
         env = self._env
         if rows.leaving:
             rows.zero_dead()
+        rows.count()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         try:
             observations, rewards, terminations, truncations, infos = returned
             # Most steps end no agent, and the flags are False already.
             changed = (
-                env.agents != self._agents
+                rows.at_limit
+                or env.agents != self._agents
                 or True in terminations.values()
                 or True in truncations.values()
             )

@@ -39,6 +39,7 @@ class Rows:
         dead: agents that earlier steps ended.
         absent: agents whose rows are zeros: the dead agents and those that have not
             joined yet.
+        at_limit: whether this frame is the one of the description's ``time_limit``.
         rewards: writes rewards.
         has_infos: whether infos, or action masks from them, are written.
         watches_infos: whether infos are only searched for masks that would be ignored.
@@ -99,6 +100,8 @@ class Rows:
         self._writers: Mapping[Any, Writer] = {
             spec.agent: self._writer(spec) for spec in self._specs.values()
         }
+        self._frames = 0
+        self.at_limit = False
         self._state = row.get(("state",))
         self.wants_state = self._state is not None
 
@@ -110,6 +113,8 @@ class Rows:
             act: whether all of them act in the first step.
         """
         self.flags.clear()
+        self._frames = 0
+        self.at_limit = False
         self.leaving.clear()
         self.dead.clear()
         self.absent = set(self._specs)
@@ -123,6 +128,11 @@ class Rows:
         self.alive = []
         for agent in agents:
             self.join(agent, acts=act)
+
+    def count(self) -> None:
+        """Count a frame. Called at the start of each step."""
+        self._frames += 1
+        self.at_limit = self._frames == self._description.time_limit
 
     def join(self, agent: Any, *, acts: bool) -> None:
         """Write that ``agent`` joins."""
@@ -147,8 +157,14 @@ class Rows:
             self._action_masks[spec.group][spec.row] = True
 
     def leave(self, agent: Any, *, terminated: bool, truncated: bool) -> None:
-        """Write that ``agent`` is done in this step."""
+        """Write that ``agent`` is done in this step.
+
+        At the time limit, an environment that does not know truncation has terminated
+        the agent because of the limit.
+        """
         spec = self._specs[agent]
+        if self.at_limit and not truncated:
+            terminated, truncated = False, True
         self.flags.end(spec.group, spec.row, terminated=terminated, truncated=truncated)
         self.alive.remove(agent)
         self.leaving.append(agent)
@@ -332,13 +348,14 @@ class Rows:
 
         Args:
             over: whether the environment has no agents left. Agents that never joined
-                are then done too: truncated if any agent is, otherwise terminated.
+                are then done too: truncated if any agent is, otherwise terminated. At
+                the time limit all agents are done, and those left are truncated.
         """
         done = self.flags.settle()
-        if over and not done:
+        if (over or self.at_limit) and not done:
             groups = self._description.groups
             flags = [self._row[group, "truncated"] for group in groups]
-            truncated = any(flag.any() for flag in flags)
+            truncated = self.at_limit or any(flag.any() for flag in flags)
             self.flags.end_all(terminated=not truncated, truncated=truncated)
             done = True
         return done

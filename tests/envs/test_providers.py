@@ -1,5 +1,7 @@
 """Each family finds its tasks by name; the command line merges the families."""
 
+import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,16 @@ import pytest
 
 from marl_collect.cli import tasks
 from marl_collect.core.task_providers import GROUP
-from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
+from marl_collect.envs.family import Family
 from marl_collect.envs.lab2d import provider as lab2d
+from marl_collect.envs.lbforaging.provider import FAMILY as LBFORAGING
+from marl_collect.envs.mamujoco.provider import FAMILY as MAMUJOCO
 from marl_collect.envs.meltingpot import provider as meltingpot
+from marl_collect.envs.openspiel.provider import FAMILY as OPENSPIEL
+from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
 from marl_collect.envs.pettingzoo import provider as pettingzoo
+from marl_collect.envs.rware.provider import FAMILY as RWARE
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +69,10 @@ def test_aec_tasks_need_no_parallel_false() -> None:
     env.close()
 
 
-@pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo])
+FAMILIES = [LBFORAGING, MAMUJOCO, OPENSPIEL, OVERCOOKED, RWARE]
+
+
+@pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo, *FAMILIES])
 def test_a_family_has_no_advice_on_unrelated_names(family: Any) -> None:
     with pytest.raises(UnknownTaskError, match="^$"):
         family.find_task("elsewhere/nothing")
@@ -120,3 +131,36 @@ def test_own_environments_are_built_without_pettingzoo(
     monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
     factory = tasks.find_factory("marl_collect.testing.counting:CountingEnv", {})
     assert type(factory()).__name__ == "CountingEnv"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_without_its_library_says_how_to_install_it(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    hidden = family.modules[0]
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == hidden else find(name)
+    )
+    command = f'pip install "marl-collect[{family.extra}]"'
+    assert family.available_tasks() == {f"{family.name}/...": command}
+    for use in (family.find_task, family.settings):
+        with pytest.raises(MissingPackageError, match=re.escape(command)):
+            use(f"{family.name}/anything")
+        with pytest.raises(UnknownTaskError, match="^$"):
+            use("elsewhere/anything")
+    assert tasks.available_tasks()[f"{family.name}/..."] == command
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
+    if any(importlib.util.find_spec(module) is None for module in family.modules):
+        pytest.skip(f"needs the extra {family.extra}")
+    found = family.available_tasks()
+    assert len(found) >= 3
+    assert found.items() <= tasks.available_tasks().items()
+    for task, missing in found.items():
+        assert missing == ""
+        assert callable(family.find_task(task))
+    settings = family.settings(task)
+    assert settings["time_limit"] is None

@@ -1,0 +1,89 @@
+"""``Family``: the task provider of a library whose tasks are built by one function."""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, final
+
+from marl_collect.envs.errors import (
+    MissingPackageError,
+    UnknownTaskError,
+    install_command,
+)
+
+
+@final
+@dataclass(frozen=True)
+class Family:
+    """A ``TaskProvider`` of the tasks ``"<name>/<task>"``, built on ``PettingZooBase``.
+
+    Attributes:
+        name: prefix of the tasks.
+        extra: extra of this package that installs the libraries.
+        modules: modules without which no task can be built. They are not imported.
+        distributions: distributions whose versions determine the data.
+        listed: returns the tasks to list, without the prefix. Called only if all
+            modules are installed.
+        known: whether a task exists. It may be one that is not listed.
+        build: builds a task from its name and keyword arguments.
+        defaults: returns the keyword arguments of a task and their defaults.
+    """
+
+    name: str
+    extra: str
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+    listed: Callable[[], Iterable[str]]
+    known: Callable[[str], bool]
+    build: Callable[..., Any]
+    defaults: Callable[[str], Mapping[str, Any]]
+
+    def packages(self) -> tuple[str, ...]:
+        """Return the distributions whose versions determine the data."""
+        return self.distributions
+
+    def available_tasks(self) -> dict[str, str]:
+        """Map each listed task to the command that completes it, if any."""
+        if self._missing():
+            return {f"{self.name}/...": install_command(self.extra)}
+        return {f"{self.name}/{task}": "" for task in self.listed()}
+
+    def find_task(self, task: str) -> Callable[..., Any]:
+        """Return a callable that builds the environment of ``task``.
+
+        Raises:
+            UnknownTaskError: if the family has no task of this name.
+            MissingPackageError: if a library is missing; names the extra to install.
+        """
+        return partial(self.build, self._name(task))
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """Return the keyword arguments of a task and their defaults.
+
+        First those of the task, then those of ``PettingZooWrapper``.
+
+        Raises:
+            UnknownTaskError: if the family has no task of this name.
+            MissingPackageError: if a library is missing; names the extra to install.
+        """
+        settings = dict(self.defaults(self._name(task)))
+        from marl_collect.envs.pettingzoo.description import PettingZooOptions
+
+        wrapping = {option.name: option.default for option in fields(PettingZooOptions)}
+        return settings | wrapping
+
+    def _name(self, task: str) -> str:
+        family, _, name = task.partition("/")
+        if family != self.name:
+            raise UnknownTaskError
+        if missing := self._missing():
+            raise MissingPackageError(
+                f"{task} needs {', '.join(missing)}: {install_command(self.extra)}"
+            )
+        if not self.known(name):
+            raise UnknownTaskError
+        return name
+
+    def _missing(self) -> list[str]:
+        return [m for m in self.modules if importlib.util.find_spec(m) is None]

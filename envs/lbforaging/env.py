@@ -1,0 +1,65 @@
+"""``LbForagingEnv``: level-based foraging."""
+
+from typing import Any, final
+
+import gymnasium
+
+from marl_collect.envs import registered
+from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.pettingzoo.description import split_options
+from marl_collect.envs.pettingzoo.env import PettingZooBase
+
+
+@final
+class LbForagingEnv(PettingZooBase):
+    """A task of lbforaging, such as ``"Foraging-8x8-2p-3f-v3"``.
+
+    Example:
+        >>> from functools import partial
+        >>> factory = partial(LbForagingEnv, "Foraging-2s-8x8-2p-2f-coop-v3")
+    """
+
+    def __init__(self, task: str, **kwargs: Any) -> None:
+        """Build the environment.
+
+        Args:
+            task: name in Gymnasium's registry.
+            kwargs: arguments of the task, such as ``max_num_food=5``, and keywords of
+                ``PettingZooWrapper``.
+
+        Raises:
+            ValueError: if a keyword does not fit.
+        """
+        options, arguments = split_options(kwargs)
+        env = registered.build("lbforaging", task, arguments)
+        limit: int = env._max_episode_steps  # noqa: SLF001 - it has no public name
+        super().__init__(
+            AgentLists(_Foraging(env)), task, options.with_limit(limit), fast=False
+        )
+
+
+class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repairs lbforaging 2.0.0: its seed, and the flag of its time limit."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._inner = env.unwrapped
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        A reset keeps players away from the cells where they were before, unless these
+        are unknown, so an episode would depend on the last one.
+        """
+        for player in self._inner.players:
+            player.position = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step; an episode is terminated when no food is left."""
+        observations, rewards, over, _, infos = self.env.step(action)
+        inner = self._inner
+        at_limit = inner.current_step >= inner._max_episode_steps  # noqa: SLF001
+        return observations, rewards, over and not inner.field.any(), at_limit, infos

@@ -1,0 +1,36 @@
+"""Task provider of level-based foraging: an entry point of ``marl_collect.tasks``."""
+
+from functools import partial
+from typing import Any, Final
+
+from marl_collect.envs import registered
+from marl_collect.envs.family import Family
+
+_LISTED = (
+    "Foraging-8x8-2p-2f-coop-v3",
+    "Foraging-2s-8x8-2p-2f-coop-v3",
+    "Foraging-8x8-2p-3f-v3",
+    "Foraging-10x10-3p-3f-v3",
+    "Foraging-2s-10x10-3p-3f-v3",
+    "Foraging-15x15-3p-4f-v3",
+    "Foraging-15x15-4p-3f-v3",
+)
+"""Tasks of papers. The library registers 1,920."""
+
+
+def _build(task: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.lbforaging.env import LbForagingEnv
+
+    return LbForagingEnv(task, **kwargs)
+
+
+FAMILY: Final = Family(
+    name="lbforaging",
+    extra="lbforaging",
+    modules=("lbforaging", "pettingzoo"),
+    distributions=("lbforaging",),
+    listed=lambda: _LISTED,
+    known=partial(registered.is_registered, "lbforaging"),
+    build=_build,
+    defaults=partial(registered.defaults, "lbforaging"),
+)

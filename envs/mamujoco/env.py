@@ -1,0 +1,36 @@
+"""``MamujocoEnv``: robots of MuJoCo whose joints are divided among agents."""
+
+from typing import Any, final
+
+from gymnasium_robotics import mamujoco_v1
+
+from marl_collect.envs.pettingzoo.description import split_options
+from marl_collect.envs.pettingzoo.env import PettingZooBase
+
+
+@final
+class MamujocoEnv(PettingZooBase):
+    """A task of gymnasium-robotics' MaMuJoCo, such as ``"Ant-4x2"``.
+
+    Example:
+        >>> from functools import partial
+        >>> factory = partial(MamujocoEnv, "HalfCheetah-6x1", agent_obsk=0)
+    """
+
+    def __init__(self, task: str, **kwargs: Any) -> None:
+        """Build the environment.
+
+        Args:
+            task: robot and division of its joints: agents, ``x``, joints of each.
+            kwargs: arguments of ``mamujoco_v1.parallel_env`` and of the robot, such as
+                ``agent_obsk=0``, and keywords of ``PettingZooWrapper``.
+
+        Raises:
+            ValueError: if a keyword does not fit.
+        """
+        options, arguments = split_options(kwargs)
+        scenario, _, division = task.partition("-")
+        env = mamujoco_v1.parallel_env(scenario, division, **arguments)
+        spec = env.single_agent_env.spec
+        limit = None if spec is None else spec.max_episode_steps
+        super().__init__(env, task, options.with_limit(limit), fast=False)

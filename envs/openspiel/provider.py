@@ -1,0 +1,51 @@
+"""Task provider of OpenSpiel's games: an entry point of ``marl_collect.tasks``."""
+
+from typing import Any, Final
+
+from marl_collect.envs.family import Family
+
+
+def _listed() -> list[str]:
+    """List the games of several players that can be observed as arrays.
+
+    Mean-field games have no single players. The chance events of games with sampled
+    chance are not determined by a seed.
+    """
+    import pyspiel
+
+    kinds = pyspiel.GameType
+    return [
+        game.short_name
+        for game in pyspiel.registered_games()
+        if game.default_loadable
+        and game.max_num_players > 1
+        and game.dynamics != kinds.Dynamics.MEAN_FIELD
+        and game.chance_mode != kinds.ChanceMode.SAMPLED_STOCHASTIC
+        and (game.provides_observation_tensor or game.provides_information_state_tensor)
+    ]
+
+
+def _build(game: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.openspiel.env import OpenSpielEnv
+
+    return OpenSpielEnv(game, **kwargs)
+
+
+def _defaults(game: str) -> dict[str, Any]:
+    import pyspiel
+
+    (found,) = (g for g in pyspiel.registered_games() if g.short_name == game)
+    parameters: dict[str, Any] = found.parameter_specification
+    return parameters
+
+
+FAMILY: Final = Family(
+    name="openspiel",
+    extra="openspiel",
+    modules=("pyspiel", "shimmy", "pettingzoo"),
+    distributions=("open-spiel", "shimmy"),
+    listed=_listed,
+    known=lambda game: game in _listed(),
+    build=_build,
+    defaults=_defaults,
+)

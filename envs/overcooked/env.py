@@ -1,0 +1,135 @@
+"""``OvercookedEnv``: two cooks in a kitchen of Overcooked-AI."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.pettingzoo.description import split_options
+from marl_collect.envs.pettingzoo.env import PettingZooBase
+
+_PLAYERS = ("player_0", "player_1")
+
+
+@final
+class OvercookedEnv(PettingZooBase):
+    """A layout of Overcooked-AI, such as ``"cramped_room"``.
+
+    The agents ``player_0`` and ``player_1`` observe the whole kitchen, each from its
+    side: the library's lossless encoding, float32 ``[width, height, 26]``. Both get the
+    reward of a delivered soup.
+
+    Example:
+        >>> from functools import partial
+        >>> factory = partial(OvercookedEnv, "cramped_room", shaping=1.0)
+    """
+
+    def __init__(
+        self, layout: str, *, horizon: int = 400, shaping: float = 0.0, **kwargs: Any
+    ) -> None:
+        """Build the environment.
+
+        Args:
+            layout: name of the layout.
+            horizon: frames after which an episode is truncated. The last 40 frames can
+                be seen in the observations.
+            shaping: factor of the library's shaped reward of each agent, for example
+                for an onion in a pot. It is added to the reward. The info
+                ``shaped_reward`` has it without the factor.
+            kwargs: parameters of the layout, such as ``cook_time=10``, and keywords of
+                ``PettingZooWrapper``.
+
+        Raises:
+            ValueError: if a keyword does not fit, or if the layout does not have two
+                players.
+        """
+        options, parameters = split_options(kwargs)
+        kitchen = _Kitchen(layout, parameters, horizon, shaping)
+        lists = AgentLists(kitchen, _PLAYERS)
+        super().__init__(lists, layout, options.with_limit(horizon), fast=False)
+
+
+@final
+class _Kitchen:
+    """An ``OvercookedGridworld`` that uses lists of agents.
+
+    The library's own environment needs an old NumPy, and computes motion plans which it
+    does not use.
+    """
+
+    def __init__(
+        self, layout: str, parameters: Mapping[str, Any], horizon: int, shaping: float
+    ) -> None:
+        library = _library()
+        self._recipes = library.Recipe
+        self._mdp = library.OvercookedGridworld.from_layout_name(layout, **parameters)
+        if self._mdp.num_players != len(_PLAYERS):
+            raise ValueError(
+                f"The layout must have 2 players, because Overcooked-AI encodes no "
+                f"other states, but {layout} has {self._mdp.num_players}."
+            )
+        self._choices = library.Action.INDEX_TO_ACTION
+        self._horizon = horizon
+        self._shaping = shaping
+        shape = tuple(map(int, self._mdp.get_lossless_state_encoding_shape()))
+        seen = spaces.Box(0, np.inf, shape, np.float32)
+        self.observation_space = [seen] * len(_PLAYERS)
+        self.action_space = [spaces.Discrete(len(self._choices))] * len(_PLAYERS)
+
+    def reset(self, *, seed: int | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        del seed  # An episode always begins in the same state.
+        self._configure()
+        self._state = self._mdp.get_standard_start_state()
+        return self._observe(), {}
+
+    def step(self, actions: Sequence[int]) -> tuple[Any, ...]:
+        self._configure()
+        chosen = [self._choices[action] for action in actions]
+        self._state, infos = self._mdp.get_state_transition(self._state, chosen)
+        sparse = sum(infos["sparse_reward_by_agent"])
+        shaped = infos["shaped_reward_by_agent"]
+        return (
+            self._observe(),
+            [sparse + self._shaping * extra for extra in shaped],
+            False,
+            self._state.timestep >= self._horizon,
+            [{"shaped_reward": extra} for extra in shaped],
+        )
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _observe(self) -> Sequence[Any]:
+        seen: Sequence[Any] = self._mdp.lossless_state_encoding(
+            self._state, self._horizon
+        )
+        return seen
+
+    def _configure(self) -> None:
+        """Set the recipes of this layout: the library has one set for the process."""
+        if self._recipes.configuration is not self._mdp.recipe_config:
+            self._recipes.configure(self._mdp.recipe_config)
+
+
+def _library() -> Any:
+    """Import the gridworld; the library's package needs a function of ``gym`` for it.
+
+    Unless ``gym`` is imported already, a module that does nothing takes its place for
+    the time of the import: ``gym`` may be missing, and warns about NumPy 2.
+    """
+    name = "gym.envs.registration"
+    places = () if "gym" in sys.modules else ("gym", "gym.envs", name)
+    for place in places:
+        sys.modules[place] = ModuleType(place)
+    if places:
+        sys.modules[name].register = lambda **_: None  # type: ignore[attr-defined]
+    try:
+        from overcooked_ai_py.mdp import overcooked_mdp
+    finally:
+        for place in places:
+            del sys.modules[place]
+    return overcooked_mdp

@@ -1,0 +1,50 @@
+"""Task provider of Overcooked-AI: an entry point of ``marl_collect.tasks``."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, Final
+
+from marl_collect.envs.common import defaults_of
+from marl_collect.envs.family import Family
+
+
+def _listed() -> list[str]:
+    """List the layouts of two players; the library encodes the states of no others."""
+    spec = importlib.util.find_spec("overcooked_ai_py")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    layouts = [
+        layout
+        for folder in folders
+        for layout in Path(folder, "data", "layouts").glob("*.layout")
+    ]
+    return sorted(layout.stem for layout in layouts if _has_two_players(layout))
+
+
+def _has_two_players(layout: Path) -> bool:
+    _, grid, *_ = layout.read_text(encoding="utf-8").split('"""')
+    return "2" in grid and "3" not in grid
+
+
+def _build(layout: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.overcooked.env import OvercookedEnv
+
+    return OvercookedEnv(layout, **kwargs)
+
+
+def _defaults(layout: str) -> dict[str, Any]:
+    from marl_collect.envs.overcooked.env import OvercookedEnv
+
+    del layout  # They are the same for every layout.
+    return defaults_of(OvercookedEnv)
+
+
+FAMILY: Final = Family(
+    name="overcooked",
+    extra="overcooked",
+    modules=("overcooked_ai_py", "pettingzoo"),
+    distributions=("overcooked-ai",),
+    listed=_listed,
+    known=lambda layout: layout in _listed(),
+    build=_build,
+    defaults=_defaults,
+)

@@ -1,0 +1,33 @@
+"""Task provider of the warehouse (RWARE): an entry point of ``marl_collect.tasks``."""
+
+from functools import partial
+from typing import Any, Final
+
+from marl_collect.envs import registered
+from marl_collect.envs.family import Family
+
+_LISTED = tuple(
+    f"rware-{size}-{agents}ag{difficulty}-v2"
+    for size in ("tiny", "small", "medium", "large")
+    for agents in (2, 4)
+    for difficulty in ("-easy", "", "-hard")
+)
+"""Tasks of papers. The library registers 228."""
+
+
+def _build(task: str, **kwargs: Any) -> Any:
+    from marl_collect.envs.rware.env import RwareEnv
+
+    return RwareEnv(task, **kwargs)
+
+
+FAMILY: Final = Family(
+    name="rware",
+    extra="rware",
+    modules=("rware", "pettingzoo"),
+    distributions=("rware",),
+    listed=lambda: _LISTED,
+    known=partial(registered.is_registered, "rware"),
+    build=_build,
+    defaults=partial(registered.defaults, "rware"),
+)

@@ -1,0 +1,127 @@
+"""``AgentLists``: environments that use lists of agents."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("torch")
+pytest.importorskip("pettingzoo")
+
+from zoo_tools import BoundEnv
+
+from marl_collect import check_env
+from marl_collect.envs import AgentLists, PettingZooWrapper
+
+
+class Countdown:
+    """Agent ``i`` ends after ``2 + i`` steps if ``alone``; otherwise all after 3."""
+
+    def __init__(self, n: int = 3, *, alone: bool = True, single: bool = False) -> None:
+        box = spaces.Box(-9, 99, (2,), np.float32)
+        self.observation_space: Any = spaces.Tuple([box] * n)
+        self.action_space: Any = [spaces.Discrete(4, start=1)] * n
+        self.n, self.alone, self.single = n, alone, single
+        self.taken: list[Any] = []
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.steps, self.start = 0, (seed or 0) % 7
+        return self._look(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.taken = [int(action) for action in actions]
+        self.steps += 1
+        ends = [self.steps >= (2 + i if self.alone else 3) for i in range(self.n)]
+        if self.single:
+            return self._look(), 1.5, ends[0], False, {"level": self.steps}
+        infos = [{"level": i} for i in range(self.n)]
+        return self._look(), np.arange(self.n), ends, [False] * self.n, infos
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _look(self) -> list[Any]:
+        return [np.array([i + self.start, self.steps]) for i in range(self.n)]
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_check_env(*, single: bool) -> None:
+    for keywords in ({}, {"done_on_any": False}, {"info_keys": ["level"]}):
+        check_env(
+            lambda k=keywords: PettingZooWrapper(  # type: ignore[misc]
+                AgentLists(Countdown(alone=not single, single=single)), **k
+            ),
+            episodes=2,
+        )
+
+
+def test_agents_that_are_done_leave_and_get_the_first_action() -> None:
+    raw = Countdown()
+    env = BoundEnv(PettingZooWrapper(AgentLists(raw), done_on_any=False))
+    for _ in range(2):
+        env.step(agent=2)
+    assert raw.taken == [3, 3, 3]  # the space begins with 1
+    assert env["agent", "mask"].tolist() == [False, True, True]
+    assert env["agent", "reward"].ravel().tolist() == [0, 1, 2]
+    env.step(agent=2)
+    assert raw.taken == [1, 3, 3]
+    assert not env["agent", "observation"][0].any()
+    assert env.flags("agent")[1] == [True, True, False]
+    env.step(agent=2)
+    assert env.flags() == [[True], [True], [False]]
+
+
+def test_a_single_value_holds_for_all_agents() -> None:
+    raw = Countdown(alone=False, single=True)
+    env = BoundEnv(PettingZooWrapper(AgentLists(raw), info_keys={"level": ()}))
+    env.step()
+    assert env["agent", "reward"].ravel().tolist() == [1.5] * 3
+    assert env["agent", "info", "level"].tolist() == [1] * 3
+
+
+def test_agents_have_names() -> None:
+    lists = AgentLists(Countdown(2), ["red_0", "blue_0"])
+    env = PettingZooWrapper(lists)
+    assert env.group_map == {"red": ["red_0"], "blue": ["blue_0"]}
+    assert env.description.name == "Countdown"
+
+
+@pytest.mark.parametrize(
+    ("changes", "agents", "error", "message"),
+    [
+        (
+            {"action_space": spaces.Discrete(3)},
+            None,
+            TypeError,
+            "list of spaces.*Discrete",
+        ),
+        ({"observation_space": None}, None, TypeError, "an observation_space that is"),
+        ({}, ["one"], ValueError, "1 agents, 3 observation spaces and 3 action spaces"),
+    ],
+)
+def test_spaces_that_are_no_lists_are_errors(
+    changes: dict[str, Any], agents: Any, error: type[Exception], message: str
+) -> None:
+    raw = Countdown()
+    vars(raw).update(changes)
+    with pytest.raises(error, match=message):
+        AgentLists(raw, agents)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "message"),
+    [
+        ("reset", [np.zeros(2)] * 3, r"reset\(\) must return a tuple of observations"),
+        ("step", ([np.zeros(2)] * 3, [0] * 3, [False] * 3, {}), "but returned 4 value"),
+        ("step", ([np.zeros(2)] * 2, 0, False, False, {}), "3 agents, but returned 2"),
+        ("step", ({}, 0, False, False, {}), "must return a list of observations"),
+    ],
+)
+def test_wrong_results_are_errors(method: str, returned: Any, message: str) -> None:
+    raw = Countdown()
+    env = AgentLists(raw)
+    env.reset(seed=0)
+    setattr(raw, method, lambda *_args, **_keywords: returned)
+    with pytest.raises((TypeError, ValueError), match=message):
+        env.reset() if method == "reset" else env.step({})
