@@ -139,7 +139,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
         "compare", "simple_spread_v3", "--set", "lr=3"
     ),
     "has runs already": runs_already,
-    "... but no index.json": other_files,
+    "... but no journal.jsonl": other_files,
     "Videos need imageio": lambda _: without(
         "imageio", lambda: write_video("x.mp4", iter([]))
     ),
