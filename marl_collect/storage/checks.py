@@ -17,7 +17,6 @@ import torch
 
 from marl_collect.core.description import Key
 
-
 _DEEPEST: Final = 100
 """Parts of the longest key; TensorDicts are nested by recursion."""
 

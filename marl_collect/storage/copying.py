@@ -74,23 +74,14 @@ def copy(
     content = part.folder.read(JOURNAL)
     with ExitStack() as stack:
         place = stack.enter_context(_opened(target, options[target], dataset))
-        before = b""
-        if place.folder.has(JOURNAL):
-            before = place.folder.read(JOURNAL)
-            before = before[: before.rfind(b"\n") + 1]
-        if not content.startswith(before):
-            raise ValueError(
-                f"{place.folder.named()} holds another dataset than "
-                f"{part.folder.named()}, or one with more batches. Copy to another "
-                "place."
-            )
+        before = _listed(place.folder, part.folder, content)
         batch = copied = 0
-        listed = written = len(before)
+        listed = written = before
         for item, end, _ in journal_lines(content):
             if "batch" in item:
                 if batch == len(dataset):  # A writer has added it since.
                     break
-                if end > len(before):
+                if end > before:
                     dataset.verify(batch)
                     copied += 1
                     if place.add(batch, dataset.contents.batches[batch]):
@@ -104,6 +95,22 @@ def copy(
         if listed > written:
             place.list(content[written:listed])
     return copied
+
+
+def _listed(target: Folder, source: Folder, content: bytes) -> int:
+    """Return how many bytes of the source's journal the target has already.
+
+    Raises:
+        ValueError: if the target holds another dataset.
+    """
+    before = target.read(JOURNAL) if target.has(JOURNAL) else b""
+    before = before[: before.rfind(b"\n") + 1]
+    if not content.startswith(before):
+        raise ValueError(
+            f"{target.named()} holds another dataset than {source.named()}, or one "
+            "with more batches. Copy to another place."
+        )
+    return len(before)
 
 
 @contextmanager

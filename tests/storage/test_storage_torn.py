@@ -73,7 +73,7 @@ def test_a_writer_goes_on_after_a_torn_journal(
     begin = journal.index(b'{"batch"')
     draw = random.Random(0)
     cuts = {*range(begin - 12, begin + 3), *range(len(journal) - 3, len(journal))}
-    for cut in sorted({*cuts, *draw.sample(range(begin, len(journal)), 40)}):
+    for cut in sorted({*cuts, *draw.sample(range(begin, len(journal)), 15)}):
         path = tmp_path / str(cut)
         shutil.copytree(source, path)
         os.truncate(path / JOURNAL, cut)
