@@ -88,7 +88,7 @@ class Segment:
             self._map = torch.from_file(
                 str(self.folder.path / self.name), size=self.size, dtype=torch.uint8
             ).numpy()
-        return memoryview(self._map)
+        return self._map.data
 
     def windows(self, size: int) -> NDArray[Any]:
         """Return all pieces of ``size`` bytes, one beginning at every byte."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numcodecs import lz4, zstd
+from numcodecs import lz4, zstd  # type: ignore[import-untyped]
 
 DECODE = {"lz4": lz4.decompress, "zstd": zstd.decompress, "copy": bytes}
 
@@ -45,8 +45,8 @@ def _batch(folder: Path, batch: Any, keys: Any, layouts: Any) -> Any:
         decoded = [DECODE[codec](frame) if frame.size else b"" for frame in frames]
         out[packed[i]] = [np.frombuffer(frame, "u1") for frame in decoded]
     for key in packed:  # Without bytes, the next frame has the value.
-        frames = enumerate(out[key])
-        out[key] = np.stack([f if f.size else out[key[1:]][i + 1] for i, f in frames])
+        rows = enumerate(out[key])
+        out[key] = np.stack([f if f.size else out[key[1:]][i + 1] for i, f in rows])
     return out
 
 

@@ -55,7 +55,7 @@ def check(dataset: Dataset, data: Batches) -> None:
     """Compare all ways of reading with the batches."""
     dataset.verify()
     assert same(dataset[:], data)
-    frames = torch.cat([part.reshape(-1) for part in data])
+    frames: Any = torch.cat([part.reshape(-1) for part in data])
     assert same(dataset.transitions[:], frames)
     draw = torch.Generator().manual_seed(0)
     order = torch.randint(len(frames), (3 * len(frames),), generator=draw)
