@@ -119,7 +119,7 @@ class Writer(Closing):
                 that opened this writer.
         """
         self._check_open()
-        if not batch.numel():
+        if not batch.batch_size.numel():
             raise ValueError(
                 f"The batch has the shape {list(batch.shape)}, so it has no frames."
             )
