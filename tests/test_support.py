@@ -284,7 +284,7 @@ def test_an_interrupted_test_leaves_no_process(
         env=os.environ | {"PYTHONPATH": path, MARK: mark},
         stderr=subprocess.STDOUT,
     ) as program:
-        data = tmp_path / "data" / "batch-000000"
+        data = tmp_path / "data" / "data-000000"
         wait_until(lambda: data.exists() or program.poll() is not None)
         assert program.poll() is None, program.communicate()
         # Their zygote, the command, its fork server, two workers, and a daemon.

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from marl_collect.core.description import Key
+
+_DEEPEST: Final = 100
+"""Parts of the longest key; TensorDicts are nested by recursion."""
 
 
 class DatasetError(ValueError):
@@ -108,8 +111,10 @@ class Folder:
 
 def key_of(data: Any) -> Key:
     """Check a key: strings that do not lead out of the dataset's folder."""
-    if not isinstance(data, list) or not data:
-        raise DatasetError(f"{data!r} is not a key: a key is a list of strings.")
+    if not isinstance(data, list) or not 0 < len(data) <= _DEEPEST:
+        raise DatasetError(
+            f"{data!r} is not a key: a key is a list of 1 to {_DEEPEST} strings."
+        )
     for part in data:
         if not isinstance(part, str) or part.startswith("/"):
             raise DatasetError(f"{data!r} is not a key of a batch.")

@@ -74,17 +74,8 @@ def copy(
     content = part.folder.read(JOURNAL)
     with ExitStack() as stack:
         place = stack.enter_context(_opened(target, options[target], dataset))
-        before = b""
-        if place.folder.has(JOURNAL):
-            before = place.folder.read(JOURNAL)
-            before = before[: before.rfind(b"\n") + 1]
-        if not content.startswith(before):
-            raise ValueError(
-                f"{place.folder.named()} holds another dataset than "
-                f"{part.folder.named()}, or one with more batches. Copy to another "
-                "place."
-            )
-        return _copy_batches(content, len(before), dataset, place)
+        done = _listed(place.folder, part.folder, content)
+        return _copy_batches(content, done, dataset, place)
 
 
 def _copy_batches(content: bytes, done: int, dataset: Dataset, place: _Target) -> int:
@@ -108,6 +99,22 @@ def _copy_batches(content: bytes, done: int, dataset: Dataset, place: _Target) -
     if listed > written:
         place.list(content[written:listed])
     return copied
+
+
+def _listed(target: Folder, source: Folder, content: bytes) -> int:
+    """Return how many bytes of the source's journal the target has already.
+
+    Raises:
+        ValueError: if the target holds another dataset.
+    """
+    before = target.read(JOURNAL) if target.has(JOURNAL) else b""
+    before = before[: before.rfind(b"\n") + 1]
+    if not content.startswith(before):
+        raise ValueError(
+            f"{target.named()} holds another dataset than {source.named()}, or one "
+            "with more batches. Copy to another place."
+        )
+    return len(before)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from marl_collect.core.description_json import (
     environment_to_json,
 )
 from marl_collect.core.task_providers import packages
+from marl_collect.storage.checks import DatasetError
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 """The packages of the engine that determine the data."""
@@ -59,7 +60,7 @@ class DatasetDescription:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the description from the output of ``to_json``."""
         environment = environment_from_json(data["environment"])
-        return cls(data["task"], environment, data["env_kwargs"])
+        return cls(_typed(data, "task", str), environment, _typed(data, "env_kwargs"))
 
 
 @final
@@ -132,8 +133,21 @@ class RunDescription:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the description from the output of ``to_json``."""
-        known = ("seed", "policy", "options", "versions", "started")
-        return cls(**{name: data[name] for name in known})
+        return cls(
+            _typed(data, "seed", int, type(None)),
+            _typed(data, "policy"),
+            _typed(data, "options"),
+            _typed(data, "versions"),
+            _typed(data, "started", str),
+        )
+
+
+def _typed(data: Mapping[str, Any], name: str, *types: type) -> Any:
+    """Return an entry of one of these types; a mapping if there are none."""
+    value = data[name]
+    if type(value) not in (types or (dict,)):
+        raise DatasetError(f"{name} is {value!r}, which is of another type.")
+    return value
 
 
 def difference(

@@ -596,6 +596,8 @@ def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
         raise DatasetError(
             f"A batch has {entry.frames} frames, but its shape is [{size}, {frames}]."
         )
+    if not all(isinstance(codec, str) for codec, _ in entry.packed):
+        raise DatasetError(f"{data['packed']!r} are not codecs and sizes.")
     if len(entry.packed) != len(index.layouts[entry.layout].packed):
         raise DatasetError("A batch has other packed keys than its layout.")
     return entry

@@ -120,13 +120,17 @@ class Writer(Closing):
 
         Raises:
             ValueError: if a key has another shape or dtype than in the dataset, the
-                return of an episode is not finite, or an episode continues in another
-                row. The message names the key or the episode.
+                return of an episode is not finite, an episode continues in another
+                row, or there are no frames. The message names the key or the episode.
             OSError: if the disk is full, or the dataset was removed.
             ClosedError: after ``close``, after an error, and in a fork of the process
                 that opened this writer.
         """
         self._check_open()
+        if not batch.batch_size.numel():
+            raise ValueError(
+                f"The batch has the shape {list(batch.shape)}, so it has no frames."
+            )
         tensors = dict(sorted(flatten(batch).items()))
         keys = _fields(tensors)
         self._check_keys(keys)

@@ -123,7 +123,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     code, text = run("collect", COUNTING, "--out", str(tmp_path))
     assert code == 2
-    assert "'thesis.tex' but no index.json" in text
+    assert "'thesis.tex' but no journal.jsonl" in text
 
 
 def test_envs_lists_tasks_of_every_family() -> None:
@@ -181,7 +181,7 @@ def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path) -> None:
     assert f"to 10 {'█' * 40} {lengths.count(10)} " in text  # Most were truncated.
     code, text = run("inspect", str(tmp_path))
     assert code == 2
-    assert "there is no index.json in it" in text
+    assert "there is no journal.jsonl in it" in text
 
 
 def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
@@ -245,30 +245,29 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     path = tmp_path / "d"
     record(path, CountingEnv, episodes=3, seed=0)
-    reward = path / "batch-000000" / "next" / "prey" / "reward.memmap"
-    content = reward.read_bytes()
-    os.truncate(reward, 5)
+    data = path / "data-000000"
+    content = data.read_bytes()
+    os.truncate(data, 5)
     commands = (
         ["export", str(path), "--out", str(tmp_path / "out")],
         ["inspect", str(path)],
     )
     code, text = run(*commands[0])
     assert code == 2
-    assert f"error: {reward} has 5 bytes" in text
-    reward.write_bytes(content)
-    for name, what in (
-        ("batch-000000/episodes.json", "damaged: its checksum is"),
-        ("index.json", "not "),
+    assert f"error: {data} has 5 bytes" in text
+    for name, damaged, what in (
+        ("data-000000", content[:9] + b"\xff" * 9 + content[18:], " is damaged: the"),
+        ("journal.jsonl", b"\xff\n", ": line 1 is damaged"),
     ):
-        (path / name).write_bytes(b"\xff")
+        (path / name).write_bytes(damaged)
         for command in commands:
             code, text = run(*command)
             assert code == 2
-            assert f"error: {path / name} is {what}" in text
+            assert f"error: {path / name}{what}" in text
             assert "Traceback" not in text
     code, text = run("collect", COUNTING, "--out", str(path))
     assert code == 2
-    assert f"error: {path}/index.json is not UTF-8 text" in text
+    assert f"error: {path}/journal.jsonl: line 1 is damaged" in text
 
 
 def test_errors_about_an_environment_have_no_traceback() -> None:

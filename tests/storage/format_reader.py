@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numcodecs import lz4, zstd
+from numcodecs import lz4, zstd  # type: ignore[import-untyped]
 
 DECODE = {"lz4": lz4.decompress, "zstd": zstd.decompress, "copy": bytes}
 

@@ -1,5 +1,6 @@
 """Whole episodes on disk are complete and equal those that the environments played."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from support.scripts import start_python
 
 from marl_collect import Collector, evaluate, open_dataset, record
+from marl_collect.errors import ClosedError
 from marl_collect.models import make_policy
 from marl_collect.storage import (
     BackgroundWriter,
@@ -15,7 +17,6 @@ from marl_collect.storage import (
     EpisodeWriter,
     Writer,
 )
-from marl_collect.storage.files import sync_tree
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -108,39 +109,35 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
         whole.add(collector.next())
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_episodes_are_kept_when_writing_fails_and_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
+def test_an_error_closes_the_writer_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = []
-    failures = iter([False, True, True] * 100)
+    def fail(descriptor: int) -> None:
+        raise OSError("broken disk")
 
-    def fail(folder: Path) -> None:
-        if next(failures):
-            raise OSError("broken disk")
-        sync_tree(folder)
+    collector = Collector(
+        [CountingEnv] * 3, frames_per_batch=15, total_frames=300, seed=2
+    )
+    whole = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
+    batches = enumerate([batch.clone() for batch in collector])
+    written: list[object] = []
 
-    for name in ("straight", "failing"):
-        collector = Collector(
-            [CountingEnv] * 3, frames_per_batch=15, total_frames=300, seed=2
-        )
-        whole = EpisodeWriter(writer(tmp_path / name, collector), frames=50)
-        if name == "failing":
-            monkeypatch.setattr("marl_collect.storage.files.sync_tree", fail)
-        for batch in collector:
-            for _ in range(5 if again else 1):
-                try:
-                    whole.add(batch)
-                    break
-                except OSError:
-                    continue
-        monkeypatch.undo()
-        whole.close()
-        datasets.append(open_dataset(tmp_path / name))
-    straight, failing = datasets
-    assert failing.contents.totals == straight.contents.totals
-    assert (failing.transitions[:] == straight.transitions[:]).all()
-    assert len(failing.trajectories) == len(straight.trajectories) > 10
+    def write() -> None:
+        for number, batch in batches:
+            if number == 10:
+                monkeypatch.setattr(os, "fdatasync", fail)
+            written.extend(whole.add(batch))
+
+    with pytest.raises(OSError, match="broken disk"):
+        write()
+    monkeypatch.undo()
+    with pytest.raises(ClosedError, match="could not be written: broken disk"):
+        write()
+    whole.close()
+    dataset = open_dataset(tmp_path / "d")
+    dataset.verify()
+    assert list(dataset.trajectories.episodes) == written
+    assert len(written) > 3
 
 
 def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> None:
@@ -162,7 +159,6 @@ KILLED = """
 import os, sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, EpisodeWriter, Writer
-from marl_collect.storage.files import sync_tree
 from marl_collect.testing.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=30, seed=3)
