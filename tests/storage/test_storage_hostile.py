@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from storage_fuzz import read_all, write
-from storage_journal import Entries, edit, entries, extent, forge, only, write_entries
+from storage_journal import (
+    Entries,
+    edit,
+    entries,
+    extent,
+    forge,
+    forge_notes,
+    notes,
+    only,
+    write_entries,
+)
 
 from marl_collect import open_dataset
 from marl_collect.storage import DatasetError, Writer, concatenate, merge
@@ -59,7 +69,7 @@ def empty(e: Entries, size: int, frames: int) -> None:
     batch(e).update(
         shape=[size, frames], frames=size * frames, episodes=0, return_sums={}
     )
-    batch(e).update(tails=0, packed=[], ranges=0, checksum=0)
+    batch(e).update(tails=0, packed=[], notes=0, checksum=0)
 
 
 HOSTILE: dict[str, Callable[[Entries], Any]] = {
@@ -81,8 +91,8 @@ HOSTILE: dict[str, Callable[[Entries], Any]] = {
     "huge segment": lambda e: batch(e).update(segment=10**40, offset=0),
     "segment that is missing": lambda e: batch(e).update(segment=1, offset=0),
     "segment that climbs": lambda e: batch(e).update(segment="../../etc/passwd"),
-    "huge ranges": lambda e: batch(e).update(ranges=2**62),
-    "negative ranges": lambda e: batch(e).update(ranges=-5),
+    "huge notes": lambda e: batch(e).update(notes=2**62),
+    "negative notes": lambda e: batch(e).update(notes=-5),
     "huge frames": lambda e: batch(e)["packed"][0].__setitem__(1, 2**62),
     "negative frames": lambda e: batch(e)["packed"][0].__setitem__(1, -1),
     "sizes that are none": lambda e: batch(e).update(packed=7),
@@ -165,22 +175,27 @@ def test_random_batches_with_right_checksums_raise_only_errors_of_the_dataset(
     """A wrong table must not lead out of the file or the tensors."""
     draw = random.Random(4)
     file, parts = extent(copy, 1)
-    content = file.read_bytes()
+    journal = copy / JOURNAL
+    before, content, text = journal.read_bytes(), file.read_bytes(), notes(copy, 1)
     refusals = 0
     for _ in range(150):
         begin, end = draw.choice(
             [
                 (parts.records, parts.tails),
                 (parts.tails, parts.tables),
-                (parts.tables, parts.episodes),
-                (parts.episodes, parts.ranges),
-                (parts.ranges, parts.frames),
+                (parts.tables, parts.notes),
+                (parts.notes, parts.frames),
+                (0, len(text)),
+                (0, len(text)),
             ]
         )
         place = draw.randrange(begin, end)
         size = min(draw.choice([1, 4, 8]), end - place)
         value = draw.choice([b"\xff" * size, bytes(size), draw.randbytes(size)])
-        forge(copy, 1, place, value)
+        if end == len(text):
+            forge_notes(copy, 1, text[:place] + value + text[place + size :])
+        else:
+            forge(copy, 1, place, value)
         dataset = open_dataset(copy)
         try:
             read_all(dataset)
@@ -189,7 +204,8 @@ def test_random_batches_with_right_checksums_raise_only_errors_of_the_dataset(
                 _ = dataset.statistics
         except DatasetError:
             refusals += 1
-        forge(copy, 1, place, content[place : place + size])
+        file.write_bytes(content)
+        journal.write_bytes(before)
     read_all(open_dataset(copy))
     assert refusals > 30
 

@@ -158,7 +158,7 @@ for number in range(100):
 
 
 @pytest.mark.parametrize(
-    ("size", "call"), [(0.0, 2), (0.5, 3), (1.0, 5), (0.99, 7), (0.3, 9), (0.5, 12)]
+    ("size", "call"), [(0.0, 2), (0.5, 3), (1.0, 5), (0.99, 7), (0.3, 9), (0.5, 10)]
 )
 def test_a_writer_killed_anywhere_in_an_add_keeps_what_it_acknowledged(
     written: Written, tmp_path: Path, size: float, call: int
