@@ -47,6 +47,10 @@ def replay(
 ) -> list[int]:
     """Replay the episodes of several environments at the same time.
 
+    All replays end with the same step, so a shorter one begins later. Worlds of one
+    simulator step from the beginning: until its replay begins, a world plays other
+    episodes with legal actions.
+
     Args:
         engine: the environments.
         memory: memory that they are bound to, ``[size, ...]`` per key.
@@ -58,28 +62,17 @@ def replay(
         The environments whose replay did not end at the recorded frame. Their state is
         undefined, and they need a reset.
     """
-    seeds = [episode.seed for episode in episodes.values()]
-    (reset or engine.reset)(list(episodes), seeds)
-    longest = max((episode.length for episode in episodes.values()), default=0)
-    over: set[int] = set()
+    if not episodes:
+        return []
+    kind = _WorldReplay if engine.one_simulator else _Replay
+    playing = kind(engine, memory, episodes, reset or engine.reset)
     try:
-        for frame in range(longest):
-            going = [
-                k
-                for k, episode in episodes.items()
-                if frame < episode.length and k not in over
-            ]
-            for k in going:
-                for key, taken in episodes[k].actions.items():
-                    memory[key][k] = taken[frame]
-            if going:
+        for frame in range(playing.length):
+            playing.begin(frame)
+            if playing.act(frame):
                 stepping()
-                engine.step_some(going)
-            over.update(
-                k
-                for k in going
-                if memory["done",][k, 0] and frame + 1 < episodes[k].length
-            )
+                playing.step(frame)
+        playing.begin(playing.length)
     except Exception as error:
         error.add_note(
             "The error was raised while a recorded episode was replayed from its seed "
@@ -89,8 +82,98 @@ def replay(
     return [
         k
         for k, episode in episodes.items()
-        if k in over or not _arrived(memory, k, episode.frame)
+        if k in playing.over or not _arrived(memory, k, episode.frame)
     ]
+
+
+class _Replay:
+    """Steps the environments whose replay has begun.
+
+    Attributes:
+        length: number of steps of the longest episode.
+        over: environments whose episodes ended before the record.
+    """
+
+    def __init__(
+        self,
+        engine: EnvBatch,
+        memory: Row,
+        episodes: Mapping[int, RecordedEpisode],
+        reset: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> None:
+        self._engine, self._memory, self._reset = engine, memory, reset
+        self._episodes = episodes
+        self.length = max(episode.length for episode in episodes.values())
+        self._begins = {k: self.length - e.length for k, e in episodes.items()}
+        self._going: list[int] = []
+        self.over: set[int] = set()
+
+    def begin(self, frame: int) -> None:
+        """Reset the environments whose replay begins before step ``frame``."""
+        due = [k for k, begin in self._begins.items() if begin == frame]
+        if due:
+            self._reset(due, [self._episodes[k].seed for k in due])
+        self._going += due
+
+    def act(self, frame: int) -> bool:
+        """Write the actions of step ``frame``; return whether to make the step."""
+        for k in self._going:
+            for key, taken in self._episodes[k].actions.items():
+                self._memory[key][k] = taken[frame - self._begins[k]]
+        return bool(self._going)
+
+    def step(self, frame: int) -> None:
+        """Step, and note episodes that end too early."""
+        self._engine.step_some(self._going)
+        self._find_ends(frame)
+
+    def _find_ends(self, frame: int) -> None:
+        if frame + 1 < self.length:
+            done = self._memory["done",]
+            self.over.update(k for k in self._going if done[k, 0])
+            self._going = [k for k in self._going if k not in self.over]
+
+
+@final
+class _WorldReplay(_Replay):
+    """Steps all worlds of a simulator, also those whose replay has not begun."""
+
+    def __init__(
+        self,
+        engine: EnvBatch,
+        memory: Row,
+        episodes: Mapping[int, RecordedEpisode],
+        reset: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> None:
+        from marl_collect.core.random_actions import samplers
+
+        super().__init__(engine, memory, episodes, reset)
+        self._seeds = [
+            episodes[k].seed if k in episodes else 0 for k in range(engine.size)
+        ]
+        self._samplers = [
+            (sampler, np.full((engine.size, *sampler.noise_shape), 0.5))
+            for sampler in samplers(engine.description)
+        ]
+        engine.reset(range(engine.size), self._seeds)
+
+    def act(self, frame: int) -> bool:
+        """Write the actions of step ``frame``, and legal ones in other worlds."""
+        for sampler, noise in self._samplers:
+            mask = None if sampler.mask_key is None else self._memory[sampler.mask_key]
+            self._memory[sampler.key][...] = sampler.actions(noise, mask)
+        super().act(frame)
+        return True
+
+    def step(self, frame: int) -> None:
+        """Step, and begin anew in worlds that ended and are not being replayed."""
+        self._engine.step()
+        self._find_ends(frame)
+        ended = self._memory["done",][:, 0].astype(np.bool_)
+        ended[self._going] = False
+        again = np.flatnonzero(ended).tolist()
+        if again:
+            self._engine.reset(again, [self._seeds[k] for k in again])
 
 
 def _arrived(memory: Row, k: int, frame: Mapping[Key, NDArray[Any]]) -> bool:

@@ -17,7 +17,7 @@ from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sourc
 from marl_collect.buffers.layout import VERSION
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.core.env import EnvBatch
-from marl_collect.core.flags import Flags
+from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
@@ -108,10 +108,7 @@ class Rollout:
                 *self._description.outcome(),
             ],
         )
-        self._flags = [
-            Flags({key: a[k] for key, a in self._memory.items()}, self._description)
-            for k in range(engine.size)
-        ]
+        self._flags = BatchFlags(self._memory, self._description)
         self._done = bytes_of(self._memory["done",])
         self._is_init = self._memory.get(IS_INIT)
         policy.bind(self._memory)
@@ -392,7 +389,7 @@ class Rollout:
     def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         environments, engine = self._episodes.plan.environments, self._engine
         begin = time.perf_counter()
-        if engine.is_async:  # It resets them at the same time.
+        if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
         else:
@@ -406,4 +403,4 @@ class Rollout:
             if limit == frame:
                 limits[k] = NEVER  # Set again when the next episode begins.
                 if not self._done[k]:
-                    self._flags[k].truncate()
+                    self._flags.truncate([k])
