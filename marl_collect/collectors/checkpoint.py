@@ -91,8 +91,7 @@ def restore(
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
-    statistics.recent.clear()
-    statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
+    statistics.recent = [Episode(**e) for e in state_dict["recent"]]
     published = [
         [each[name] for name in policy.names] for each in state_dict["published"]
     ]

@@ -1,7 +1,6 @@
 """Counters of a collector and of its workers, for ``stats()``."""
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,23 +18,34 @@ class Statistics:
         batches: number of batches delivered.
         episodes: number of episodes that ended.
         collecting: seconds spent inside the collector.
-        recent: the last hundred episodes.
     """
 
     frames: int = 0
     batches: int = 0
     episodes: int = 0
     collecting: float = 0.0
-    recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _recent: list[Sequence[Episode]] = field(default_factory=list)
 
-    def add(self, frames: int, episodes: Iterable[Episode], seconds: float) -> None:
+    @property
+    def recent(self) -> list[Episode]:
+        """The last hundred episodes."""
+        return [episode for part in self._recent for episode in part][-_RECENT:]
+
+    @recent.setter
+    def recent(self, episodes: Sequence[Episode]) -> None:
+        self._recent = [episodes]
+
+    def add(self, frames: int, episodes: Sequence[Episode], seconds: float) -> None:
         """Count one batch."""
         self.frames += frames
         self.batches += 1
         self.collecting += seconds
-        for episode in episodes:
-            self.episodes += 1
-            self.recent.append(episode)
+        self.episodes += len(episodes)
+        # Episodes are made when somebody looks at them.
+        parts = [*self._recent, episodes[-_RECENT:]] if episodes else self._recent
+        while sum(map(len, parts[1:])) >= _RECENT:
+            parts = parts[1:]
+        self._recent = parts
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.
@@ -53,7 +63,7 @@ class Statistics:
             "seconds_collecting": seconds,
             "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
         }
-        recent = list(self.recent)  # A collecting thread may add episodes.
+        recent = self.recent
         if recent:
             team = [team_return(e) for e in recent]
             agents = [agent_return(e) for e in recent]

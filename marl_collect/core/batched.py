@@ -198,7 +198,9 @@ class WorldBatch(EnvBatch):
         """Exchange all data through ``memory``, ``[K, ...]`` per key."""
         observed = self.description.observed()
         computed = {key for key in observed if key[-1] in FLAGS or key[1:] == ("mask",)}
-        self._observed = [(k, memory[k]) for k in observed if k not in computed]
+        self._observed = [
+            self._source(k, memory[k]) for k in observed if k not in computed
+        ]
         self._flags = BatchFlags(memory, self.description)
         self._done: Array = memory["done",][:, 0]
         self._rows = [_GroupRows(n, g, memory) for n, g in self._groups.items()]
@@ -230,9 +232,8 @@ class WorldBatch(EnvBatch):
     def _begin(self, observations: Observations, which: Array | None) -> None:
         """Write the first frame of the worlds of ``which``; None for all."""
         rows = slice(None) if which is None else np.flatnonzero(which)
-        for key, target in self._observed:
-            value = self._value(observations, key, target)
-            self._assign(key, target, value, rows)
+        for source in self._observed:
+            source.target[rows] = self._value(observations, source)[rows]
         self._flags.clear(rows)
         for group in self._rows:
             group.begin(observations, rows)
@@ -268,11 +269,12 @@ class WorldBatch(EnvBatch):
                 f"advance() of {self.description.name} must return a Step, but "
                 f"returned {step!r:.200} of type {type(step).__name__}."
             )
-        for key, target in self._observed:
-            value = self._value(step.observations, key, target)
-            self._assign(key, target, value, slice(None))
+        observations = step.observations
+        for source in self._observed:
+            source.target[...] = self._value(observations, source)
+        some = self._flags.some
         for group in self._rows:
-            group.step(step)
+            group.step(step, some=some)
         terminated = self._flagged(step.terminated, "terminated")
         truncated = None
         if step.truncated is not None:
@@ -280,10 +282,11 @@ class WorldBatch(EnvBatch):
         self._flags.end(terminated, truncated)
         if step.first is not None:
             self._renew(step.first)
-        self._frames += 1
         if self._limit is not None:
-            late = (self._frames >= self._limit) & ~self._done
+            self._frames += 1
+            late = self._frames >= self._limit
             if late.any():
+                late &= ~self._done
                 self._flags.truncate(np.flatnonzero(late))
 
     def _renew(self, first: Observations) -> None:
@@ -296,43 +299,60 @@ class WorldBatch(EnvBatch):
         np.copyto(self._renewed, self._done)
         self._first = first
 
-    def _value(self, observations: Observations, key: Key, target: Array) -> Array:
-        """Return the array of ``key``, after checking its shape."""
-        inner = key[2:] if key[0] in self._groups else key[1:]
-        name: str | Key = key[0]
-        if key[0] in self._groups and key[1] != "observation":
-            name, inner = key, ()
-        if name not in observations:
-            raise KeyError(
-                f"{self.description.name} returned no observations of {name!r}: found "
-                f"{list(observations)}. Expected {list(target.shape)} at {name!r}."
-            )
-        value = observations[name]
-        for part in inner:
-            value = value[int(part) if isinstance(value, Sequence) else part]
-        return _array(value, target.shape, self.description.name, "/".join(key))
+    def _source(self, key: Key, target: Array) -> "_Source":
+        if key[0] not in self._groups:
+            return _Source(key, key[0], key[1:], target)
+        if key[1] == "observation":
+            return _Source(key, key[0], key[2:], target)
+        return _Source(key, key, (), target)
 
-    def _assign(self, key: Key, target: Array, value: Array, rows: Any) -> None:
-        if not np.can_cast(value.dtype, target.dtype, "same_kind"):
+    def _value(self, observations: Observations, source: "_Source") -> Array:
+        """Return an array of the simulator, after checking shape and dtype."""
+        target = source.target
+        value: Any = observations.get(source.name)
+        if value is None:
+            raise KeyError(
+                f"{self.description.name} returned no observations of "
+                f"{source.name!r}: found {list(observations)}. Expected "
+                f"{list(target.shape)}."
+            )
+        for part in source.inner:
+            value = value[int(part) if isinstance(value, Sequence) else part]
+        if type(value) is not np.ndarray or value.shape != target.shape:
+            value = _array(
+                value, target.shape, self.description.name, "/".join(source.key)
+            )
+        if value.dtype != target.dtype and not np.can_cast(
+            value.dtype, target.dtype, "same_kind"
+        ):
             raise TypeError(
-                f"{self.description.name} returned {'/'.join(key)} of dtype "
+                f"{self.description.name} returned {'/'.join(source.key)} of dtype "
                 f"{value.dtype}, but its space has {target.dtype}: expected a dtype "
                 "of this kind."
             )
-        target[rows] = value[rows]
+        found: Array = value
+        return found
 
-    def _flagged(self, flags: Flagged, what: str) -> list[Array]:
-        """Return the flags of each group, ``[K, n, 1]`` or ``[K, 1, 1]``."""
+    def _flagged(self, flags: Flagged, what: str) -> list[Array] | None:
+        """Return the flags of each group, ``[K, n, 1]`` or ``[K, 1, 1]``.
+
+        None if there are none.
+        """
         name = self.description.name
         if not isinstance(flags, Mapping):
-            world = _array(flags, (self.size,), name, what).astype(np.bool_)
-            return [world[:, None, None]] * len(self._groups)
-        return [
+            world = _array(flags, (self.size,), name, what)
+            if not world.any():
+                return None
+            return [world.astype(np.bool_)[:, None, None]] * len(self._groups)
+        arrays = [
             _array(
                 _entry(flags, group, name, what), (self.size, g.n_agents), name, what
-            ).astype(np.bool_)[..., None]
+            )
             for group, g in self._groups.items()
         ]
+        if not any(array.any() for array in arrays):
+            return None
+        return [array.astype(np.bool_)[..., None] for array in arrays]
 
     @override
     def render(self, index: int) -> NDArray[np.uint8] | None:
@@ -346,6 +366,24 @@ class WorldBatch(EnvBatch):
     @override
     def close(self) -> None:
         self._env.close()
+
+
+@final
+@dataclass(frozen=True)
+class _Source:
+    """Where an array of the memory comes from.
+
+    Attributes:
+        key: of the array.
+        name: its key in the observations.
+        inner: names within nested observations.
+        target: the array.
+    """
+
+    key: Key
+    name: str | Key
+    inner: Key
+    target: Array
 
 
 @final
@@ -377,13 +415,26 @@ class _GroupRows:
         """Set the masks of worlds that begin."""
         if self._total is not None:
             self._sums[rows] = 0
-        self._act(observations, rows)
+        if self._mask is not None:
+            self._mask[rows] = True
+        self._wait(observations, rows)
 
-    def step(self, step: Step) -> None:
-        """Write the rewards of a step, and clear the rows of agents that were done."""
-        dead = self._done.astype(np.bool_)
+    def step(self, step: Step, *, some: bool) -> None:
+        """Write the rewards of a step, and clear the rows of agents that were done.
+
+        Args:
+            step: the step.
+            some: False if no agent was done before.
+        """
         name = self._name
-        reward = np.asarray(_entry(step.rewards, name, "advance()", "rewards"))
+        reward = step.rewards.get(name)
+        if reward is None:
+            raise KeyError(
+                f"advance() returned no rewards of group {name!r}: found "
+                f"{list(step.rewards)}."
+            )
+        if type(reward) is not np.ndarray:
+            reward = np.asarray(reward)
         if reward.shape == self._done.shape[:1]:
             reward = reward[:, None]
         elif reward.shape != self._done.shape:
@@ -393,22 +444,23 @@ class _GroupRows:
                 f"{list(self._done.shape[:1])} for all of its agents."
             )
         self._reward[...] = reward
-        if dead.any():
-            worlds, agents = np.nonzero(dead)
+        if some and self._done.any():
+            worlds, agents = np.nonzero(self._done)
             self._reward[worlds, agents] = 0
             for array in self._cleared:
                 array[worlds, agents] = 0
         if self._total is not None:
             self._sums += self._reward
             self._total[...] = self._sums
-        self._act(step.observations, slice(None))
+        self._wait(step.observations, slice(None))
 
-    def _act(self, observations: Observations, rows: Any) -> None:
-        """Set who acts; ``BatchFlags`` clears it for agents that are done."""
+    def _wait(self, observations: Observations, rows: Any) -> None:
+        """Set who acts, if the simulator says it.
+
+        ``BatchFlags`` clears the masks of agents that are done.
+        """
         given = observations.get((self._name, "mask"))
         if given is None:
-            if self._mask is not None:
-                self._mask[rows] = True
             return
         if self._mask is None:
             raise ValueError(

@@ -126,6 +126,9 @@ class BatchFlags:
             for name, group in names.items()
         ]
 
+        self.some = True
+        """False only if no agent is done."""
+
     def clear(self, rows: Any) -> None:
         """Clear all flags of the environments ``rows``, an index, at a beginning."""
         for arrays in (self._root, *self._groups):
@@ -133,20 +136,25 @@ class BatchFlags:
                 array[rows] = False
 
     def end(
-        self, terminated: Sequence[Bools], truncated: Sequence[Bools] | None
+        self, terminated: Sequence[Bools] | None, truncated: Sequence[Bools] | None
     ) -> None:
         """End the agents with these flags, except those that were done before.
 
         Args:
-            terminated: for each group, ``[K, n, 1]`` or ``[K, 1, 1]``.
-            truncated: the same; None for no agent.
+            terminated: for each group, ``[K, n, 1]`` or ``[K, 1, 1]``; None for no
+                agent.
+            truncated: the same.
         """
-        ends = any(flags.any() for flags in (*terminated, *(truncated or ())))
-        if not ends and not any(group[0].any() for group in self._groups):
-            return
+        ends = terminated is not None or truncated is not None
+        if not ends:
+            self.some = self.some and any(group[0].any() for group in self._groups)
+            if not self.some:
+                return
+        self.some = True
         for index, (done, terminations, truncations) in enumerate(self._groups):
             alive = ~done.astype(np.bool_)
-            terminations |= alive & terminated[index]
+            if terminated is not None:
+                terminations |= alive & terminated[index]
             if truncated is not None:
                 truncations |= alive & truncated[index]
             np.logical_or(terminations, truncations, out=done)
@@ -156,26 +164,28 @@ class BatchFlags:
 
     def truncate(self, rows: Any) -> None:
         """End the environments ``rows`` because they reached a limit of frames."""
+        self.some = True
         done, _, truncated = self._root
         done[rows] = truncated[rows] = True
         self._over(rows)
 
     def _settle(self) -> None:
         done, terminated, truncated = self._root
-        joined = [
-            np.concatenate([group[flag] for group in self._groups], 1)
-            for flag in range(len(FLAGS))
-        ]
+        combine = np.logical_or if self._any else np.logical_and
+        for root, index in ((done, 0), (terminated, 1)):
+            root[...] = combine.reduce(self._groups[0][index], 1)
+            for group in self._groups[1:]:
+                combine(root, combine.reduce(group[index], 1), out=root)
+        over = done.nonzero()[0]
+        if not len(over):
+            return
         if self._any:
-            for root, flags in zip(self._root, joined, strict=True):
-                flags.any(1, out=root)
+            truncated[...] = False
+            for group in self._groups:
+                np.logical_or(truncated, group[2].any(1), out=truncated)
         else:
-            joined[0].all(1, out=done)
-            np.logical_and(joined[1].all(1), done, out=terminated)
-            np.logical_and(done, ~terminated.astype(np.bool_), out=truncated)
-        over = np.flatnonzero(done)
-        if len(over):
-            self._over(over)
+            np.greater(done, terminated, out=truncated)
+        self._over(over)
 
     def _over(self, rows: Any) -> None:
         for index, (done, _, truncations) in enumerate(self._groups):

@@ -176,8 +176,10 @@ def draw(sampler: Sampler, generators: list[np.random.Generator], frames: int) -
     Each of the K environments has its own generator and draws from it in the order of
     its frames, so the noise does not depend on the length of slots.
     """
-    shape = (frames, *sampler.noise_shape)
-    return np.stack([generator.random(shape) for generator in generators])
+    noise = np.empty((len(generators), frames, *sampler.noise_shape))
+    for generator, row in zip(generators, noise, strict=True):
+        generator.random(out=row)
+    return noise
 
 
 def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array:

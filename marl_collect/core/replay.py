@@ -250,6 +250,147 @@ class ActionHistory:
 
 
 @final
+class SlotActions:
+    """The actions of the running episodes of K environments, slot by slot.
+
+    A slot's actions are copied for all environments together. What no running episode
+    needs any more is dropped. Episodes whose actions exceed ``MOST_BYTES`` have none.
+    """
+
+    def __init__(self, actions: Sequence[Key], size: int) -> None:
+        """Begin without frames.
+
+        Args:
+            actions: keys of the actions.
+            size: K.
+        """
+        self._keys = list(actions)
+        self._clock = 0
+        self._begins = np.zeros(size, np.int64)
+        self._blocks: list[_Block] = []
+        # Actions before the first block, of environments that were loaded.
+        self._before: dict[int, Mapping[Key, NDArray[Any]] | None] = {}
+
+    def begin(self, rows: NDArray[np.int64]) -> None:
+        """Forget the actions of environments whose episodes begin, between slots."""
+        self._begins[rows] = self._clock
+        if self._before:
+            for k in rows.tolist():
+                self._before.pop(k, None)
+
+    def load(self, k: int, actions: Mapping[Key, NDArray[Any]] | None) -> None:
+        """Continue environment k's actions; None if they were discarded."""
+        self._begins[k] = self._clock
+        self._before[k] = actions
+
+    def append(
+        self,
+        slot: Mapping[Key, NDArray[Any]],
+        begins: NDArray[np.int64],
+        end: int,
+    ) -> None:
+        """Append the frames of a slot.
+
+        Args:
+            slot: ``[K, T, ...]`` per key.
+            begins: first frame of each running episode in the slot; 0 if it began
+                earlier.
+            end: the frame after the last one.
+        """
+        began = np.flatnonzero(begins)
+        if len(began):
+            self.begin(began)
+            self._begins[began] += begins[began]
+        frames = {
+            key: slot[key][:, :end].swapaxes(0, 1).copy("C") for key in self._keys
+        }
+        self._blocks.append(_Block(self._clock, self._clock + end, None, frames))
+        self._clock += end
+        self._discard()
+
+    def of(self, k: int) -> dict[Key, NDArray[Any]] | None:
+        """Return environment k's actions, ``[frames, ...]``; None if discarded."""
+        before = self._before.get(k, {})
+        begin = int(self._begins[k])
+        if before is None or begin < 0:
+            return None
+        pieces = [before] if before else []
+        pieces += [block.of(k, begin) for block in self._blocks if block.end > begin]
+        if len(pieces) == 1:
+            return {key: np.ascontiguousarray(pieces[0][key]) for key in self._keys}
+        if not pieces:
+            return {}
+        return {
+            key: np.concatenate([piece[key] for piece in pieces]) for key in self._keys
+        }
+
+    def _discard(self) -> None:
+        """Discard what is too long, or needed by no running episode."""
+        frame = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
+        lengths = self._clock - self._begins
+        for k, actions in self._before.items():
+            lengths[k] += len(next(iter((actions or {}).values()), ()))
+        long = (lengths * frame > MOST_BYTES) & (self._begins >= 0)
+        if long.any():
+            self._begins[long] = _DISCARDED
+            for k in np.flatnonzero(long).tolist():
+                self._before.pop(k, None)
+        kept = self._begins >= 0
+        first = int(self._begins[kept].min()) if kept.any() else self._clock
+        while self._blocks and self._blocks[0].end <= first:
+            del self._blocks[0]
+        held = sum(block.frames for block in self._blocks)
+        needed = int((self._clock - self._begins[kept]).sum())
+        latest = self._blocks[-1].frames if self._blocks else 0
+        if held > 2 * (needed + latest):
+            self._blocks = [block.without(self._begins) for block in self._blocks]
+
+
+_DISCARDED = -1
+
+
+@final
+@dataclass(frozen=True)
+class _Block:
+    """The actions of one slot.
+
+    Attributes:
+        begin: its first frame.
+        end: the frame after its last one.
+        rows: the environments in it, sorted; None for all.
+        arrays: ``[frames, rows, ...]`` per key.
+    """
+
+    begin: int
+    end: int
+    rows: NDArray[np.int64] | None
+    arrays: Mapping[Key, NDArray[Any]]
+
+    @property
+    def frames(self) -> int:
+        """Number of frames, over all of its environments."""
+        array = next(iter(self.arrays.values()))
+        return array.shape[0] * array.shape[1]
+
+    def of(self, k: int, begin: int) -> dict[Key, NDArray[Any]]:
+        """Return the actions of environment k from frame ``begin`` on."""
+        column = k if self.rows is None else int(np.searchsorted(self.rows, k))
+        first = max(0, begin - self.begin)
+        return {key: array[first:, column] for key, array in self.arrays.items()}
+
+    def without(self, begins: NDArray[np.int64]) -> "_Block":
+        """Return the block without environments whose episodes begin later."""
+        needed = (begins >= 0) & (begins < self.end)
+        if self.rows is None:
+            rows = columns = np.flatnonzero(needed)
+        else:
+            columns = np.flatnonzero(needed[self.rows])
+            rows = self.rows[columns]
+        arrays = {key: array[:, columns] for key, array in self.arrays.items()}
+        return _Block(self.begin, self.end, rows, arrays)
+
+
+@final
 class ActionRecorder:
     """Records the actions of the running episodes of K environments."""
 
