@@ -87,6 +87,7 @@ class SlotWriter:
             frames: number of frames of the slot.
             last: next observations that the slot does not contain.
             writes_acts: whether ``acted`` must be called.
+            omits: whether ``ended`` must be called.
         """
         self._slot = slot
         self._sources = sources
@@ -105,6 +106,7 @@ class SlotWriter:
         self._has_large = bool(self._stepped or self._roots)
         self._recorders = sources.blocks.recorders
         self._omitted = [k for k in sources.observed if ("next", *k) not in slot]
+        self.omits = bool(self._omitted)
         self.last: list[LastObservation] = []
         self._written = 0
         self._due = _BLOCK
@@ -163,7 +165,7 @@ class SlotWriter:
 
     def ended(self, rows: NDArray[np.int64], frame: int) -> None:
         """Keep the omitted next observations of environments at ``frame``."""
-        if self._omitted and len(rows):
+        if self.omits and len(rows):
             kept = {key: self._memory[key][rows] for key in self._omitted}
             self.last.append(LastObservation(rows, frame, kept))
 

@@ -1,5 +1,6 @@
 """Counters of a collector and of its workers, for ``stats()``."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -24,16 +25,20 @@ class Statistics:
     batches: int = 0
     episodes: int = 0
     collecting: float = 0.0
-    _recent: list[Sequence[Episode]] = field(default_factory=list)
+    # Episodes of batches; an episode is made when somebody looks at it.
+    _recent: deque[Sequence[Episode]] = field(default_factory=deque)
+    _held: int = 0
 
     @property
     def recent(self) -> list[Episode]:
         """The last hundred episodes."""
-        return [episode for part in self._recent for episode in part][-_RECENT:]
+        parts = list(self._recent)  # A collecting thread may add episodes.
+        return [episode for part in parts for episode in part][-_RECENT:]
 
     @recent.setter
     def recent(self, episodes: Sequence[Episode]) -> None:
-        self._recent = [episodes]
+        self._recent = deque([episodes])
+        self._held = len(episodes)
 
     def add(self, frames: int, episodes: Sequence[Episode], seconds: float) -> None:
         """Count one batch."""
@@ -41,11 +46,11 @@ class Statistics:
         self.batches += 1
         self.collecting += seconds
         self.episodes += len(episodes)
-        # Episodes are made when somebody looks at them.
-        parts = [*self._recent, episodes[-_RECENT:]] if episodes else self._recent
-        while sum(map(len, parts[1:])) >= _RECENT:
-            parts = parts[1:]
-        self._recent = parts
+        if episodes:
+            self._recent.append(episodes[-_RECENT:])
+            self._held += len(self._recent[-1])
+        while self._recent and self._held - len(self._recent[0]) >= _RECENT:
+            self._held -= len(self._recent.popleft())
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.

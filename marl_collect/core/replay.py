@@ -268,6 +268,7 @@ class SlotActions:
         self._clock = 0
         self._begins = np.zeros(size, np.int64)
         self._blocks: list[_Block] = []
+        self._held, self._allowed, self._nbytes = 0, 0, 0
         # Actions before the first block, of environments that were loaded.
         self._before: dict[int, Mapping[Key, NDArray[Any]] | None] = {}
 
@@ -297,8 +298,8 @@ class SlotActions:
                 earlier.
             end: the frame after the last one.
         """
-        began = np.flatnonzero(begins)
-        if len(began):
+        if begins.any():
+            (began,) = begins.nonzero()
             self.begin(began)
             self._begins[began] += begins[began]
         frames = {
@@ -306,13 +307,18 @@ class SlotActions:
         }
         self._blocks.append(_Block(self._clock, self._clock + end, None, frames))
         self._clock += end
-        self._discard()
+        self._held += end * len(begins)
+        if self._held > self._allowed:
+            self._discard(end * len(begins))
 
     def of(self, k: int) -> dict[Key, NDArray[Any]] | None:
         """Return environment k's actions, ``[frames, ...]``; None if discarded."""
         before = self._before.get(k, {})
         begin = int(self._begins[k])
         if before is None or begin < 0:
+            return None
+        length = self._clock - begin + len(next(iter(before.values()), ()))
+        if length * self._nbytes > MOST_BYTES:
             return None
         pieces = [before] if before else []
         pieces += [block.of(k, begin) for block in self._blocks if block.end > begin]
@@ -324,28 +330,36 @@ class SlotActions:
             key: np.concatenate([piece[key] for piece in pieces]) for key in self._keys
         }
 
-    def _discard(self) -> None:
-        """Discard what is too long, or needed by no running episode."""
-        frame = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
+    def _too_long(self) -> NDArray[np.bool_]:
+        """Return whose actions exceed ``MOST_BYTES``."""
         lengths = self._clock - self._begins
         for k, actions in self._before.items():
             lengths[k] += len(next(iter((actions or {}).values()), ()))
-        long = (lengths * frame > MOST_BYTES) & (self._begins >= 0)
-        if long.any():
-            self._begins[long] = _DISCARDED
-            for k in np.flatnonzero(long).tolist():
-                self._before.pop(k, None)
+        return lengths * self._nbytes > MOST_BYTES
+
+    def _discard(self, latest: int) -> None:
+        """Discard what is too long, or needed by no running episode.
+
+        Args:
+            latest: number of frames of the latest slot, over all environments.
+        """
+        self._nbytes = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
+        long = np.flatnonzero(self._too_long() & (self._begins >= 0))
+        self._begins[long] = _DISCARDED
+        for k in long.tolist():
+            self._before.pop(k, None)
         kept = self._begins >= 0
         first = int(self._begins[kept].min()) if kept.any() else self._clock
-        while self._blocks and self._blocks[0].end <= first:
-            del self._blocks[0]
-        held = sum(block.frames for block in self._blocks)
+        self._blocks = [block for block in self._blocks if block.end > first]
         needed = int((self._clock - self._begins[kept]).sum())
-        latest = self._blocks[-1].frames if self._blocks else 0
-        if held > 2 * (needed + latest):
+        if sum(block.frames for block in self._blocks) > 2 * needed:
             self._blocks = [block.without(self._begins) for block in self._blocks]
+        self._held = sum(block.frames for block in self._blocks)
+        self._allowed = 2 * needed + _SLOTS * latest
 
 
+_SLOTS = 8
+"""Number of slots after which it is worth to look for actions that nobody needs."""
 _DISCARDED = -1
 
 

@@ -342,18 +342,19 @@ class RunningEpisodes:
     ) -> EndedEpisodes:
         """Sum rewards; return the episodes that ended."""
         _, lengths, before = self._before
-        rows, firsts, ends = _joined(self._ends)
+        joined = rows, firsts, ends = _joined(self._ends)
+        earlier = firsts == 0
         returns: dict[str, NDArray[np.float64]] = {}
         for name, running in self._returns.items():
             rewards = slot["next", name, "reward"][..., 0]
-            total, rest = _sums(rewards, self._ends, begins, end)
-            earlier = firsts == 0
-            total[earlier] += before[name][rows[earlier]]
+            total, rest = _sums(rewards, joined, begins, end)
+            if len(rows):
+                total[earlier] += before[name][rows[earlier]]
             returns[name] = total
             running += rest
         return EndedEpisodes(
             environments=self._index[rows],
-            lengths=ends - firsts + np.where(firsts == 0, lengths[rows], 0),
+            lengths=ends - firsts + earlier * lengths[rows],
             returns=returns,
             policy_ids={
                 name: slot[name, POLICY_ID][rows, ends - 1]
@@ -363,45 +364,53 @@ class RunningEpisodes:
         )
 
 
-def _joined(
-    ends: Sequence[EpisodeEnds],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return environments, first frames, and frames after the last ones."""
-    none = np.zeros(0, np.int64)
-    counts = [len(e.rows) for e in ends]
+_NONE = np.zeros(0, np.int64)
+Joined = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Environments, first frames, and the frames after the last ones, of episodes."""
+
+
+def _joined(ends: Sequence[EpisodeEnds]) -> Joined:
+    if not ends:
+        return _NONE, _NONE, _NONE
+    if len(ends) == 1:
+        first = ends[0]
+        return first.rows, first.begins, np.full(len(first.rows), first.end)
     return (
-        np.concatenate([none, *(e.rows for e in ends)]),
-        np.concatenate([none, *(e.begins for e in ends)]),
-        np.repeat(np.array([e.end for e in ends], np.int64), counts),
+        np.concatenate([e.rows for e in ends]),
+        np.concatenate([e.begins for e in ends]),
+        np.repeat([e.end for e in ends], [len(e.rows) for e in ends]),
     )
 
 
 def _sums(
-    rewards: NDArray[Any],
-    ends: Sequence[EpisodeEnds],
-    begins: NDArray[np.int64],
-    end: int,
+    rewards: NDArray[Any], ended: Joined, begins: NDArray[np.int64], end: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the rewards ``[K, T, n]`` of a slot, in the order of its frames.
+
+    Args:
+        rewards: of the slot.
+        ended: episodes that ended, in the order of their ends.
+        begins: first frames of the running episodes.
+        end: the frame after the last one.
 
     Returns:
         The sums of the episodes that ended, ``[m, n]``, and those of the running ones,
         ``[K, n]``.
     """
     size, _, n_agents = rewards.shape
-    rows, firsts, lasts = _joined(ends)
+    rows, firsts, lasts = ended
     rest = np.zeros((size, n_agents))
     total = np.zeros((len(rows), n_agents))
     if size + len(rows) > end:  # A loop over frames is shorter than one over episodes.
-        following = {e.end: e.rows for e in ends}
-        frames, first = rewards.swapaxes(0, 1), 0
+        frames = rewards.swapaxes(0, 1)
+        borders = np.searchsorted(lasts, np.arange(1, end + 2)).tolist()
         for frame in range(end):
             rest += frames[frame].astype(np.float64)  # Faster than a mixed sum.
-            over = following.get(frame + 1)
-            if over is not None:
-                total[first : first + len(over)] = rest[over]
+            first, last = borders[frame], borders[frame + 1]
+            if first < last:
+                over = rows[first:last]
+                total[first:last] = rest[over]
                 rest[over] = 0
-                first += len(over)
         return total, rest
 
     def add(k: int, begin: int, last: int, out: NDArray[np.float64]) -> None:

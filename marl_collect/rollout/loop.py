@@ -259,7 +259,8 @@ class Rollout:
         """
         writer.flush(end)
         ended = self._episodes.leave(slot, begins, end)
-        writer.ended(np.flatnonzero(begins < end), end - 1)
+        if writer.omits:
+            writer.ended(np.flatnonzero(begins < end), end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
             slot["next", *VERSION].fill(version)
