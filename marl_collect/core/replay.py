@@ -325,7 +325,8 @@ class SlotActions:
         if len(pieces) == 1:
             return {key: np.ascontiguousarray(pieces[0][key]) for key in self._keys}
         if not pieces:
-            return {}
+            none = self._blocks[-1].arrays if self._blocks else {}
+            return {key: array[:0, 0] for key, array in none.items()}
         return {
             key: np.concatenate([piece[key] for piece in pieces]) for key in self._keys
         }
