@@ -30,7 +30,8 @@ from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.flags import BatchFlags
 
 Array = NDArray[Any]
-Observations = Mapping[str | Key, Any]
+Observations = Mapping[Any, Any]
+"""By names and keys; see ``BatchedEnv``. A union would refuse ``dict[str, ...]``."""
 Flagged = Array | Mapping[str, Array]
 
 

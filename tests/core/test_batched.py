@@ -134,7 +134,7 @@ class Line(BatchedEnv):
         self.at += 1
         if "step" in self.changes:
             return self.changes["step"]
-        parts = {
+        parts: dict[str, Any] = {
             "observations": {"a": self.at},
             "rewards": {"a": self.at[..., 0]},
             "terminated": np.zeros(self.worlds, bool),

@@ -13,7 +13,7 @@ from marl_collect.core.replay import SlotActions
 from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
 from marl_collect.testing.counting import CountingEnv
 
-ACTION = ("a", "action")
+ACTION: Any = ("a", "action")
 
 
 @pytest.mark.parametrize("n_agents", [1, 3, 9])

@@ -121,7 +121,8 @@ class ResetsBeforeItLooks(Walkers):
 
     def advance(self, actions: Any) -> Step:
         step = super().advance(actions)
-        over = np.asarray(step.terminated["w"]).any(1)  # type: ignore[index]
+        there: Any = step.terminated
+        over = there["w"].any(1)
         self.at[over] = 0
         return Step({"w": self.look()}, step.rewards, over)
 
