@@ -36,6 +36,7 @@ TABLE = (
     "assignment",
     "pool_weights",
     "envs",
+    "worlds",
     "imports",
     "datasets",
     "vectors",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector as MultiSyncCollector
     from marl_collect.collectors import MultiSyncDataCollector as MultiSyncDataCollector
     from marl_collect.collectors import SyncDataCollector as SyncDataCollector
+    from marl_collect.core.batched import BatchedEnv as BatchedEnv
+    from marl_collect.core.batched import Step as Step
     from marl_collect.core.description import EnvDescription as EnvDescription
     from marl_collect.core.description import GroupDescription as GroupDescription
     from marl_collect.core.env import MultiAgentEnv as MultiAgentEnv

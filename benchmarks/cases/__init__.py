@@ -11,6 +11,7 @@ module             its question
 ``assignment``     what several policies cost, compared with one
 ``pool_weights``   what an update costs while a pool keeps past versions
 ``envs``           steps and resets of environments, and of their library's loop
+``worlds``         what a frame costs if a simulator steps many worlds
 ``imports``        what importing MeltingPot costs
 ``datasets``       forms of datasets of images: sizes, writing, sampling
 ``formats``        sizes and times of exports and imports of short episodes

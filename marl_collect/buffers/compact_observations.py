@@ -46,10 +46,14 @@ def gather(
     if not last:
         return None
     return LastObservations(
-        rows=torch.tensor([o.row + f for o, f in zip(last, firsts, strict=True)]),
-        frames=torch.tensor([o.frame for o in last]),
+        rows=torch.from_numpy(
+            np.concatenate([o.rows + f for o, f in zip(last, firsts, strict=True)])
+        ),
+        frames=torch.from_numpy(
+            np.repeat([o.frame for o in last], [len(o.rows) for o in last])
+        ),
         observations={
-            key: torch.from_numpy(np.stack([o.observations[key] for o in last]))
+            key: torch.from_numpy(np.concatenate([o.observations[key] for o in last]))
             for key in last[0].observations
         },
     )

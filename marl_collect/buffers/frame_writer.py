@@ -28,15 +28,15 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class LastObservation:
-    """The next observation at the end of an episode or slot, where no root follows.
+    """Next observations at the end of episodes or of a slot, where no root follows.
 
     Attributes:
-        row: row in the slot.
+        rows: rows in the slot, int64 ``[m]``.
         frame: frame in the slot.
-        observations: observations by key, without batch dimensions.
+        observations: observations by key, ``[m, ...]``.
     """
 
-    row: int
+    rows: NDArray[np.int64]
     frame: int
     observations: Mapping[Key, NDArray[Any]]
 
@@ -87,6 +87,7 @@ class SlotWriter:
             frames: number of frames of the slot.
             last: next observations that the slot does not contain.
             writes_acts: whether ``acted`` must be called.
+            omits: whether ``ended`` must be called.
         """
         self._slot = slot
         self._sources = sources
@@ -105,10 +106,11 @@ class SlotWriter:
         self._has_large = bool(self._stepped or self._roots)
         self._recorders = sources.blocks.recorders
         self._omitted = [k for k in sources.observed if ("next", *k) not in slot]
+        self.omits = bool(self._omitted)
         self.last: list[LastObservation] = []
         self._written = 0
         self._due = _BLOCK
-        self._begun: list[tuple[int, int]] = []
+        self._begun: list[tuple[NDArray[np.int64], int]] = []
         for blocks in (sources.blocks, sources.roots):
             blocks.drain()  # An error may have left frames of another slot.
         if self._is_init is not None:
@@ -153,27 +155,29 @@ class SlotWriter:
             if key in block:
                 slot[key][:, begin + 1 : roots + 1] = block[key][:, : roots - begin]
         if self._begun:
-            rows, frames = np.array(self._begun).T
-            count = np.arange(len(rows))
+            counts = [len(rows) for rows, _ in self._begun]
+            rows = np.concatenate([rows for rows, _ in self._begun])
+            frames = np.repeat([frame for _, frame in self._begun], counts)
+            records = np.repeat(np.arange(len(counts)), counts)
             for key, values in sources.roots.drain().items():
-                slot[key][rows, frames] = values[count, rows]
+                slot[key][rows, frames] = values[records, rows]
             self._begun.clear()
 
-    def ended(self, k: int, frame: int) -> None:
-        """Keep the omitted next observation of environment k at ``frame``."""
-        if self._omitted:
-            kept = {key: self._memory[key][k].copy() for key in self._omitted}
-            self.last.append(LastObservation(k, frame, kept))
+    def ended(self, rows: NDArray[np.int64], frame: int) -> None:
+        """Keep the omitted next observations of environments at ``frame``."""
+        if self.omits and len(rows):
+            kept = {key: self._memory[key][rows] for key in self._omitted}
+            self.last.append(LastObservation(rows, frame, kept))
 
-    def began(self, k: int, frame: int) -> None:
-        """Write the root of environment k, whose episode begins at ``frame``."""
+    def began(self, rows: NDArray[np.int64], frame: int) -> None:
+        """Write the roots of environments whose episodes begin at ``frame``."""
         if frame < self.frames:
-            self._begun.append((k, frame))
+            self._begun.append((rows, frame))
             self._sources.roots.record()
             for key in self._sources.large_roots:
-                self._slot[key][k, frame] = self._memory[key][k]
+                self._slot[key][rows, frame] = self._memory[key][rows]
             if self._is_init is not None:
-                self._slot[IS_INIT][k, frame] = True
+                self._slot[IS_INIT][rows, frame] = True
 
     def close(self, end: int) -> None:
         """Mark the frames before ``end`` as valid, and clear the others."""

@@ -1,8 +1,9 @@
 """The data layout of a slot: keys, shapes, dtypes and offsets.
 
 A slot holds one batch ``[B, T]`` as one dense array per key. The rows of one worker are
-contiguous. The trainer reads the memory that the workers wrote, without a copy. Offsets
-are multiples of 64 bytes.
+contiguous. With many environments, the memory of keys with small rows is ``[T, B]``,
+and their arrays are views of it. The trainer reads the memory that the workers wrote,
+without a copy. Offsets are multiples of 64 bytes.
 """
 
 from collections.abc import Mapping
@@ -12,13 +13,22 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.core.description import ALIGNMENT, EnvDescription, Field, Fields, Key
+from marl_collect.core.description import (
+    ALIGNMENT,
+    SMALL,
+    EnvDescription,
+    Field,
+    Fields,
+    Key,
+)
 from marl_collect.core.signature import IS_INIT, PolicySignature
 
 TRAJ_IDS = ("collector", "traj_ids")
 VALID = ("collector", "mask")
 STEP_COUNT = ("step_count",)
 VERSION = ("policy_version",)
+MANY = 128
+"""Number of environments from which on small rows of a frame are adjacent."""
 _INT = np.dtype(np.int64)
 
 
@@ -53,11 +63,24 @@ class Layout:
     def arrays(self, buffer: Any, rows: slice = slice(None)) -> dict[Key, NDArray[Any]]:
         """Return the array ``[B, T, *shape]`` of each key, or some of its rows."""
         out: dict[Key, NDArray[Any]] = {}
+        n_envs, frames = self.batch
         for key, leaf in self.fields.items():
-            shape = (*self.batch, *leaf.shape)
-            whole = np.ndarray(shape, leaf.dtype, buffer, self.offsets[key])
+            if self.is_time_major(leaf):
+                shape = (frames, n_envs, *leaf.shape)
+                memory = np.ndarray(shape, leaf.dtype, buffer, self.offsets[key])
+                whole = memory.swapaxes(0, 1)
+            else:
+                shape = (n_envs, frames, *leaf.shape)
+                whole = np.ndarray(shape, leaf.dtype, buffer, self.offsets[key])
             out[key] = whole[rows]
         return out
+
+    def is_time_major(self, leaf: Field) -> bool:
+        """Whether the memory of a field is ``[T, B, *shape]``.
+
+        Many environments write small rows faster if those of a frame are adjacent.
+        """
+        return self.batch[0] >= MANY and leaf.nbytes <= SMALL
 
 
 @dataclass(frozen=True)

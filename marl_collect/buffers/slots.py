@@ -178,6 +178,11 @@ def _views(layout: Layout) -> Iterator[tuple[Key, torch.dtype, StridedView]]:
     """Yield the dtype and the view of each key's tensor in a slot's memory."""
     for key, leaf in layout.fields.items():
         dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-        shape = (*layout.batch, *leaf.shape)
-        strides = torch.empty(shape, device="meta").stride()
+        n_envs, frames = layout.batch
+        shape = (n_envs, frames, *leaf.shape)
+        if layout.is_time_major(leaf):
+            memory = torch.empty((frames, n_envs, *leaf.shape), device="meta")
+            strides = memory.transpose(0, 1).stride()
+        else:
+            strides = torch.empty(shape, device="meta").stride()
         yield key, dtype, (layout.offsets[key] // dtype.itemsize, shape, strides)

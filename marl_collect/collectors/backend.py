@@ -28,7 +28,7 @@ class Filled:
 
     tensors: Mapping[Key, torch.Tensor]
     ends: list[int]
-    episodes: list[Episode]
+    episodes: Sequence[Episode]
     sizes: Sequence[int]
     last: LastObservations | None = None
 

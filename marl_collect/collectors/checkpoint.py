@@ -14,7 +14,7 @@ from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
 
-_ARRAY = "ndarray"
+_ARRAY, _JOINED, _COLUMNS = "ndarray", "ndarrays", "columns"
 _KEYS = {
     "frames",
     "batches",
@@ -91,8 +91,7 @@ def restore(
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
-    statistics.recent.clear()
-    statistics.recent.extend(Episode(**e) for e in state_dict["recent"])
+    statistics.recent = [Episode(**e) for e in state_dict["recent"]]
     published = [
         [each[name] for name in policy.names] for each in state_dict["published"]
     ]
@@ -190,14 +189,34 @@ def _lacks_actions(worker: Mapping[str, Any]) -> bool:
 
 
 def _storable(state: Any) -> Any:
-    """Convert arrays in a worker's state, because ``torch.load`` reads tensors only."""
+    """Convert arrays in a worker's state, because ``torch.load`` reads tensors only.
+
+    Lists of equal dicts, such as those of many environments, become columns, because a
+    tensor for each of their arrays would take most of the time.
+    """
     if isinstance(state, np.ndarray):
         return {_ARRAY: torch.from_numpy(state)}
     if isinstance(state, dict):
         return {key: _storable(part) for key, part in state.items()}
     if isinstance(state, list):
-        return [_storable(part) for part in state]
+        return _column(state)
     return state
+
+
+def _column(values: list[Any]) -> Any:
+    first = values[0] if values else None
+    kind = type(first)
+    if len(values) > 1 and all(type(value) is kind for value in values):
+        if isinstance(first, dict) and all(v.keys() == first.keys() for v in values):
+            columns = {key: _column([v[key] for v in values]) for key in first}
+            return {_COLUMNS: columns, "rows": len(values)}
+        arrays = isinstance(first, np.ndarray) and first.ndim
+        if arrays and len({(a.dtype, a.shape[1:]) for a in values}) == 1:
+            joined = torch.from_numpy(np.concatenate(values))
+            return {_JOINED: joined, "lengths": [len(value) for value in values]}
+        if kind in (int, bool, str, float):
+            return values
+    return [_storable(value) for value in values]
 
 
 def _restored(state: Any) -> Any:
@@ -205,6 +224,15 @@ def _restored(state: Any) -> Any:
     if isinstance(state, dict):
         if _ARRAY in state:
             return state[_ARRAY].numpy()
+        if _JOINED in state:
+            edges = np.cumsum(state["lengths"])[:-1]
+            return np.split(state[_JOINED].numpy(), edges)
+        if _COLUMNS in state:
+            columns = {key: _restored(part) for key, part in state[_COLUMNS].items()}
+            return [
+                {key: column[row] for key, column in columns.items()}
+                for row in range(state["rows"])
+            ]
         return {key: _restored(part) for key, part in state.items()}
     if isinstance(state, list):
         return [_restored(part) for part in state]

@@ -28,7 +28,7 @@ from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.shared_memory import MemoryHandle
-from marl_collect.rollout.episodes import Episode, Plan
+from marl_collect.rollout.episodes import EndedEpisodes, Plan
 from marl_collect.weights.module_settings import Settings
 from marl_collect.weights.shared import Handle, WeightLayout
 from marl_collect.weights.skeleton import Skeleton
@@ -206,7 +206,7 @@ class Collected:
     """
 
     frames: int
-    episodes: tuple[Episode, ...]
+    episodes: EndedEpisodes
     running: tuple[int, ...]
     seconds: Mapping[str, float]
     last: tuple[LastObservation, ...] = ()

@@ -22,6 +22,7 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
+from marl_collect.rollout.episodes import EndedEpisodes
 
 
 class MultiCollectorBase(CollectorBase):
@@ -111,7 +112,7 @@ class WorkersBackend(Backend):
                 for reply, size in zip(ordered, sizes, strict=True)
                 for _ in range(size)
             ],
-            episodes=[episode for reply in ordered for episode in reply.episodes],
+            episodes=EndedEpisodes.join([reply.episodes for reply in ordered]),
             sizes=sizes,
             last=gather(
                 [observation for reply in ordered for observation in reply.last],

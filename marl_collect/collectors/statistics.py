@@ -1,7 +1,7 @@
 """Counters of a collector and of its workers, for ``stats()``."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,23 +19,38 @@ class Statistics:
         batches: number of batches delivered.
         episodes: number of episodes that ended.
         collecting: seconds spent inside the collector.
-        recent: the last hundred episodes.
     """
 
     frames: int = 0
     batches: int = 0
     episodes: int = 0
     collecting: float = 0.0
-    recent: deque[Episode] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    # Episodes of batches; an episode is made when somebody looks at it.
+    _recent: deque[Sequence[Episode]] = field(default_factory=deque)
+    _held: int = 0
 
-    def add(self, frames: int, episodes: Iterable[Episode], seconds: float) -> None:
+    @property
+    def recent(self) -> list[Episode]:
+        """The last hundred episodes."""
+        parts = list(self._recent)  # A collecting thread may add episodes.
+        return [episode for part in parts for episode in part][-_RECENT:]
+
+    @recent.setter
+    def recent(self, episodes: Sequence[Episode]) -> None:
+        self._recent = deque([episodes])
+        self._held = len(episodes)
+
+    def add(self, frames: int, episodes: Sequence[Episode], seconds: float) -> None:
         """Count one batch."""
         self.frames += frames
         self.batches += 1
         self.collecting += seconds
-        for episode in episodes:
-            self.episodes += 1
-            self.recent.append(episode)
+        self.episodes += len(episodes)
+        if episodes:
+            self._recent.append(episodes[-_RECENT:])
+            self._held += len(self._recent[-1])
+        while self._recent and self._held - len(self._recent[0]) >= _RECENT:
+            self._held -= len(self._recent.popleft())
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.
@@ -53,7 +68,7 @@ class Statistics:
             "seconds_collecting": seconds,
             "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
         }
-        recent = list(self.recent)  # A collecting thread may add episodes.
+        recent = self.recent
         if recent:
             team = [team_return(e) for e in recent]
             agents = [agent_return(e) for e in recent]

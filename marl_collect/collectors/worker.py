@@ -249,7 +249,7 @@ class RolloutWorker:
         self._context.send(
             messages.Collected(
                 frames=frames,
-                episodes=tuple(episodes),
+                episodes=episodes,
                 running=rollout.running,
                 seconds=seconds,
                 last=tuple(rollout.take_last()),

@@ -1,7 +1,7 @@
 """``EnvBatch``: the interface through which the engine steps environments.
 
 ``SerialBatch`` implements it for environments of this process, ``ParallelEnv`` for
-environments in other processes.
+environments in other processes, and ``WorldBatch`` for a simulator of many worlds.
 """
 
 import abc
@@ -54,12 +54,15 @@ class EnvBatch(abc.ABC):
     Attributes:
         is_async: whether environments may still step when ``step_async`` returns. If
             not, ``step_wait`` does nothing, and the step loop omits the call.
+        one_simulator: whether all environments are worlds of one simulator, which
+            begins several of them in one call, and cannot step only some of them.
         first: index of its first environment, as the user counts them.
         raised: index within the batch of the environment whose reset or step raised
             an error; None if it is unknown.
     """
 
     is_async = False
+    one_simulator = False
     first = 0
     raised: int | None = None
 

@@ -377,9 +377,13 @@ class MultiAgentEnv(TensorDictEnv):
     def step_row(self) -> None:
         """Step with the actions in the row."""
 
-    @abc.abstractmethod
     def render(self) -> "NDArray[np.uint8] | None":
         """Return an image ``[height, width, 3]``, or None if there is none."""
+        return None
+
+    def close(self) -> None:
+        """Release all resources; may be called twice. Overrides set ``_closed``."""
+        self._closed = True
 
     def audit(self) -> Iterable[str]:
         """Return internal errors that the row does not show, one sentence each.

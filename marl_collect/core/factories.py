@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import (
     EnvBatch,
@@ -14,6 +15,13 @@ from marl_collect.core.env import (
     require_factory,
 )
 from marl_collect.errors import warn
+
+_BATCH_ADVICE = {
+    False: "the factories of its environments instead",
+    True: "it to a collector instead, and num_workers to step several of them in "
+    "parallel",
+}
+"""By whether it is a `BatchedEnv`."""
 
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -121,7 +129,7 @@ def build_singles(
                 raise TypeError(
                     f"The factory of environment {index} must return a single "
                     f"environment, but returned the batch {type(env).__name__}. Pass "
-                    "the factories of its environments instead."
+                    f"{_BATCH_ADVICE[isinstance(env, BatchedEnv)]}."
                 )
             built.append(env)
             check_alike(
@@ -240,6 +248,9 @@ def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
     if len(built) == 1:
         return built[0].engine()
     raise TypeError(
-        "A factory that returns a batch of environments must be the only one of its "
-        f"worker, but this worker has {len(built)}. Use envs_per_worker=1."
+        f"A {type(built[0]).__name__} is a batch, so its factory must be the only one "
+        f"in its process, but this process has {len(built)} factories. Build one batch "
+        "with more worlds or environments, use envs_per_worker=1, and for several "
+        "batches a collector with worker processes, such as MultiSyncCollector("
+        "num_workers=...)."
     )

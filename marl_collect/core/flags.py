@@ -1,7 +1,7 @@
 """The rules for done flags, per agent and for the whole environment.
 
 Environments call ``Flags`` instead of setting flags themselves, so that all
-environments follow the same rules:
+environments follow the same rules. ``BatchFlags`` applies them to many at once:
 
 - An agent's ``done`` is ``terminated or truncated``. Once an agent is done, its three
   flags keep the values of that step. If the agent returns, all three are False from the
@@ -14,6 +14,9 @@ environments follow the same rules:
 
 In a step in which no agent ends, an environment need not call anything here.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +94,7 @@ class Flags:
         return bool(done[0])
 
     def truncate(self) -> None:
-        """End the episode because the collector's frame limit is reached."""
+        """End the episode because a limit of frames is reached."""
         done, _, truncated = self._root
         done[0] = truncated[0] = True
         self._over()
@@ -104,3 +107,95 @@ class Flags:
             mask.fill(False)
         for legal in self._legal:
             legal.fill(True)
+
+
+class BatchFlags:
+    """Writes the done flags of K environments at once."""
+
+    def __init__(self, memory: Row, description: EnvDescription) -> None:
+        """Use the flags and masks of ``memory``, ``[K, ...]``, written in place."""
+        self._any = description.done_on_any
+        self._root = [memory[flag,] for flag in FLAGS]
+        names = description.groups
+        self._groups: list[list[NDArray[Any]]] = [
+            [memory[name, flag] for flag in FLAGS] for name in names
+        ]
+        self._masks = [memory.get((name, "mask")) for name in names]
+        self._legal = [
+            memory[name, "action_mask"] if group.action_mask else None
+            for name, group in names.items()
+        ]
+
+        self.some = True
+        """False only if no agent is done."""
+
+    def clear(self, rows: Any) -> None:
+        """Clear all flags of the environments ``rows``, an index, at a beginning."""
+        for arrays in (self._root, *self._groups):
+            for array in arrays:
+                array[rows] = False
+
+    def end(
+        self, terminated: Sequence[Bools] | None, truncated: Sequence[Bools] | None
+    ) -> None:
+        """End the agents with these flags, except those that were done before.
+
+        Args:
+            terminated: for each group, ``[K, n, 1]`` or ``[K, 1, 1]``; None for no
+                agent.
+            truncated: the same.
+        """
+        ends = terminated is not None or truncated is not None
+        if not ends:
+            self.some = self.some and any(group[0].any() for group in self._groups)
+            if not self.some:
+                return
+        self.some = True
+        for index, (done, terminations, truncations) in enumerate(self._groups):
+            alive = ~done.astype(np.bool_)
+            if terminated is not None:
+                terminations |= alive & terminated[index]
+            if truncated is not None:
+                truncations |= alive & truncated[index]
+            np.logical_or(terminations, truncations, out=done)
+            self._idle(index, done[..., 0].astype(np.bool_))
+        if ends:
+            self._settle()
+
+    def truncate(self, rows: Any) -> None:
+        """End the environments ``rows`` because they reached a limit of frames."""
+        self.some = True
+        done, _, truncated = self._root
+        done[rows] = truncated[rows] = True
+        self._over(rows)
+
+    def _settle(self) -> None:
+        done, terminated, truncated = self._root
+        combine = np.logical_or if self._any else np.logical_and
+        for root, index in ((done, 0), (terminated, 1)):
+            root[...] = combine.reduce(self._groups[0][index], 1)
+            for group in self._groups[1:]:
+                combine(root, combine.reduce(group[index], 1), out=root)
+        over = done.nonzero()[0]
+        if not len(over):
+            return
+        if self._any:
+            truncated[...] = False
+            for group in self._groups:
+                np.logical_or(truncated, group[2].any(1), out=truncated)
+        else:
+            np.greater(done, terminated, out=truncated)
+        self._over(over)
+
+    def _over(self, rows: Any) -> None:
+        for index, (done, _, truncations) in enumerate(self._groups):
+            truncations[rows] |= ~done[rows].astype(np.bool_)
+            done[rows] = True
+            self._idle(index, rows)
+
+    def _idle(self, index: int, where: Any) -> None:
+        mask, legal = self._masks[index], self._legal[index]
+        if mask is not None:
+            mask[where] = False
+        if legal is not None:
+            legal[where] = True

@@ -5,7 +5,7 @@ the noise of a whole slot at once, so that actions do not depend on how environm
 distributed over workers. ``RandomPolicy`` draws from torch's global generator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.core.description import EnvDescription, Key, OneHotRows
+from marl_collect.core.description import EnvDescription, Key, OneHotRows, leaf_spaces
 
 Array = NDArray[Any]
 
@@ -176,8 +176,10 @@ def draw(sampler: Sampler, generators: list[np.random.Generator], frames: int) -
     Each of the K environments has its own generator and draws from it in the order of
     its frames, so the noise does not depend on the length of slots.
     """
-    shape = (frames, *sampler.noise_shape)
-    return np.stack([generator.random(shape) for generator in generators])
+    noise = np.empty((len(generators), frames, *sampler.noise_shape))
+    for generator, row in zip(generators, noise, strict=True):
+        generator.random(out=row)
+    return noise
 
 
 def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array:
@@ -209,19 +211,3 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
         normal = torch.special.ndtri(torch.from_numpy(noise).clamp(1e-12)).numpy()
         out[..., neither] = normal[..., neither]
     return out.astype(box.dtype)
-
-
-def leaf_spaces(
-    space: spaces.Space[Any], key: Key
-) -> Iterator[tuple[Key, spaces.Space[Any]]]:
-    """Yield the key and space of each array in a value of ``space``."""
-    inner: Mapping[str, spaces.Space[Any]]
-    if isinstance(space, spaces.Dict):
-        inner = space.spaces
-    elif isinstance(space, spaces.Tuple):
-        inner = {str(i): s for i, s in enumerate(space.spaces)}
-    else:
-        yield key, space
-        return
-    for name, leaf in inner.items():
-        yield from leaf_spaces(leaf, (*key, name))

@@ -93,13 +93,13 @@ class TensorDictAPI:
         if indices is not None:
             for key in self._description.outcome():
                 self._memory[key].fill(0)
-        if self._description.repeats:
-            every = range(self._engine.size)
-            self._recording.step(every if indices is None else indices)
         if indices is None:
             self._engine.step()
         else:
             self._engine.step_some(indices)
+        if self._description.repeats:
+            every = range(self._engine.size)
+            self._recording.step(every if indices is None else indices)
         keys = [*self._description.observed(), *self._description.outcome()]
         following: TensorDictBase = self._copy(keys)
         if "next" in tensordict.keys():

@@ -35,6 +35,8 @@ It is copied again when its settings or its tensors are replaced.
 class AssignedRunner(PolicyRunner):
     """Runs the policies of ``AssignedPolicies`` on the memory of K environments."""
 
+    chooses = True
+
     def __init__(
         self,
         policies: AssignedPolicies,

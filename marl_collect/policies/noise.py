@@ -117,20 +117,38 @@ class NoiseStream:
 
     def draw(self, generators: list[np.random.Generator], frames: int) -> None:
         """Sample the noise of a slot, for each environment frame by frame."""
-        shape = (frames, *self.array.shape[1:])
-        dtype, kind = self.array.dtype.type, self.head.noise_kind
-        rows = [noise(kind, generator, shape, dtype) for generator in generators]
-        self.slot = np.stack(rows, axis=1)
+        rows = np.empty(
+            (len(generators), frames, *self.array.shape[1:]), self.array.dtype
+        )
+        for generator, row in zip(generators, rows, strict=True):
+            draw(self.head.noise_kind, generator, row)
+        if self.head.noise_kind == "gumbel":
+            rows = gumbel(rows)
+        self.slot = np.ascontiguousarray(rows.swapaxes(0, 1))
+
+
+def draw(kind: Kind, generator: np.random.Generator, out: NDArray[Any]) -> None:
+    """Fill ``out``, float32 or float64; the values for Gumbel noise are exponential."""
+    fill: Any = generator.standard_normal
+    if kind == "gumbel":
+        fill = generator.standard_exponential
+    fill(out=out, dtype=out.dtype.type)
+
+
+def gumbel(exponential: NDArray[Any]) -> NDArray[Any]:
+    """Return Gumbel noise, always finite, for standard exponential noise."""
+    tiny = np.finfo(exponential.dtype).tiny
+    noise: NDArray[Any] = -np.log(np.maximum(exponential, tiny))
+    return noise
 
 
 def noise(
     kind: Kind, generator: np.random.Generator, shape: tuple[int, ...], dtype: Any
 ) -> NDArray[Any]:
     """Sample noise of float32 or float64."""
-    if kind == "normal":
-        return generator.standard_normal(shape, dtype)
-    tiny = np.finfo(dtype).tiny
-    return -np.log(np.maximum(generator.standard_exponential(shape, dtype), tiny))
+    out = np.empty(shape, dtype)
+    draw(kind, generator, out)
+    return gumbel(out) if kind == "gumbel" else out
 
 
 def _heads(policy: Any, description: EnvDescription) -> Iterator[tuple[NoisyHead, int]]:

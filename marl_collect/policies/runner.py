@@ -21,7 +21,14 @@ _STREAMS = 1_000_000
 
 
 class PolicyRunner(abc.ABC):
-    """Acts for K environments on their memory."""
+    """Acts for K environments on their memory.
+
+    Attributes:
+        chooses: whether ``begin_episodes`` must be called, because each episode has
+            policies of its own.
+    """
+
+    chooses = False
 
     @property
     @abc.abstractmethod
@@ -215,18 +222,18 @@ class RandomRunner(PolicyRunner):
         self._free = []
         self._masked = []
         for stream, sampler in enumerate(self._samplers):
-            noise = draw(sampler, generators.of(stream), frames).swapaxes(0, 1)
+            noise = draw(sampler, generators.of(stream), frames)
             target = self._memory[sampler.key]
             if sampler.mask_key is None:
-                actions = np.ascontiguousarray(sampler.actions(noise), target.dtype)
+                drawn = sampler.actions(noise).swapaxes(0, 1)
+                actions = np.ascontiguousarray(drawn, target.dtype)
                 if target.size:
                     # Copying bytes takes a third of the time of assigning small arrays.
                     pair = (bytes_of(target), bytes_of(actions), target.nbytes)
                     self._free.append(pair)
             else:
-                self._masked.append(
-                    (sampler, target, noise, self._memory[sampler.mask_key])
-                )
+                mask = self._memory[sampler.mask_key]
+                self._masked.append((sampler, target, noise.swapaxes(0, 1), mask))
 
     def act(self, frame: int) -> None:
         """Write this frame's actions."""

@@ -14,7 +14,7 @@ from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.env import EnvBatch
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
-from marl_collect.rollout.episodes import Episode, Plan
+from marl_collect.rollout.episodes import EndedEpisodes, Plan
 from marl_collect.rollout.loop import (
     Arrays,
     Collected,
@@ -109,7 +109,7 @@ class AlternatingRollout:
             piece = {key: array[rows] for key, array in slot.items()}
             going.append(rollout.frames(piece, version, random=random))
         ends: list[int] = []
-        episodes: list[Episode] = []
+        episodes: list[EndedEpisodes] = []
         while not ends:
             self._progress.look()
             for frames in going:
@@ -117,13 +117,13 @@ class AlternatingRollout:
                     next(frames)
                 except StopIteration as end:
                     ends.append(end.value[0])
-                    episodes += end.value[1]
-        return ends[0], episodes
+                    episodes.append(end.value[1])
+        return ends[0], EndedEpisodes.join(episodes)
 
     def take_last(self) -> list[LastObservation]:
         """Return the next observations that the last slot does not contain."""
         return [
-            replace(last, row=rows.start + last.row)
+            replace(last, rows=rows.start + last.rows)
             for rows, rollout in zip(self._rows, self._rollouts, strict=True)
             for last in rollout.take_last()
         ]

@@ -6,15 +6,15 @@ exactly, by replaying them from the episode's seed.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.core.replay import ActionHistory, RecordedEpisode
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.replay import RecordedEpisode, SlotActions
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.policies.assigned import POLICY_ID
 
 Arrays = Mapping[Key, NDArray[Any]]
@@ -62,21 +62,64 @@ class Plan:
     given_seeds: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass
-class _EpisodeProgress:
-    """The state of one environment's running episode.
+@final
+@dataclass(frozen=True)
+class EndedEpisodes(Sequence[Episode]):
+    """Episodes that ended, in arrays; an ``Episode`` is made when it is asked for.
 
     Attributes:
-        episode: number of the episode, -1 before the first.
-        length: frames so far.
-        returns: sums of rewards so far.
-        actions: actions so far.
+        environments: int64 ``[m]``.
+        lengths: int64 ``[m]``.
+        returns: by group, float64 ``[m, n]``.
+        policy_ids: by group, int64 ``[m, n]``; empty for a single policy.
     """
 
-    episode: int = -1
-    length: int = 0
-    returns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    actions: ActionHistory = field(default_factory=lambda: ActionHistory({}))
+    environments: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    returns: Mapping[str, NDArray[np.float64]]
+    policy_ids: Mapping[str, NDArray[np.int64]]
+
+    @classmethod
+    def join(cls, parts: "Sequence[EndedEpisodes]") -> "EndedEpisodes":
+        """Return the episodes of all parts, in order; there is at least one part."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        return cls(
+            np.concatenate([part.environments for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            {n: np.concatenate([p.returns[n] for p in parts]) for n in first.returns},
+            {
+                name: np.concatenate([part.policy_ids[name] for part in parts])
+                for name in first.policy_ids
+            },
+        )
+
+    def __len__(self) -> int:
+        return len(self.environments)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "EndedEpisodes": ...
+
+    def __getitem__(self, index: int | slice) -> "Episode | EndedEpisodes":
+        if isinstance(index, slice):
+            return EndedEpisodes(
+                self.environments[index],
+                self.lengths[index],
+                {name: values[index] for name, values in self.returns.items()},
+                {name: ids[index] for name, ids in self.policy_ids.items()},
+            )
+        return Episode(
+            environment=int(self.environments[index]),
+            length=int(self.lengths[index]),
+            returns={n: tuple(r[index].tolist()) for n, r in self.returns.items()},
+            policy_ids={
+                n: tuple(i[index].tolist()) for n, i in self.policy_ids.items()
+            },
+        )
 
 
 def left_behind(
@@ -97,20 +140,22 @@ def left_behind(
 
 @final
 @dataclass(frozen=True)
-class EpisodeEnd:
-    """An episode that is over but whose last frames are not in the slot yet.
+class EpisodeEnds:
+    """Episodes that ended in one frame, before this frame is in the slot.
 
     Attributes:
-        k: index of its environment within the rollout.
-        running: state of the episode before this slot.
-        begin: its first frame in the slot.
-        end: the frame after its last one.
+        rows: indices of their environments within the rollout, int64 ``[m]``.
+        begins: their first frames in the slot; 0 for those that began earlier.
+        end: the frame after their last one.
     """
 
-    k: int
-    running: _EpisodeProgress
-    begin: int
+    rows: NDArray[np.int64]
+    begins: NDArray[np.int64]
     end: int
+
+
+_AHEAD = 16
+"""Number of episodes of each environment whose seeds are computed together."""
 
 
 @final
@@ -120,84 +165,108 @@ class RunningEpisodes:
     def __init__(self, description: EnvDescription, plan: Plan) -> None:
         """Start without running episodes."""
         self._description = description
-        self._actions = list(description.actions())
         self.plan = plan
-        before = plan.episodes or (-1,) * len(plan.environments)
-        self._running = [_EpisodeProgress(episode) for episode in before]
+        size = len(plan.environments)
+        self._index = np.array(plan.environments, np.int64)
+        self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
+        self._lengths = np.zeros(size, np.int64)
+        self._returns = {
+            name: np.zeros((size, group.n_agents))
+            for name, group in description.groups.items()
+        }
+        self._actions = SlotActions(list(description.actions()), size)
         self._begun = False
+        # Of the current slot: the episodes that ended, and the state before it.
+        self._ends: list[EpisodeEnds] = []
+        self._before = self._numbers, self._lengths, self._returns
+        self._seeds = np.zeros((size, 0), np.int64)
+        self._first_seed = np.zeros(size, np.int64)
 
     @property
     def started(self) -> bool:
         """Whether every environment has an episode."""
         return self._begun
 
-    def begin(self, indices: Sequence[int]) -> list[int]:
+    def begin(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Start new episodes and return the seeds to reset with."""
         self._begun = True
-        for k in indices:
-            self._running[k] = _EpisodeProgress(self._running[k].episode + 1)
-        return [self.seed(k) for k in indices]
+        self._numbers[rows] += 1
+        self._lengths[rows] = 0
+        for returns in self._returns.values():
+            returns[rows] = 0
+        self._actions.begin(rows)
+        return self._seeds_of(rows, self._numbers[rows])
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Number of each environment's running episode."""
-        return tuple(running.episode for running in self._running)
+        return tuple(self._numbers.tolist())
 
     def seed(self, k: int) -> int:
         """Return the seed of environment k's running episode."""
-        return self._seed(k, self._running[k].episode)
+        return int(self._seeds_of(np.array([k]), self._numbers[k : k + 1])[0])
 
-    def following_seeds(self, indices: Iterable[int]) -> list[int]:
+    def following_seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seeds that ``begin`` would return, without side effects."""
-        return [self._seed(k, self._running[k].episode + 1) for k in indices]
+        return self._seeds_of(rows, self._numbers[rows] + 1)
 
-    def _seed(self, k: int, episode: int) -> int:
-        given = self.plan.given_seeds[k] if self.plan.given_seeds else ()
-        if episode < len(given):
-            return given[episode]
-        return episode_seed(self.plan.seed, self.plan.environments[k], episode)
+    def _seeds_of(
+        self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        ahead = numbers - self._first_seed[rows]
+        if (ahead < 0).any() or (ahead >= self._seeds.shape[1]).any():
+            self._first_seed[...] = np.maximum(self._numbers, 0)
+            episodes = self._first_seed[:, None] + np.arange(_AHEAD)
+            self._seeds = episode_seeds(self.plan.seed, self._index[:, None], episodes)
+            ahead = numbers - self._first_seed[rows]
+        seeds: NDArray[np.int64] = self._seeds[rows, ahead]
+        if self.plan.given_seeds:
+            for at, (k, number) in enumerate(zip(rows, numbers, strict=True)):
+                if number < len(self.plan.given_seeds[k]):
+                    seeds[at] = self.plan.given_seeds[k][number]
+        return seeds
 
-    def end(self, k: int, begin: int, end: int) -> EpisodeEnd:
-        """Return the data of environment k's ended episode that ``sum_up`` needs.
+    def enter(self) -> None:
+        """Begin a slot."""
+        self._ends = []
+        returns = {name: values.copy() for name, values in self._returns.items()}
+        self._before = self._numbers.copy(), self._lengths.copy(), returns
+
+    def end(self, rows: NDArray[np.int64], begins: NDArray[np.int64], end: int) -> None:
+        """Note that episodes of the slot ended.
 
         Args:
-            k: the environment.
-            begin: first frame of the episode in its last slot.
-            end: the frame after its last one there.
+            rows: their environments.
+            begins: their first frames in the slot.
+            end: the frame after their last one.
         """
-        return EpisodeEnd(k, self._running[k], begin, end)
+        self._ends.append(EpisodeEnds(rows, begins, end))
 
-    def sum_up(self, ended: EpisodeEnd, slot: Arrays) -> Episode:
-        """Write the ids of an ended episode into ``slot`` and return its summary."""
-        k, running, begin, end = ended.k, ended.running, ended.begin, ended.end
-        self._stamp(k, running, slot, begin, end)
-        returns = self._returns(k, running, slot, begin, end)
-        return Episode(
-            environment=self.plan.environments[k],
-            length=running.length + end - begin,
-            returns={name: tuple(total.tolist()) for name, total in returns.items()},
-            policy_ids={
-                name: tuple(slot[name, POLICY_ID][k, end - 1].tolist())
-                for name in self._description.groups
-                if (name, POLICY_ID) in slot
-            },
-        )
+    def leave(self, slot: Arrays, begins: NDArray[np.int64], end: int) -> EndedEpisodes:
+        """Write ids and counts of a complete slot; return the episodes that ended.
 
-    def suspend(self, k: int, slot: Arrays, begin: int, end: int) -> None:
-        """Write the ids of frames ``[begin, end)`` of an episode that continues."""
-        running = self._running[k]
-        self._stamp(k, running, slot, begin, end)
-        running.returns = self._returns(k, running, slot, begin, end)
-        running.length += end - begin
-        if self._description.repeats and end > begin:
-            taken = {key: slot[key][k, begin:end] for key in self._actions}
-            running.actions.append(taken)
+        Args:
+            slot: ``[K, T, ...]`` per key.
+            begins: first frame of each running episode in the slot; 0 if it began
+                earlier.
+            end: the frame after the last one.
+        """
+        self._stamp(slot, end)
+        ended = self._sum_up(slot, begins, end)
+        self._lengths += end - begins
+        if self._description.repeats and end:
+            self._actions.append(slot, begins, end)
+        return ended
 
-    def limit(self, k: int, frame: int) -> int:
-        """Return the frame at which the trajectory that runs at ``frame`` is cut."""
-        if self.plan.max_frames_per_traj is None:
-            return NEVER
-        return frame + self.plan.max_frames_per_traj - self._running[k].length - 1
+    def limits(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the frames at which trajectories are cut.
+
+        Args:
+            frames: first frame of each running episode in the slot.
+        """
+        limit = self.plan.max_frames_per_traj
+        assert limit is not None
+        return frames + (limit - 1) - self._lengths
 
     def state(self) -> list[dict[str, Any]]:
         """Return the state of each environment, for ``load``.
@@ -205,29 +274,28 @@ class RunningEpisodes:
         Before the first frame no episode has begun. Then ``episode`` is the number of
         the last episode of the process that this one replaces, if any.
         """
+        numbers, lengths = self._numbers.tolist(), self._lengths.tolist()
+        returns = {name: values.copy() for name, values in self._returns.items()}
         return [
             {
                 "begun": self._begun,
-                "episode": running.episode,
-                "length": running.length,
-                "returns": dict(running.returns),
-                "actions": running.actions.so_far(),
+                "episode": numbers[k],
+                "length": lengths[k],
+                "returns": {name: values[k] for name, values in returns.items()},
+                "actions": self._actions.of(k) if self._description.repeats else {},
             }
-            for running in self._running
+            for k in range(len(numbers))
         ]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore what ``state`` returned."""
         self._begun = all(state["begun"] for state in states)
-        self._running = [
-            _EpisodeProgress(
-                episode=state["episode"],
-                length=state["length"],
-                returns=dict(state["returns"]),
-                actions=ActionHistory(state["actions"]),
-            )
-            for state in states
-        ]
+        for k, state in enumerate(states):
+            self._numbers[k] = state["episode"]
+            self._lengths[k] = state["length"]
+            for name, values in state["returns"].items():
+                self._returns[name][k] = values
+            self._actions.load(k, state["actions"])
 
     def running(self, k: int, frame: Arrays) -> RecordedEpisode | None:
         """Return the record from which environment k's episode can be replayed.
@@ -238,29 +306,120 @@ class RunningEpisodes:
             k: the environment.
             frame: the last observation of the episode.
         """
-        actions = self._running[k].actions.so_far()
+        actions = self._actions.of(k)
         return (
             None if actions is None else RecordedEpisode(self.seed(k), actions, frame)
         )
 
-    def _returns(
-        self, k: int, running: _EpisodeProgress, slot: Arrays, begin: int, end: int
-    ) -> dict[str, NDArray[np.float64]]:
-        out: dict[str, NDArray[np.float64]] = {}
-        for name in self._description.groups:
-            rewards = slot["next", name, "reward"][k, begin:end, :, 0]
-            total = np.add.reduce(rewards, 0, np.float64)
-            before = running.returns.get(name)
-            out[name] = total if before is None else total + before
-        return out
-
-    def _stamp(
-        self, k: int, running: _EpisodeProgress, slot: Arrays, begin: int, end: int
-    ) -> None:
+    def _stamp(self, slot: Arrays, end: int) -> None:
+        """Write trajectory ids and counts of frames."""
+        numbers, lengths, _ = self._before
+        size = len(numbers)
         if TRAJ_IDS in slot:
-            index = self.plan.environments[k]
-            slot[TRAJ_IDS][k, begin:end] = (index << EPISODE_BITS) + running.episode
+            ids = (self._index << EPISODE_BITS) + numbers
+            frames = slot[TRAJ_IDS].swapaxes(0, 1)
+            if self._ends and end:
+                steps = np.zeros((end + 1, size), np.int64)
+                steps[0] = ids
+                for ends in self._ends:
+                    steps[ends.end, ends.rows] += 1
+                np.cumsum(steps[:end], 0, out=steps[:end])
+                frames[:end] = steps[:end]
+            else:
+                frames[:end] = ids
         if STEP_COUNT in slot:
-            counts = running.length + np.arange(end - begin)
-            slot[STEP_COUNT][k, begin:end, 0] = counts
-            slot["next", *STEP_COUNT][k, begin:end, 0] = counts + 1
+            first = np.full((end + 1, size), -NEVER)
+            first[0] = -lengths
+            for ends in self._ends:
+                first[ends.end, ends.rows] = ends.end
+            np.maximum.accumulate(first, 0, out=first)
+            counts = (np.arange(end)[:, None] - first[:end])[..., None]
+            slot[STEP_COUNT].swapaxes(0, 1)[:end] = counts
+            slot["next", *STEP_COUNT].swapaxes(0, 1)[:end] = counts + 1
+
+    def _sum_up(
+        self, slot: Arrays, begins: NDArray[np.int64], end: int
+    ) -> EndedEpisodes:
+        """Sum rewards; return the episodes that ended."""
+        _, lengths, before = self._before
+        joined = rows, firsts, ends = _joined(self._ends)
+        earlier = firsts == 0
+        returns: dict[str, NDArray[np.float64]] = {}
+        for name, running in self._returns.items():
+            rewards = slot["next", name, "reward"][..., 0]
+            total, rest = _sums(rewards, joined, begins, end)
+            if len(rows):
+                total[earlier] += before[name][rows[earlier]]
+            returns[name] = total
+            running += rest
+        return EndedEpisodes(
+            environments=self._index[rows],
+            lengths=ends - firsts + earlier * lengths[rows],
+            returns=returns,
+            policy_ids={
+                name: slot[name, POLICY_ID][rows, ends - 1]
+                for name in self._description.groups
+                if (name, POLICY_ID) in slot
+            },
+        )
+
+
+_NONE = np.zeros(0, np.int64)
+Joined = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Environments, first frames, and the frames after the last ones, of episodes."""
+
+
+def _joined(ends: Sequence[EpisodeEnds]) -> Joined:
+    if not ends:
+        return _NONE, _NONE, _NONE
+    if len(ends) == 1:
+        first = ends[0]
+        return first.rows, first.begins, np.full(len(first.rows), first.end)
+    return (
+        np.concatenate([e.rows for e in ends]),
+        np.concatenate([e.begins for e in ends]),
+        np.repeat([e.end for e in ends], [len(e.rows) for e in ends]),
+    )
+
+
+def _sums(
+    rewards: NDArray[Any], ended: Joined, begins: NDArray[np.int64], end: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum the rewards ``[K, T, n]`` of a slot, in the order of its frames.
+
+    Args:
+        rewards: of the slot.
+        ended: episodes that ended, in the order of their ends.
+        begins: first frames of the running episodes.
+        end: the frame after the last one.
+
+    Returns:
+        The sums of the episodes that ended, ``[m, n]``, and those of the running ones,
+        ``[K, n]``.
+    """
+    size, _, n_agents = rewards.shape
+    rows, firsts, lasts = ended
+    rest = np.zeros((size, n_agents))
+    total = np.zeros((len(rows), n_agents))
+    if size + len(rows) > end:  # A loop over frames is shorter than one over episodes.
+        frames = rewards.swapaxes(0, 1)
+        borders = np.searchsorted(lasts, np.arange(1, end + 2)).tolist()
+        for frame in range(end):
+            rest += frames[frame].astype(np.float64)  # Faster than a mixed sum.
+            first, last = borders[frame], borders[frame + 1]
+            if first < last:
+                over = rows[first:last]
+                total[first:last] = rest[over]
+                rest[over] = 0
+        return total, rest
+
+    def add(k: int, begin: int, last: int, out: NDArray[np.float64]) -> None:
+        if last > begin:
+            out[...] = np.add.accumulate(rewards[k, begin:last], 0, np.float64)[-1]
+
+    pieces = zip(rows.tolist(), firsts.tolist(), lasts.tolist(), total, strict=True)
+    for k, begin, last, out in pieces:
+        add(k, begin, last, out)
+    for k, begin in enumerate(begins.tolist()):
+        add(k, begin, end, rest[k])
+    return total, rest

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -17,21 +18,20 @@ from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sourc
 from marl_collect.buffers.layout import VERSION
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.core.env import EnvBatch
-from marl_collect.core.flags import Flags
+from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
 from marl_collect.rollout.action_check import action_check
 from marl_collect.rollout.episodes import (
     NEVER,
-    Episode,
-    EpisodeEnd,
+    EndedEpisodes,
     Plan,
     RunningEpisodes,
 )
 
 Arrays = Mapping[Key, NDArray[Any]]
-Collected = tuple[int, list[Episode]]
+Collected = tuple[int, EndedEpisodes]
 
 
 class ProgressReporter:
@@ -90,7 +90,8 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._reset_seconds = 0.0
-        self._begun_early: dict[int, int] = {}
+        # Seeds of environments that are reset already; -1 for others.
+        self._begun_early: NDArray[np.int64] | None = None
         if policy.must_observe:
             self._begin_early()
             policy.probe(self._memory)
@@ -108,11 +109,11 @@ class Rollout:
                 *self._description.outcome(),
             ],
         )
-        self._flags = [
-            Flags({key: a[k] for key, a in self._memory.items()}, self._description)
-            for k in range(engine.size)
-        ]
-        self._done = bytes_of(self._memory["done",])
+        self._flags = BatchFlags(self._memory, self._description)
+        self._done: NDArray[np.bool_] = self._memory["done",].view(np.bool_)[:, 0]
+        self._done_bytes = bytes_of(self._memory["done",]).tobytes
+        self._carried = [self._memory[key] for key in signature.carried]
+        self._chooses = policy.chooses
         self._is_init = self._memory.get(IS_INIT)
         policy.bind(self._memory)
         written = signature.roots.keys() - self._description.observed().keys()
@@ -135,7 +136,8 @@ class Rollout:
 
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
-        self._begin(range(self._engine.size) if indices is None else indices)
+        rows = range(self._engine.size) if indices is None else indices
+        self._begin(np.array(rows, np.int64))
 
     @property
     def plan(self) -> Plan:
@@ -183,18 +185,18 @@ class Rollout:
         """Do the same as ``collect``, but yield while other processes step."""
         if not self._episodes.started:
             self.reset()
-        self._begun_early.clear()
+        self._begun_early = None
         writer = SlotWriter(slot, self._sources)
-        running, engine = self._episodes, self._engine
+        engine = self._engine
         step_async, step_wait = engine.step_async, engine.step_wait
         is_async = engine.is_async
-        begins = [0] * engine.size
-        limits = [running.limit(k, 0) for k in range(len(begins))]
-        limit = min(limits)
-        ended: list[EpisodeEnd] = []
+        self._episodes.enter()
+        begins = np.zeros(engine.size, np.int64)
+        limits = self._limits(begins)
+        limit = NEVER if limits is None else int(limits.min())
         act = self._begin_acting(writer.frames, random=random)
-        done, writes_acts = self._done, writer.writes_acts
-        nobody = bytes(len(done))
+        done, writes_acts = self._done_bytes, writer.writes_acts
+        nobody = bytes(engine.size)
         progress = self._progress
         frame = -1
         for frame in range(writer.frames):
@@ -210,14 +212,19 @@ class Rollout:
             if frame == limit:
                 self._truncate_at_limit(limits, frame)
             writer.stepped(frame)
-            if done != nobody:
-                ended += self._begin_next_episodes(frame, writer, begins, limits)
-                limit = min(limits)
+            if done() != nobody:
+                self._begin_next_episodes(frame, writer, begins)
+                limits = self._limits(begins)
+                limit = NEVER if limits is None else int(limits.min())
             if progress.preempted():
                 break
-        end = frame + 1
-        self._suspend(slot, writer, begins, end, version)
-        return end, [running.sum_up(episode, slot) for episode in ended]
+        return frame + 1, self._suspend(slot, writer, begins, frame + 1, version)
+
+    def _limits(self, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the frames at which trajectories are cut; None for no limit."""
+        if self.plan.max_frames_per_traj is None:
+            return None
+        return self._episodes.limits(begins)
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
@@ -241,41 +248,36 @@ class Rollout:
         self,
         slot: Arrays,
         writer: SlotWriter,
-        begins: list[int],
+        begins: NDArray[np.int64],
         end: int,
         version: int,
-    ) -> None:
-        """Complete the slot, which ends before frame ``end``; episodes continue."""
+    ) -> EndedEpisodes:
+        """Complete the slot, which ends before frame ``end``; episodes continue.
+
+        Returns:
+            The episodes that ended.
+        """
         writer.flush(end)
-        for k, begin in enumerate(begins):
-            self._episodes.suspend(k, slot, begin, end)
-            if begin < end:
-                writer.ended(k, end - 1)
+        ended = self._episodes.leave(slot, begins, end)
+        if writer.omits:
+            writer.ended(np.flatnonzero(begins < end), end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
             slot["next", *VERSION].fill(version)
         writer.close(end)
         self._last = writer.last
+        return ended
 
     def _begin_next_episodes(
-        self,
-        frame: int,
-        writer: SlotWriter,
-        begins: list[int],
-        limits: list[int],
-    ) -> list[EpisodeEnd]:
-        """Begin new episodes after those that ended at ``frame``; return the latter."""
-        finished = [k for k, is_done in enumerate(self._done) if is_done]
-        ended: list[EpisodeEnd] = []
-        for k in finished:
-            ended.append(self._episodes.end(k, begins[k], frame + 1))
-            begins[k] = frame + 1
-            writer.ended(k, frame)
-        self._begin(finished)
-        for k in finished:
-            writer.began(k, frame + 1)
-            limits[k] = self._episodes.limit(k, frame + 1)
-        return ended
+        self, frame: int, writer: SlotWriter, begins: NDArray[np.int64]
+    ) -> None:
+        """Begin new episodes after those that ended at ``frame``."""
+        (rows,) = self._done.nonzero()
+        self._episodes.end(rows, begins[rows], frame + 1)
+        begins[rows] = frame + 1
+        writer.ended(rows, frame)
+        self._begin(rows)
+        writer.began(rows, frame + 1)
 
     def take_last(self) -> list[LastObservation]:
         """Return the next observations that the last slot does not contain."""
@@ -348,7 +350,7 @@ class Rollout:
             for k, one in enumerate(state["environments"])
         }
         known = {k: episode for k, episode in found.items() if episode is not None}
-        self._begun_early.clear()
+        self._begun_early = None
         elsewhere = replay(
             self._engine,
             self._memory,
@@ -365,34 +367,40 @@ class Rollout:
         self._policy.assign(state.get("assigned"))
         again = [k for k in found if k not in known or k in elsewhere]
         if again:
-            self._begin(again)
+            self._begin(np.array(again, np.int64))
 
-    def _begin(self, indices: Sequence[int]) -> None:
-        seeds = dict(zip(indices, self._episodes.begin(indices), strict=True))
-        self._policy.begin_episodes(seeds)
-        due = [k for k in indices if self._begun_early.pop(k, None) != seeds[k]]
-        if due:
-            self._reset(due, [seeds[k] for k in due])
-        for k in indices:
-            for key in self._policy.carried:
-                self._memory[key][k] = 0
-            if self._is_init is not None:
-                self._is_init[k] = True
+    def _begin(self, rows: NDArray[np.int64]) -> None:
+        seeds = self._episodes.begin(rows)
+        if self._chooses:
+            pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
+            self._policy.begin_episodes(dict(pairs))
+        due = np.ones(len(rows), np.bool_)
+        if self._begun_early is not None:
+            due = self._begun_early[rows] != seeds
+            self._begun_early[rows] = -1
+        if due.all():
+            self._reset(rows.tolist(), seeds.tolist())
+        elif due.any():
+            self._reset(rows[due].tolist(), seeds[due].tolist())
+        for array in self._carried:
+            array[rows] = 0
+        if self._is_init is not None:
+            self._is_init[rows] = True
 
     def _begin_early(self) -> None:
         """Reset for the first episodes ahead of time, to have observations.
 
         The environments are not reset again when these episodes begin.
         """
-        indices = range(self._engine.size)
-        seeds = self._episodes.following_seeds(indices)
-        self._reset(indices, seeds)
-        self._begun_early = dict(zip(indices, seeds, strict=True))
+        rows = np.arange(self._engine.size)
+        seeds = self._episodes.following_seeds(rows)
+        self._reset(rows.tolist(), seeds.tolist())
+        self._begun_early = seeds
 
     def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         environments, engine = self._episodes.plan.environments, self._engine
         begin = time.perf_counter()
-        if engine.is_async:  # It resets them at the same time.
+        if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
         else:
@@ -401,9 +409,7 @@ class Rollout:
                 engine.reset([k], [seed])
         self._reset_seconds += time.perf_counter() - begin
 
-    def _truncate_at_limit(self, limits: list[int], frame: int) -> None:
-        for k, limit in enumerate(limits):
-            if limit == frame:
-                limits[k] = NEVER  # Set again when the next episode begins.
-                if not self._done[k]:
-                    self._flags[k].truncate()
+    def _truncate_at_limit(self, limits: NDArray[np.int64] | None, frame: int) -> None:
+        rows = np.flatnonzero((limits == frame) & ~self._done)
+        if len(rows):
+            self._flags.truncate(rows)

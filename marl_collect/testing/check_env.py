@@ -3,20 +3,25 @@
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.env import EnvFactory, MultiAgentEnv, require_factory
+from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.core.groups import RESERVED
 from marl_collect.core.seeding import episode_seed
 from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
 from marl_collect.testing.check_rows import name_of
+from marl_collect.testing.check_worlds import WorldPlay
 
 _NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
 """Matches numbers, but not those in names such as ``agent_1``."""
+
+
+_Env = MultiAgentEnv | BatchedEnv
 
 
 class ContractError(AssertionError):
@@ -40,18 +45,22 @@ class ContractError(AssertionError):
 
 
 def check_env(
-    factory: EnvFactory, *, seed: int = 0, episodes: int = 3, steps: int = 100
+    factory: Callable[[], _Env], *, seed: int = 0, episodes: int = 3, steps: int = 100
 ) -> None:
     """Check that the environment of ``factory`` fulfils the contract.
 
-    Builds two environments and plays episodes with random legal actions. Checks:
+    Builds two environments, or two batches of worlds, and plays episodes with random
+    legal actions. Checks:
 
     - names, keys, shapes, dtypes and bounds;
     - flags, masks, and the rows of agents that are done;
     - that every key is written;
     - that an episode depends only on its seed and actions, not on earlier episodes or
       on previous contents of the memory;
-    - that ``rollout()`` returns the keys, shapes and dtypes of ``fake_tensordict()``.
+    - that ``rollout()`` returns the keys, shapes and dtypes of ``fake_tensordict()``;
+    - for a ``BatchedEnv``: that worlds begin alone without changes to others, that
+      episodes do not depend on the index of their world, and that the last observation
+      of an episode is not the first one of the next.
 
     Args:
         factory: callable that builds the environment.
@@ -65,7 +74,7 @@ def check_env(
     """
     require_factory(factory, "check_env's argument")
     findings: list[str] = []
-    env: MultiAgentEnv | None = None
+    env: _Env | None = None
     try:
         env = _build(factory)
         for finding in _check(env, _build(factory), seed, episodes, steps):
@@ -88,7 +97,7 @@ def _once(findings: list[str]) -> Iterator[str]:
 
 
 def _check(
-    env: MultiAgentEnv, twin: MultiAgentEnv, seed: int, episodes: int, steps: int
+    env: _Env, twin: _Env, seed: int, episodes: int, steps: int
 ) -> Iterator[str]:
     if env is twin:
         raise StopError(
@@ -96,16 +105,10 @@ def _check(
         )
     try:
         yield from _description(env.description, twin.description)
-        play = Play(env, steps)
-        yield from play.values_before_cast(episode_seed(seed, 0, 0))
-        seeds = [episode_seed(seed, 0, number) for number in range(episodes)]
-        runs = []
-        for number in seeds:
-            yield from play.rules(number)
-            runs.append(play.episode(number))
-        if env.description.repeats:
-            yield from _repeats(play, Play(twin, steps), seeds, runs)
-        yield from play.stale_memory(seeds[0])
+        if isinstance(env, MultiAgentEnv) and isinstance(twin, MultiAgentEnv):
+            yield from _play(Play(env, steps), Play(twin, steps), seed, episodes)
+        elif isinstance(env, BatchedEnv) and isinstance(twin, BatchedEnv):
+            yield from _play_worlds(env, twin, seed, episodes, steps)
         yield from _tensordict_api(env)
     finally:
         for each in (env, twin):
@@ -113,17 +116,42 @@ def _check(
     yield from _closed(env)
 
 
-def _build(factory: EnvFactory) -> MultiAgentEnv:
+def _play(play: Play, twin: Play, seed: int, episodes: int) -> Iterator[str]:
+    yield from play.values_before_cast(episode_seed(seed, 0, 0))
+    seeds = [episode_seed(seed, 0, number) for number in range(episodes)]
+    runs = []
+    for number in seeds:
+        yield from play.rules(number)
+        runs.append(play.episode(number))
+    if play.description.repeats:
+        yield from _repeats(play, twin, seeds, runs)
+    yield from play.stale_memory(seeds[0])
+
+
+def _play_worlds(
+    env: BatchedEnv, twin: BatchedEnv, seed: int, episodes: int, steps: int
+) -> Iterator[str]:
+    if env.worlds != twin.worlds:
+        raise StopError(
+            f"Two batches of one factory have {env.worlds} and {twin.worlds} worlds."
+        )
+    one, two = (WorldPlay(each, seed, episodes, steps) for each in (env, twin))
+    yield from one.rules()
+    if env.description.repeats:
+        yield from one.repeated(two)
+
+
+def _build(factory: Callable[[], _Env]) -> _Env:
     try:
         env: Any = factory()
     except Exception as error:
         raise StopError(
             f"The factory raised {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(env, MultiAgentEnv):
+    if not isinstance(env, (MultiAgentEnv, BatchedEnv)):
         raise StopError(
-            f"The factory must return a MultiAgentEnv, but returned {env!r} of type "
-            f"{type(env).__name__}. Wrap a PettingZoo environment: "
+            f"The factory must return a MultiAgentEnv or a BatchedEnv, but returned "
+            f"{env!r} of type {type(env).__name__}. Wrap a PettingZoo environment: "
             "lambda: PettingZooWrapper(MyEnv())."
         )
     return env
@@ -194,7 +222,7 @@ def _repeats(
             )
 
 
-def _tensordict_api(env: MultiAgentEnv) -> Iterator[str]:
+def _tensordict_api(env: _Env) -> Iterator[str]:
     try:
         fake = env.fake_tensordict()
         real = env.rollout(2, break_when_any_done=False)
@@ -203,7 +231,11 @@ def _tensordict_api(env: MultiAgentEnv) -> Iterator[str]:
             f"fake_tensordict() or rollout() raised {type(error).__name__}: {error}"
         ) from error
     announced = {k: (tuple(v.shape), v.dtype) for k, v in _items(fake).items()}
-    found = {k: (tuple(v.shape[1:]), v.dtype) for k, v in _items(real).items()}
+    time = env.batch_dims
+    found = {
+        k: ((*v.shape[:time], *v.shape[time + 1 :]), v.dtype)
+        for k, v in _items(real).items()
+    }
     for key in sorted(announced.keys() ^ found.keys()):
         where = "fake_tensordict()" if key in announced else "rollout()"
         yield f"{key} is in {where} only."
@@ -220,7 +252,7 @@ def _items(tensordict: Any) -> dict[str, Any]:
     return dict(flat.items())
 
 
-def _closed(env: MultiAgentEnv) -> Iterator[str]:
+def _closed(env: _Env) -> Iterator[str]:
     try:
         env.close()
     except Exception as error:

@@ -132,6 +132,7 @@ def test_rows_are_selected_by_words() -> None:
             ["training, centralised, separate", "3 agents", "batch 32"],
             ["ours", "TorchRL", "modules"],
         ),
+        ("worlds", ["16 worlds, 1 %"], ["bare loop", "Collector"]),
         ("envs", ["simple_tag_v3, step"], ["ours", "stock"]),
         ("envs", ["simple_tag_v3, reset"], ["ours", "stock"]),
     ],

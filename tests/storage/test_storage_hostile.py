@@ -27,6 +27,7 @@ from storage_journal import (
 from marl_collect import open_dataset
 from marl_collect.storage import DatasetError, Writer, concatenate, merge
 from marl_collect.storage import copy as copy_dataset
+from marl_collect.storage.index import JOURNAL
 
 
 @pytest.fixture(scope="module")

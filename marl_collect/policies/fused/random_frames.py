@@ -6,8 +6,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from marl_collect.core.description import EnvDescription, Key, Row
-from marl_collect.core.random_actions import Sampler, leaf_spaces
+from marl_collect.core.description import EnvDescription, Key, Row, leaf_spaces
+from marl_collect.core.random_actions import Sampler
 from marl_collect.policies.noise import NoiseStream, noise
 
 Array = NDArray[Any]

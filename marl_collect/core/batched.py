@@ -1,0 +1,526 @@
+"""``BatchedEnv``: a simulator that steps many worlds in one call.
+
+A subclass has two methods on arrays whose first dimension is the world. ``begin``
+begins episodes in some worlds, and ``advance`` steps all of them. ``WorldBatch`` adapts
+it to the engine, and applies the rules that hold for every environment: time limits,
+flags and rows of agents that are done, masks, and rewards.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from marl_collect.core.batch import EnvBatch
+from marl_collect.core.description import (
+    FLAGS,
+    EnvDescription,
+    GroupDescription,
+    Key,
+    Row,
+    leaf_spaces,
+)
+from marl_collect.core.env import TensorDictEnv
+from marl_collect.core.flags import BatchFlags
+
+Array = NDArray[Any]
+Observations = Mapping[Any, Any]
+"""By names and keys; see ``BatchedEnv``. A union would refuse ``dict[str, ...]``."""
+Flagged = Array | Mapping[str, Array]
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """The result of ``BatchedEnv.advance``. K is the number of worlds.
+
+    The engine copies the arrays at once, so a simulator may use them again.
+
+    Attributes:
+        observations: after the step, and before any world begins anew; see
+            ``BatchedEnv``.
+        rewards: by group, ``[K, n]`` for n agents, or ``[K]`` if all of them get the
+            same.
+        terminated: which worlds or agents reached a terminal state: bool ``[K]``, or
+            ``[K, n]`` by group.
+        truncated: which worlds or agents were cut, as ``terminated``; None for none.
+            The engine applies the description's ``time_limit``.
+        first: only from a simulator that resets itself: the first observations of the
+            new episodes in the worlds that ended in this step. Other rows are ignored.
+    """
+
+    observations: Observations
+    rewards: Mapping[str, Array]
+    terminated: Flagged
+    truncated: Flagged | None = None
+    first: Observations | None = None
+
+
+class BatchedEnv(TensorDictEnv):
+    """Base class of simulators that step K worlds in one call.
+
+    Collectors, ``evaluate``, ``record`` and ``check_env`` take a factory of it like a
+    factory of a single environment; each world is an environment of the batch.
+
+    Observations are mappings. A group's name has the observations of its agents,
+    ``[K, n, *shape]``; those of Dict and Tuple spaces are nested mappings and sequences
+    of arrays. The name of a space of ``description.root`` has an array ``[K, *shape]``.
+    Further arrays have the keys of the batch: ``(group, "action_mask")``,
+    ``[K, n, A]``, and ``(group, "info", name)``, if the description has them, and
+    ``(group, "mask")``, ``[K, n]``, if living agents may have to wait. All of them may
+    be numpy arrays, tensors on the CPU, or other arrays that numpy converts.
+
+    The engine
+
+    - counts frames, and truncates worlds at ``description.time_limit``;
+    - keeps the flags of agents that are done, and replaces their observations and
+      rewards in later frames by zeros;
+    - ends a world with its last agent, or with ``done_on_any`` with the first, and sets
+      the flags of the others;
+    - writes ``(group, "mask")``, and allows every action to agents that do not act;
+    - copies the last observations of an episode before the next one begins.
+    """
+
+    def __init__(self, description: EnvDescription, worlds: int) -> None:
+        """Set what the engine needs to know.
+
+        Args:
+            description: of one world. If seeds and actions do not determine an
+                episode, it has ``repeats=False``.
+            worlds: K, the number of worlds.
+
+        Raises:
+            ValueError: if there is no world, or the time limit is no frame.
+        """
+        if worlds < 1:
+            raise ValueError(f"worlds must be at least 1, but is {worlds}.")
+        limit = description.time_limit
+        if limit is not None and limit < 1:
+            raise ValueError(f"time_limit must be at least 1, but is {limit}.")
+        self._description = description
+        self._worlds = worlds
+
+    @abc.abstractmethod
+    def begin(
+        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
+    ) -> Observations:
+        """Begin episodes, and return observations.
+
+        Args:
+            which: the worlds that begin, bool ``[K]``; None for all. The state of
+                other worlds must not change.
+            seeds: a seed in ``[0, 2**31)`` for each world, int64 ``[K]``. Those of
+                worlds that do not begin are the seeds of their running episodes.
+
+        Returns:
+            Observations of all worlds. Only the rows of ``which`` are used.
+        """
+
+    @abc.abstractmethod
+    def advance(self, actions: Mapping[str, Any]) -> Step:
+        """Step all worlds.
+
+        Args:
+            actions: by group, ``[K, n]`` int64 for Discrete spaces and
+                ``[K, n, *shape]`` otherwise, clipped to the bounds of Box spaces; a
+                nested dict for Dict and Tuple spaces. The arrays belong to the engine:
+                read them, but neither change nor keep them. Rows of agents that do not
+                act have arbitrary values.
+        """
+
+    def render(self, world: int) -> NDArray[np.uint8] | None:  # noqa: ARG002
+        """Return an image ``[height, width, 3]`` of a world, or None."""
+        return None
+
+    @override
+    def close(self) -> None:
+        """Release all resources; may be called twice. Overrides call this method."""
+        self._closed = True
+
+    @final
+    @property
+    def worlds(self) -> int:
+        """K, the number of worlds."""
+        return self._worlds
+
+    @final
+    @property
+    def description(self) -> EnvDescription:
+        """Groups, spaces and guarantees of each world."""
+        return self._description
+
+    @final
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """``(K,)``."""
+        return (self._worlds,)
+
+    @final
+    def engine(self) -> "WorldBatch":
+        """Return the batch that the engine steps."""
+        return WorldBatch(self)
+
+
+@final
+class WorldBatch(EnvBatch):
+    """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
+
+    one_simulator = True
+
+    def __init__(self, env: BatchedEnv) -> None:
+        """Take ownership of ``env``."""
+        self._env = env
+        self._groups = env.description.groups
+        self._limit = env.description.time_limit
+        self._seeds = np.zeros(env.worlds, np.int64)
+        self._frames = np.zeros(env.worlds, np.int64)
+        # Worlds that the simulator has reset itself, and their observations.
+        self._renewed = np.zeros(env.worlds, np.bool_)
+        self._first: Observations = {}
+
+    @property
+    @override
+    def description(self) -> EnvDescription:
+        return self._env.description
+
+    @property
+    @override
+    def size(self) -> int:
+        return self._env.worlds
+
+    @override
+    def bind(self, memory: Row) -> None:
+        """Exchange all data through ``memory``, ``[K, ...]`` per key."""
+        observed = self.description.observed()
+        computed = {key for key in observed if key[-1] in FLAGS or key[1:] == ("mask",)}
+        self._observed = [
+            self._source(k, memory[k]) for k in observed if k not in computed
+        ]
+        self._flags = BatchFlags(memory, self.description)
+        self._done: Array = memory["done",][:, 0]
+        self._rows = [_GroupRows(n, g, memory) for n, g in self._groups.items()]
+        self._actions = [
+            (name, _actions(name, group, memory))
+            for name, group in self._groups.items()
+        ]
+
+    @override
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin an episode in each of ``indices``, in one call of the simulator."""
+        rows = np.asarray(indices, np.int64)
+        self._seeds[rows] = seeds
+        self._frames[rows] = 0
+        everything = len(rows) == self.size
+        due = np.zeros(self.size, np.bool_)
+        due[rows] = True
+        renewed = due & self._renewed
+        if renewed.any():
+            self._begin(self._first, renewed)
+            self._renewed[renewed] = False
+            due &= ~renewed
+            everything = False
+        if everything:
+            self._begin(self._env.begin(None, self._seeds.copy()), None)
+        elif due.any():
+            self._begin(self._env.begin(due.copy(), self._seeds.copy()), due)
+
+    def _begin(self, observations: Observations, which: Array | None) -> None:
+        """Write the first frame of the worlds of ``which``; None for all."""
+        rows = slice(None) if which is None else np.flatnonzero(which)
+        for source in self._observed:
+            source.target[rows] = self._value(observations, source)[rows]
+        self._flags.clear(rows)
+        for group in self._rows:
+            group.begin(observations, rows)
+
+    @property
+    @override
+    def step_async(self) -> Callable[[], None]:
+        return self._step
+
+    @override
+    def step_wait(self) -> None:
+        """Do nothing: ``step_async`` has stepped the worlds."""
+
+    @override
+    def step_some(self, indices: Sequence[int]) -> None:
+        """Step all worlds, if ``indices`` has them all.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        if len(indices) != self.size:
+            raise ValueError(
+                f"{self.description.name} steps all of its {self.size} worlds in one "
+                f"call, so it cannot step only {len(indices)} of them: leave '_step' "
+                "out."
+            )
+        self._step()
+
+    def _step(self) -> None:
+        step = self._env.advance({name: act() for name, act in self._actions})
+        if not isinstance(step, Step):
+            raise TypeError(
+                f"advance() of {self.description.name} must return a Step, but "
+                f"returned {step!r:.200} of type {type(step).__name__}."
+            )
+        observations = step.observations
+        for source in self._observed:
+            source.target[...] = self._value(observations, source)
+        some = self._flags.some
+        for group in self._rows:
+            group.step(step, some=some)
+        terminated = self._flagged(step.terminated, "terminated")
+        truncated = None
+        if step.truncated is not None:
+            truncated = self._flagged(step.truncated, "truncated")
+        self._flags.end(terminated, truncated)
+        if step.first is not None:
+            self._renew(step.first)
+        if self._limit is not None:
+            self._frames += 1
+            late = self._frames >= self._limit
+            if late.any():
+                late &= ~self._done
+                self._flags.truncate(np.flatnonzero(late))
+
+    def _renew(self, first: Observations) -> None:
+        if self.description.repeats:
+            raise ValueError(
+                f"advance() of {self.description.name} returned first=, the "
+                "observations of episodes that the simulator began itself, without "
+                "their seeds. Declare EnvDescription(..., repeats=False)."
+            )
+        np.copyto(self._renewed, self._done)
+        self._first = first
+
+    def _source(self, key: Key, target: Array) -> "_Source":
+        if key[0] not in self._groups:
+            return _Source(key, key[0], key[1:], target)
+        if key[1] == "observation":
+            return _Source(key, key[0], key[2:], target)
+        return _Source(key, key, (), target)
+
+    def _value(self, observations: Observations, source: "_Source") -> Array:
+        """Return an array of the simulator, after checking shape and dtype."""
+        target = source.target
+        value: Any = observations.get(source.name)
+        if value is None:
+            raise KeyError(
+                f"{self.description.name} returned no observations of "
+                f"{source.name!r}: found {list(observations)}. Expected "
+                f"{list(target.shape)}."
+            )
+        for part in source.inner:
+            value = value[int(part) if isinstance(value, Sequence) else part]
+        if type(value) is not np.ndarray or value.shape != target.shape:
+            value = _array(
+                value, target.shape, self.description.name, "/".join(source.key)
+            )
+        if value.dtype != target.dtype and not np.can_cast(
+            value.dtype, target.dtype, "same_kind"
+        ):
+            raise TypeError(
+                f"{self.description.name} returned {'/'.join(source.key)} of dtype "
+                f"{value.dtype}, but its space has {target.dtype}: expected a dtype "
+                "of this kind."
+            )
+        found: Array = value
+        return found
+
+    def _flagged(self, flags: Flagged, what: str) -> list[Array] | None:
+        """Return the flags of each group, ``[K, n, 1]`` or ``[K, 1, 1]``.
+
+        None if there are none.
+        """
+        name = self.description.name
+        if not isinstance(flags, Mapping):
+            world = _array(flags, (self.size,), name, what)
+            if not world.any():
+                return None
+            return [world.astype(np.bool_)[:, None, None]] * len(self._groups)
+        arrays = [
+            _array(
+                _entry(flags, group, name, what), (self.size, g.n_agents), name, what
+            )
+            for group, g in self._groups.items()
+        ]
+        if not any(array.any() for array in arrays):
+            return None
+        return [array.astype(np.bool_)[..., None] for array in arrays]
+
+    @override
+    def render(self, index: int) -> NDArray[np.uint8] | None:
+        return self._env.render(index)
+
+    @override
+    def attribute(self, name: str) -> list[Any]:
+        """Return an attribute of the simulator, as a list of one."""
+        return [getattr(self._env, name)]
+
+    @override
+    def close(self) -> None:
+        self._env.close()
+
+
+@final
+@dataclass(frozen=True)
+class _Source:
+    """Where an array of the memory comes from.
+
+    Attributes:
+        key: of the array.
+        name: its key in the observations.
+        inner: names within nested observations.
+        target: the array.
+    """
+
+    key: Key
+    name: str | Key
+    inner: Key
+    target: Array
+
+
+@final
+class _GroupRows:
+    """Writes rewards and masks of one group, and clears rows of agents that are done.
+
+    ``step`` is called before the flags of its step are set.
+    """
+
+    def __init__(self, name: str, group: GroupDescription, memory: Row) -> None:
+        self._name = name
+        self._done: Array = memory[name, "done"][..., 0]
+        self._reward: Array = memory[name, "reward"][..., 0]
+        self._total: Array | None = None
+        if group.episode_reward:
+            self._total = memory[name, "episode_reward"][..., 0]
+            self._sums = np.zeros(self._total.shape)
+        self._mask: Array | None = memory[name, "mask"] if group.mask else None
+        self._legal: Array | None = None
+        if group.action_mask:
+            self._legal = memory[name, "action_mask"]
+        self._cleared: list[Array] = [
+            array
+            for key, array in memory.items()
+            if key[0] == name and key[1:2] in (("observation",), ("info",))
+        ]
+
+    def begin(self, observations: Observations, rows: Any) -> None:
+        """Set the masks of worlds that begin."""
+        if self._total is not None:
+            self._sums[rows] = 0
+        if self._mask is not None:
+            self._mask[rows] = True
+        self._wait(observations, rows)
+
+    def step(self, step: Step, *, some: bool) -> None:
+        """Write the rewards of a step, and clear the rows of agents that were done.
+
+        Args:
+            step: the step.
+            some: False if no agent was done before.
+        """
+        name = self._name
+        reward = step.rewards.get(name)
+        if reward is None:
+            raise KeyError(
+                f"advance() returned no rewards of group {name!r}: found "
+                f"{list(step.rewards)}."
+            )
+        if type(reward) is not np.ndarray:
+            reward = np.asarray(reward)
+        if reward.shape == self._done.shape[:1]:
+            reward = reward[:, None]
+        elif reward.shape != self._done.shape:
+            raise ValueError(
+                f"advance() returned rewards of {name!r} of shape "
+                f"{list(reward.shape)}: expected {list(self._done.shape)}, or "
+                f"{list(self._done.shape[:1])} for all of its agents."
+            )
+        self._reward[...] = reward
+        if some and self._done.any():
+            worlds, agents = np.nonzero(self._done)
+            self._reward[worlds, agents] = 0
+            for array in self._cleared:
+                array[worlds, agents] = 0
+        if self._total is not None:
+            self._sums += self._reward
+            self._total[...] = self._sums
+        self._wait(step.observations, slice(None))
+
+    def _wait(self, observations: Observations, rows: Any) -> None:
+        """Set who acts, if the simulator says it.
+
+        ``BatchFlags`` clears the masks of agents that are done.
+        """
+        given = observations.get((self._name, "mask"))
+        if given is None:
+            return
+        if self._mask is None:
+            raise ValueError(
+                f"({self._name!r}, 'mask') is in the observations, but the group has "
+                "mask=False in its description."
+            )
+        acts = _array(given, self._mask.shape, "The simulator", f"{self._name}/mask")
+        self._mask[rows] = acts[rows]
+        if self._legal is not None:
+            waiting = ~self._mask.astype(np.bool_)
+            self._legal[waiting] = True
+
+
+def _array(value: Any, shape: tuple[int, ...], who: str, what: str) -> Array:
+    found: Array = np.asarray(value)
+    if found.shape != shape:
+        raise ValueError(
+            f"{who} returned {what} of shape {list(found.shape)}: expected "
+            f"{list(shape)}."
+        )
+    return found
+
+
+def _entry(mapping: Any, group: str, who: str, what: str) -> Any:
+    if not isinstance(mapping, Mapping) or group not in mapping:
+        found = list(mapping) if isinstance(mapping, Mapping) else mapping
+        raise KeyError(f"{who} returned no {what} of group {group!r}: found {found!r}.")
+    return mapping[group]
+
+
+def _actions(name: str, group: GroupDescription, memory: Row) -> Callable[[], Any]:
+    """Return a function that returns the actions of a group."""
+    arrays = dict(_leaf_actions(name, group, memory))
+    if list(arrays) == [()]:
+        return arrays[()]
+
+    def nested() -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for path, array in arrays.items():
+            node = tree
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = array()
+        return tree
+
+    return nested
+
+
+def _leaf_actions(
+    name: str, group: GroupDescription, memory: Row
+) -> Iterator[tuple[Key, Callable[[], Array]]]:
+    for key, space in leaf_spaces(group.action, (name, "action")):
+        array: Array = memory[key]
+        call: Callable[[], Any] = partial(np.asarray, array)
+        if group.one_hot:
+            call = partial(array.argmax, -1)
+        elif isinstance(space, spaces.Box) and (
+            space.bounded_below.any() or space.bounded_above.any()
+        ):
+            clipped = np.empty_like(array)
+            call = partial(np.clip, array, space.low, space.high, clipped)
+        yield key[2:], call

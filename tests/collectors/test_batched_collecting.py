@@ -1,0 +1,129 @@
+"""Collectors treat the worlds of a simulator like single environments."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.worlds import CountingWorlds
+from torch import nn
+
+from marl_collect import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    SerialEnv,
+    describe,
+    open_dataset,
+    record,
+)
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+K = 3
+Worlds = partial(CountingWorlds, K, action_mask=True)
+single = partial(CountingEnv, action_mask=True)
+KEYWORDS: Any = {"frames_per_batch": 24 * K, "total_frames": -1, "seed": 5}
+
+
+def policy(**keywords: Any) -> nn.Module:
+    torch.manual_seed(1)
+    return make_policy(single, num_cells=(8,), **keywords)
+
+
+def resumed(make: Any, batches: int) -> None:
+    """Check that a new collector continues from the state of another one."""
+    with make() as one, make() as other:
+        for _ in range(batches):
+            one.next()
+        other.next()
+        other.load_state_dict(one.state_dict())
+        for _ in range(2):
+            assert (one.next() == other.next()).all()
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("batches", [0, 1, 3])
+def test_running_episodes_of_worlds_are_resumed(batches: int, recurrent: bool) -> None:
+    acting = policy(**({"recurrent": "gru"} if recurrent else {}))
+    resumed(lambda: Collector(Worlds, acting, **KEYWORDS), batches)
+
+
+def test_long_and_short_episodes_are_resumed_together() -> None:
+    factory = partial(CountingWorlds, 6, min_length=2, max_length=40, deaths=False)
+    keywords = KEYWORDS | {"frames_per_batch": 6 * 17, "max_frames_per_traj": 31}
+    resumed(lambda: Collector(factory, None, **keywords), 4)
+
+
+def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
+    factory = partial(CountingWorlds, K, resets_itself=True)
+    with (
+        Collector(factory, None, **KEYWORDS) as one,
+        Collector(factory, None, **KEYWORDS) as other,
+    ):
+        one.next()
+        with pytest.warns(UserWarning, match="does not repeat its episodes"):
+            other.load_state_dict(one.state_dict())
+        assert (other.next()["hunter", "observation"][:, 0, 0, 1] == 0).all()
+
+
+@pytest.mark.parametrize("trajs", [None, 4])
+def test_workers_with_worlds_collect_what_one_process_collects(
+    trajs: int | None,
+) -> None:
+    keywords = KEYWORDS | {
+        "frames_per_batch": 48 * K,
+        "trajs_per_batch": trajs,
+        "traj_format": "cat",
+    }
+    acting = policy()
+    with (
+        Collector([single] * (2 * K), acting, **keywords) as expected,
+        MultiSyncCollector([Worlds] * 2, acting, **keywords) as found,
+    ):
+        for number in range(2):
+            one, other = expected.next(), found.next()
+            if trajs is not None:
+                assert one.shape == other.shape
+            assert (one == other).all()
+            with torch.no_grad():
+                for weight in acting.parameters():
+                    weight.mul_(1 + number / 8)
+            found.update_policy_weights_()
+        state = found.state_dict()
+        following = found.next()
+    with MultiSyncCollector(
+        [Worlds] * 2, policy(), cat_results=None, **keywords
+    ) as new:
+        new.load_state_dict(state)
+        assert (new.next() == following).all()
+
+
+def test_async_workers_take_worlds() -> None:
+    with MultiAsyncCollector([Worlds] * 2, policy(), **KEYWORDS) as collector:
+        batch = collector.next()
+    assert batch["hunter", "observation"].shape == (K, 24, 2, 5)
+    steps = batch["hunter", "observation"][:, :, 0, 1]
+    begins = batch["next", "done"][:, :-1, 0]
+    assert (steps[:, 1:][begins] == 0).all()
+
+
+def test_worlds_are_described_and_recorded(tmp_path: Any) -> None:
+    assert describe(Worlds) == single().description
+    record(tmp_path / "data", Worlds, policy(), frames=201, seed=2)
+    record(tmp_path / "other", [single] * K, policy(), frames=201, seed=2)
+    found, expected = (open_dataset(tmp_path / name) for name in ("data", "other"))
+    assert list(found.trajectories.lengths) == list(expected.trajectories.lengths)
+    assert list(found.trajectories.seeds) == list(expected.trajectories.seeds)
+
+
+@pytest.mark.parametrize("kind", [ParallelEnv, SerialEnv])
+def test_joint_environments_refuse_worlds_and_name_the_way(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"CountingWorlds. Pass it to a collector"):
+        kind(2, Worlds)
+
+
+def test_several_batches_in_one_process_are_refused_with_the_way() -> None:
+    with pytest.raises(TypeError, match="Build one batch with more worlds"):
+        Collector([Worlds] * 2, None, **KEYWORDS)

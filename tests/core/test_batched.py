@@ -1,0 +1,220 @@
+"""Worlds of a simulator give the same data as single environments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.worlds import OWN_SEED, CountingWorlds
+
+from marl_collect import (
+    BatchedEnv,
+    Collector,
+    EnvDescription,
+    GroupDescription,
+    Step,
+    evaluate,
+)
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "agents die": {},
+    "masks and state": {"action_mask": True, "state": True, "episode_reward": True},
+    "the first death ends": {"done_on_any": True},
+    "one-hot": {"categorical_actions": False, "action_mask": True},
+    "nested": {"image": (4, 4, 3), "mask": False},
+}
+K = 5
+
+
+def singles(**options: Any) -> Any:
+    return [lambda: CountingEnv(**options)] * K
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("limit", [None, 4])
+def test_worlds_give_the_data_of_single_environments(
+    options: dict[str, Any], limit: int | None
+) -> None:
+    keywords: Any = {
+        "frames_per_batch": 40 * K,
+        "total_frames": 120 * K,
+        "seed": 3,
+        "max_frames_per_traj": limit,
+    }
+    with (
+        Collector(singles(**options), None, **keywords) as expected,
+        Collector(lambda: CountingWorlds(K, **options), None, **keywords) as found,
+    ):
+        for one, other in zip(expected, found, strict=True):
+            assert (one == other).all()
+            assert one["next", "done"].any()
+        first, second = expected.stats(), found.stats()
+    assert first["episode_returns"] == second["episode_returns"]
+
+
+def test_a_policy_acts_alike_in_worlds_and_in_single_environments() -> None:
+    policy = make_policy(CountingEnv, num_cells=(16,))
+    keywords: Any = {"frames_per_batch": 20 * K, "total_frames": 60 * K, "seed": 3}
+    with (
+        Collector(singles(), policy, **keywords) as expected,
+        Collector(lambda: CountingWorlds(K), policy, **keywords) as found,
+    ):
+        for one, other in zip(expected, found, strict=True):
+            assert (one == other).all()
+
+
+def test_all_worlds_that_end_in_a_step_begin_in_one_call() -> None:
+    with Collector(
+        lambda: CountingWorlds(K, min_length=5, max_length=5, deaths=False),
+        None,
+        frames_per_batch=7 * K,
+        total_frames=7 * K,
+    ) as collector:
+        collector.next()
+        (begun,) = collector.getattr_env("begun")
+    assert begun[-1] == list(range(K))
+    assert len(begun) <= 3
+
+
+def test_a_simulator_that_resets_itself_returns_the_first_observations() -> None:
+    with Collector(
+        lambda: CountingWorlds(K, resets_itself=True),
+        None,
+        frames_per_batch=30 * K,
+        total_frames=30 * K,
+        max_frames_per_traj=9,
+    ) as collector:
+        batch = collector.next()
+        (begun,) = collector.getattr_env("begun")
+    done = batch["next", "done"][..., :-1, 0]
+    truncated = batch["next", "step_count"][..., :-1, 0] == 9
+    first = batch["hunter", "observation"][:, 1:, 0]
+    assert done.any()
+    assert (first[done][:, 1] == 0).all(), "steps since the reset"
+    own = done & ~truncated
+    assert own.any()
+    assert (first[own][:, 3] == OWN_SEED % 1009).all()
+    assert truncated.any()
+    begins = sum(map(len, begun[1:]))
+    assert begins == int((done & (first[..., 3] != OWN_SEED % 1009)).sum())
+
+
+def test_first_needs_a_description_without_repeats() -> None:
+    env = CountingWorlds(2, resets_itself=True)
+    env._description = CountingEnv().description
+    with env, pytest.raises(ValueError, match="repeats=False"):
+        env.rollout(3)
+
+
+class Line(BatchedEnv):
+    """One agent per world that walks; what it returns can be replaced."""
+
+    def __init__(self, worlds: int = 3, **changes: Any) -> None:
+        group = GroupDescription(
+            ("a_0", "a_1"),
+            spaces.Box(0, 100, (1,), np.float32),
+            spaces.Box(-1, 1, (1,), np.float32),
+        )
+        limit = changes.pop("time_limit", 4)
+        super().__init__(EnvDescription("line", {"a": group}, time_limit=limit), worlds)
+        self.changes = changes
+        self.seen: list[Any] = []
+        self.at = np.zeros((worlds, 2, 1), np.float32)
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        self.at[slice(None) if which is None else which] = 0
+        self.seeds = seeds
+        return self.changes.get("begins", {"a": self.at})
+
+    def advance(self, actions: Any) -> Any:
+        self.seen.append(actions["a"].copy())
+        self.at += 1
+        if "step" in self.changes:
+            return self.changes["step"]
+        parts: dict[str, Any] = {
+            "observations": {"a": self.at},
+            "rewards": {"a": self.at[..., 0]},
+            "terminated": np.zeros(self.worlds, bool),
+        }
+        return Step(**(parts | self.changes))
+
+
+def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
+    env = Line()
+    with env:
+        root = env.reset()
+        for _ in range(4):
+            assert root["a", "mask"].all()
+            root["a", "action"] = torch.full((3, 2, 1), 5.0)
+            root = env.step(root)["next"].exclude(("a", "reward"))
+    assert root["done"].all()
+    assert root["truncated"].all()
+    assert not root["terminated"].any()
+    assert root["a", "truncated"].all()
+    assert not root["a", "mask"].any()
+    assert (root["a", "observation"] == 4).all(), "the last observation"
+    assert all((actions == 1).all() for actions in env.seen)
+    assert env.is_closed
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"step": None}, TypeError, "must return a Step, but returned None"),
+        ({"observations": {}}, KeyError, "no observations of 'a'"),
+        ({"observations": {"a": np.zeros((3, 2))}}, ValueError, "a/observation of sha"),
+        ({"observations": {"a": np.zeros((3, 2, 1), complex)}}, TypeError, "dtype"),
+        ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
+        ({"rewards": {"a": np.zeros((2, 3))}}, ValueError, "rewards of 'a' of shape"),
+        ({"terminated": np.zeros(2)}, ValueError, "terminated of shape"),
+        ({"terminated": {"b": 0}}, KeyError, "no terminated of group 'a'"),
+        ({"truncated": np.zeros((3, 1))}, ValueError, "truncated of shape"),
+        ({"begins": {"b": 0}}, KeyError, "no observations of 'a'"),
+    ],
+)
+def test_what_a_simulator_returns_wrongly_is_named(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with Line(**changes) as env, pytest.raises(error, match=message):
+        env.rollout(2)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [({"worlds": 0}, "worlds must be"), ({"time_limit": 0}, "time_limit must be")],
+)
+def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Line(**keywords)
+
+
+def test_a_reward_of_a_world_is_the_reward_of_all_its_agents() -> None:
+    with Line(rewards={"a": np.array([1.0, 2.0, 3.0])}) as env:
+        reward = env.rollout(2)["next", "a", "reward"]
+    assert reward[:, 0, :, 0].tolist() == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_only_some_worlds_begin_and_none_steps_alone() -> None:
+    with Line() as env:
+        root = env.reset(seed=4)
+        before = env.seeds.copy()
+        root = env.rand_step(root)["next"]
+        root["_reset"] = torch.tensor([[False], [True], [False]])
+        again = env.reset(root)
+        assert again["a", "observation"][:, 0, 0].tolist() == [1, 0, 1]
+        assert (env.seeds == before).tolist() == [True, False, True]
+        again["_step"] = torch.tensor([True, False, False])
+        with pytest.raises(ValueError, match="steps all of its 3 worlds in one call"):
+            env.rand_step(again)
+
+
+def test_evaluation_runs_in_worlds() -> None:
+    policy = make_policy(CountingEnv, num_cells=(16,))
+    seeds = list(range(8))
+    expected = evaluate(policy, CountingEnv, episodes=8, seeds=seeds)
+    found = evaluate(policy, lambda: CountingWorlds(4), episodes=8, seeds=seeds)
+    assert found.lengths == expected.lengths
+    assert found.agent_returns == pytest.approx(expected.agent_returns)

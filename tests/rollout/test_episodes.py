@@ -1,0 +1,153 @@
+"""Sums, ids and counts of many environments are those of each of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.worlds import CountingWorlds
+
+from marl_collect import Collector, restore_next
+from marl_collect.buffers.layout import MANY
+from marl_collect.core import replay
+from marl_collect.core.replay import SlotActions
+from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
+from marl_collect.testing.counting import CountingEnv
+
+ACTION: Any = ("a", "action")
+
+
+@pytest.mark.parametrize("n_agents", [1, 3, 9])
+@pytest.mark.parametrize("frames", [7, 90])
+def test_sums_do_not_depend_on_how_many_environments_are_summed(
+    n_agents: int, frames: int
+) -> None:
+    random = np.random.default_rng(frames)
+    rewards = random.normal(size=(16, frames, n_agents)).astype(np.float32)
+    rewards *= 10.0 ** random.integers(-6, 6, rewards.shape)
+    begins = np.zeros(16, np.int64)
+    ends = []
+    for end in range(1, frames + 1):
+        rows = np.flatnonzero(random.random(16) < 0.2)
+        if len(rows):
+            ends.append(EpisodeEnds(rows, begins[rows], end))
+            begins[rows] = end
+    total, rest = _sums(rewards, _joined(ends), begins, frames)
+    for k in range(16):
+        own = [
+            EpisodeEnds(np.array([0]), e.begins[e.rows == k], e.end)
+            for e in ends
+            if k in e.rows
+        ]
+        alone = _sums(rewards[k : k + 1], _joined(own), begins[k : k + 1], frames)
+        mine = np.concatenate([e.rows for e in ends]) == k
+        assert (alone[0] == total[mine]).all()
+        assert (alone[1][0] == rest[k]).all()
+    whole = np.add.reduce(rewards.astype(np.float64), 1)
+    joined = rest.copy()
+    np.add.at(joined, np.concatenate([e.rows for e in ends]), total)
+    np.testing.assert_allclose(joined, whole, rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+@pytest.mark.parametrize("compact", [False, True])
+def test_many_worlds_give_the_data_of_single_environments(
+    limit: int | None, compact: bool
+) -> None:
+    size = MANY + 2
+    keywords: Any = {
+        "frames_per_batch": 20 * size,
+        "total_frames": 40 * size,
+        "seed": 3,
+        "max_frames_per_traj": limit,
+        "compact_obs": compact,
+    }
+    options: Any = {"action_mask": True, "image": (40, 40, 3)}
+    singles = [lambda: CountingEnv(**options)] * size
+    with (
+        Collector(singles, None, **keywords) as expected,
+        Collector(lambda: CountingWorlds(size, **options), None, **keywords) as found,
+        Collector(singles[:2], None, frames_per_batch=4, total_frames=4) as few,
+    ):
+        for one, other in zip(expected, found, strict=True):
+            pair = [restore_next(batch) for batch in (one, other)]
+            for batch in pair if compact else ():
+                del batch["collector", "last_observations"]
+            assert (pair[0] == pair[1]).all()
+            assert not other["next", "hunter", "reward"].is_contiguous()
+            image = other["hunter", "observation", "image"]
+            assert image.is_contiguous()
+        batch = few.next()
+        assert batch["next", "hunter", "reward"].is_contiguous()
+        first, second = expected.stats(), found.stats()
+    for name in ("episodes", "episode_returns", "episode_length"):
+        assert first[name] == second[name]
+
+
+def slots(
+    actions: SlotActions, size: int, seed: int, count: int
+) -> list[list[np.ndarray[Any, Any]]]:
+    """Append random slots; return the actions of each running episode."""
+    random = np.random.default_rng(seed)
+    expected: list[list[Any]] = [[] for _ in range(size)]
+    for _ in range(count):
+        frames = int(random.integers(1, 6))
+        slot = {ACTION: random.integers(0, 100, (size, frames, 2))}
+        begins = np.where(random.random(size) < 0.3, random.integers(0, 6, size), 0)
+        begins = np.minimum(begins, frames)
+        actions.append(slot, begins, frames)
+        for k, begin in enumerate(begins.tolist()):
+            if begin:
+                expected[k].clear()
+            expected[k].extend(slot[ACTION][k, begin:])
+    return expected
+
+
+def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
+    actions = SlotActions([ACTION], 20)
+    for seed in range(30):
+        actions = SlotActions([ACTION], 20) if seed % 3 == 0 else actions
+        actions.begin(np.arange(20))
+        expected = slots(actions, 20, seed, seed)
+        for k, taken in enumerate(expected):
+            found = actions.of(k)
+            assert found is not None
+            assert [list(a) for a in found.get(ACTION, ())] == [list(a) for a in taken]
+    held = sum(block.frames for block in actions._blocks)
+    needed = sum(map(len, expected))
+    assert held <= 2 * needed + 9 * 20 * 5
+
+
+def test_loaded_actions_are_continued() -> None:
+    actions = SlotActions([ACTION], 3)
+    before = np.arange(8).reshape(4, 2)
+    actions.load(0, {ACTION: before})
+    actions.load(1, None)
+    actions.load(2, {})
+    actions.append({ACTION: np.ones((3, 2, 2), np.int64)}, np.array([0, 0, 1]), 2)
+    first, second, third = (actions.of(k) for k in range(3))
+    assert first is not None
+    assert first[ACTION].tolist() == [*before.tolist(), [1, 1], [1, 1]]
+    assert second is None
+    assert third is not None
+    assert third[ACTION].tolist() == [[1, 1]]
+    actions.begin(np.array([0, 1]))
+    for k in range(2):
+        none = actions.of(k)
+        assert none is not None
+        assert none[ACTION].shape == (0, 2)
+
+
+def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_BYTES", 100)
+    actions = SlotActions([ACTION], 2)
+    for number in range(4):
+        slot = {ACTION: np.full((2, 2, 2), number)}
+        actions.append(slot, np.array([0, 1]), 2)
+    assert actions.of(0) is None
+    last = actions.of(1)
+    assert last is not None
+    assert last[ACTION].tolist() == [[3, 3]]
+    actions.append({ACTION: np.zeros((2, 1, 2))}, np.zeros(2, np.int64), 1)
+    assert actions.of(0) is None
+    actions.begin(np.array([0]))
+    assert actions.of(0) is not None
