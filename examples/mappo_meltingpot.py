@@ -25,6 +25,7 @@ from marl_collect.models import (
     save_policy,
     set_recurrent_mode,
 )
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
@@ -46,6 +47,7 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, size):
     parser.error(f"--sequence must divide {size}, an environment's frames per batch")
@@ -159,20 +161,33 @@ def visit(visitor):
 HEADER = "frames", "visitor", "error", "random", "error_of_random"
 rows: list[tuple[float, ...]] = []
 states: dict[str, torch.Tensor] = {}
+parts = {
+    "policy": policy,
+    "critic": critic,
+    "optimizer": optimizer,
+    "rows": rows,
+    "states": states,
+}
 random = visit(None)
 print("random actions: return {:.2f}, standard error {:.2f}".format(*random))
-with MultiSyncCollector(
-    make_env,
-    policy,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    **workers,
-    max_frames_per_traj=args.limit,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
+with (
+    MultiSyncCollector(
+        make_env,
+        policy,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        **workers,
+        max_frames_per_traj=args.limit,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
         data = batch.clone()
-        states = estimate(data, states)
+        states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
         for _ in range(args.epochs):
             for index in torch.randperm(len(data)).split(args.minibatch):
@@ -184,7 +199,10 @@ with MultiSyncCollector(
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, *visit(policy), *random))
-            print("{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1]))
+            checkpoint.print(
+                "{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1])
+            )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])

@@ -13,6 +13,7 @@ file                          contents
 ``ppo.py``                    IPPO and MAPPO
 ``value_decomposition.py``    VDN and QMIX
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
+``checkpoint.py``             saves and resumes a training loop
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``allocator.py``              keeps freed memory for the next activations

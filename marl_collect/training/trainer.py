@@ -17,6 +17,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.interruption import Interruption
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
+from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import (
@@ -33,9 +34,6 @@ from marl_collect.training.run_folder import (
     EventWriter,
     RunFolder,
 )
-
-SAVE_SECONDS = 120.0
-"""A run that is killed loses at most this much work, and the batch in progress."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,6 +60,10 @@ class Watcher(Protocol):
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         """Handle the metrics of a batch, after training on it."""
+        ...
+
+    def measured(self, costs: Costs) -> None:
+        """Handle the costs of the first gradient steps."""
         ...
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -204,7 +206,7 @@ class Trainer:
         while collector.frames < self.options.frames:
             with self._interruption.deferred(self._tell):
                 self._train(learner, collector, events)
-                late = time.monotonic() - self._saved > SAVE_SECONDS
+                late = time.monotonic() - self._saved > checkpoint.SAVE_SECONDS
                 if late or self._interruption.happened:
                     self._save(learner, collector)
             self._interruption.raise_if_happened()
@@ -225,7 +227,10 @@ class Trainer:
         self._seconds["training"] += time.perf_counter() - before
         del batch
         collector.update_policy_weights_()
-        self._costs = self._costs or learner.costs()
+        if self._costs is None:
+            self._costs = learner.costs()
+            if self._costs is not None and self._watcher is not None:
+                self._watcher.measured(self._costs)
         self._log(collector, metrics, events)
 
     def _tell(self) -> None:
