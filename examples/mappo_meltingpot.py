@@ -80,6 +80,12 @@ def actor(group):
     return policy if len(groups) == 1 else policy[group]
 
 
+def write_values(data, parts):
+    """Write the critic's outputs, a part at a time: activations are large."""
+    outputs = torch.cat([critic(p).select(*critic.out_keys) for p in parts])
+    data.update(outputs.reshape(data.shape))
+
+
 def estimate(data, last_states):
     """Write advantages, targets and the critic's states; return the last of these."""
     for group in groups:
@@ -88,12 +94,12 @@ def estimate(data, last_states):
         if last_states:
             data[group, state][:, 0] = last_states[group]
     with torch.no_grad(), set_recurrent_mode():
-        critic(data)
+        write_values(data, [data[i : i + 1] for i in range(len(data))])
     for group in groups:
         data[group, state][:, 1:] = data["next", group, state][:, :-1]
     last_states = {g: data["next", g, state][:, -1].clone() for g in groups}
-    with torch.no_grad():
-        critic(data["next"])  # Single steps, each from the state before it.
+    with torch.no_grad():  # Single steps, each from the state before it.
+        write_values(data["next"], data["next"].reshape(-1).split(100))
     for group in groups:
         after = data["next", group]
         value = data[group, "state_value"]
@@ -186,7 +192,7 @@ with (
 ):
     done = collector.stats()["batches"]
     for number, batch in enumerate(collector, done + 1):
-        data = batch.clone()
+        data = batch.clone(recurse=False)  # Shares the pictures.
         states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
         for _ in range(args.epochs):

@@ -67,9 +67,12 @@ optimizers = {n: torch.optim.Adam(parameters[n], lr=args.lr, eps=1e-5) for n in 
 
 def estimate(data, critic):
     """Write advantages and value targets, ``[B, T, n, 1]``; all players always act."""
-    with torch.no_grad():
-        critic(data)
-        critic(data["next"])
+    with torch.no_grad():  # A part at a time: activations are large.
+        for there in (data, data["next"]):
+            parts = there.reshape(-1).split(500)
+            values = [critic(part)[group, "state_value"] for part in parts]
+            shape = (*there.shape, *values[0].shape[1:])
+            there[group, "state_value"] = torch.cat(values).reshape(shape)
     after = data["next", group]
     value = data[group, "state_value"]
     follows = after["state_value"] * ~after["terminated"]
@@ -100,7 +103,7 @@ def loss_of(data, name):
 
 def train(batch, name):
     """Train a member on its own frames; return its mean reward per frame."""
-    data = batch.clone()
+    data = batch.clone(recurse=False)  # Shares the pictures.
     own = data[group, "mask"]
     if int(own.sum()) < 2:
         return float("nan")  # It did not play.
