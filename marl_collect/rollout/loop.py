@@ -122,6 +122,7 @@ class Rollout:
         }
         self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
+        self._acting = policy
         checks = check_actions and not isinstance(policy, RandomRunner)
         self._check = action_check(self._description, self._memory) if checks else None
         self._last: list[LastObservation] = []
@@ -213,6 +214,8 @@ class Rollout:
             if done != nobody:
                 ended += self._begin_next_episodes(frame, writer, begins, limits)
                 limit = min(limits)
+                if running.given_ended and not is_async:
+                    break
             if progress.preempted():
                 break
         end = frame + 1
@@ -221,7 +224,7 @@ class Rollout:
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
-        policy = self._random if random else self._policy
+        self._acting = policy = self._random if random else self._policy
         policy.begin(frames, self._generators)
         if random:
             # The policy may have acted before: a state of random frames can be loaded.
@@ -273,6 +276,8 @@ class Rollout:
             writer.ended(k, frame)
         self._begin(finished)
         for k in finished:
+            if self._episodes.plan.given_seeds:
+                self._acting.redraw(k, frame + 1, self._generators)
             writer.began(k, frame + 1)
             limits[k] = self._episodes.limit(k, frame + 1)
         return ended
@@ -332,13 +337,13 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._episodes.load(state["environments"])
         self._generators = Generators(seed, plan.environments, generation)
+        self._generators.load(state["generators"])
         self._policy.remember(whether=False)
         started = self._episodes.started
         if begin or (started and not self._description.repeats):
             self.reset()
         elif started:
             self._replay_running(state)
-        self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
 
     def _replay_running(self, state: Mapping[str, Any]) -> None:
@@ -369,6 +374,9 @@ class Rollout:
 
     def _begin(self, indices: Sequence[int]) -> None:
         seeds = dict(zip(indices, self._episodes.begin(indices), strict=True))
+        if self._episodes.plan.given_seeds:
+            for k, seed in seeds.items():
+                self._generators.restart(k, seed)
         self._policy.begin_episodes(seeds)
         due = [k for k in indices if self._begun_early.pop(k, None) != seeds[k]]
         if due:

@@ -17,6 +17,9 @@ SEED = 1_000_000_007
 FINAL_SEED = 1_000_000_009
 """Seed of the final evaluations; differs from the one that selected the weights."""
 
+_SHARES = 4
+"""At least so many workers share an evaluation, if there are as many."""
+
 
 @dataclass(frozen=True)
 class EvaluationRecord:
@@ -65,13 +68,16 @@ def evaluator_of(
         factory: of the environment.
         options: of the run.
     """
+    # The number of rows of a forward pass, and thus the last bit of its outputs, must
+    # not depend on the number of workers. A few long episodes need several workers.
+    episodes = min(options.eval_episodes, options.final_episodes)
     return Evaluator(
         policy,
         factory,
         deterministic=options.deterministic and policy is not None,
         max_frames_per_traj=options.max_frames_per_traj,
         num_workers=options.workers,
-        envs_per_worker=options.envs_per_worker,
+        envs_per_worker=min(options.envs_per_worker, -(-episodes // _SHARES)),
         seeds=SEED,
     )
 

@@ -153,7 +153,7 @@ class PPOLearner(Learner):
             if key in self._state and len(self._state[key]) == len(data):
                 before[key] = self._state[key]
         length = min(data.shape[1], at_once)
-        outputs = []
+        outputs: list[TensorDictBase] = []
         for part in data.split(length, 1):
             for key, state in before.items():
                 part[key][:, 0] = state
@@ -161,7 +161,8 @@ class PPOLearner(Learner):
                 rows = part.split(max(1, at_once // length))
                 outputs.append(torch.cat([self._values_of(row) for row in rows]))
             before = {key: outputs[-1]["next"][key][:, -1] for key in shapes}
-        data.update(torch.cat(outputs, 1))
+        whole: TensorDictBase = torch.cat(outputs, 1)
+        data.update(whole)
         for key in shapes:
             data[key][:, 1:] = data["next"][key][:, :-1]
         # Single steps, each from the state before it.

@@ -365,15 +365,14 @@ class Trainer:
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""
-        last = evaluate_policy(
-            evaluator, self.options, frames=self._evaluations[-1].frames, final=True
-        )
-        saved = self._best()
-        learner.policy.load_state_dict(saved["networks"]["policy"])
-        best = evaluate_policy(
-            evaluator, self.options, frames=saved["frames"], final=True
-        )
         frames = self._evaluations[-1].frames
+        last = evaluate_policy(evaluator, self.options, frames=frames, final=True)
+        best, saved = last, self._best()
+        if saved["frames"] != frames:
+            learner.policy.load_state_dict(saved["networks"]["policy"])
+            best = evaluate_policy(
+                evaluator, self.options, frames=saved["frames"], final=True
+            )
         assert self._costs is not None
         result = {
             "frames": frames,
