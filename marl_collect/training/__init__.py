@@ -6,6 +6,7 @@ Neither the engine nor the models import this package. Needs the extra ``compare
 file                          contents
 ============================  =====================================================
 ``options.py``                settings of a run; the setups that are compared
+``convolutions.py``           the setting ``conv``
 ``presets.py``                settings for tasks that were tried
 ``algorithms.py``             table of algorithms
 ``learner.py``                base class of learners; training rewards

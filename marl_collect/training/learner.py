@@ -64,7 +64,7 @@ class Learner(abc.ABC):
         self.description = description
         self.setup = setup
         self.options = options
-        self.policy_options = policy_options(setup, options)
+        self.policy_options = policy_options(setup, options, description)
         self.device = _available(options.device)
         self.generator = torch.Generator().manual_seed(seed)
         self._meter: StepMeter | None = None

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 
+from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared
 from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.convolutions import AUTO, check, convolutions
 
 Activation = Literal["tanh", "relu", "elu"]
 
@@ -214,6 +216,14 @@ class TrainingOptions(Options):
     activation: Annotated[
         Activation, Option("of the hidden layers: tanh, relu or elu")
     ] = "tanh"
+    conv: Annotated[
+        str,
+        Option(
+            "convolutions for pictures: sprites (MeltingPot), three, nature (Atari), "
+            "or layers such as 16k8s8,32k3s1 (channels, kernel, stride); auto is sprites "
+            "if the sides of pictures are multiples of 8, and three otherwise"
+        ),
+    ] = AUTO
     recurrent: Annotated[
         Literal["gru", "lstm"] | None,
         Option(
@@ -270,6 +280,7 @@ class TrainingOptions(Options):
             ValueError: for a value out of bounds.
         """
         super().__post_init__()
+        check(self.conv)
         try:
             torch.device(self.device)
         except RuntimeError as error:
@@ -345,7 +356,9 @@ class TrainingOptions(Options):
         return cls().with_settings(flat)
 
 
-def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+def network_options(
+    setup: Setup, options: TrainingOptions, description: EnvDescription
+) -> dict[str, Any]:
     """Return the options that ``make_policy`` and ``make_critic`` share."""
     return {
         "share_params": setup.share_params,
@@ -354,9 +367,13 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
+        "conv": convolutions(options.conv, description),
     }
 
 
-def policy_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+def policy_options(
+    setup: Setup, options: TrainingOptions, description: EnvDescription
+) -> dict[str, Any]:
     """Return the options of ``make_policy`` that do not depend on the algorithm."""
-    return {"centralised": setup.centralised, **network_options(setup, options)}
+    shared = network_options(setup, options, description)
+    return {"centralised": setup.centralised, **shared}

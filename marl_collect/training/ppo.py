@@ -60,7 +60,7 @@ class PPOLearner(Learner):
         self.critic = make_critic(
             description,
             centralised=setup.algorithm == "mappo",
-            **network_options(setup, options),
+            **network_options(setup, options, description),
         ).to(self.device)
         self._values = list(self.critic.out_keys)
         # The critic's state after the last batch, with which the next one begins.

@@ -355,7 +355,7 @@ def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
 
 def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path) -> None:
     task, initial = task_of(HUNTERS), tmp_path / "initial.pt"
-    policy = policy_options(IPPO, COUNTING)
+    policy = policy_options(IPPO, COUNTING, task.description)
     save_policy(initial, make_policy(HUNTERS, **policy), HUNTERS, **policy)
     options = COUNTING.with_settings({"initial": str(initial)})
     runs = Comparison(task, [IPPO], [0], options, tmp_path)
