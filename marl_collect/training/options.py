@@ -220,8 +220,8 @@ class TrainingOptions(Options):
         str,
         Option(
             "convolutions for pictures: sprites (MeltingPot), three, nature (Atari), "
-            "or layers such as 16k8s8,32k3s1 (channels, kernel, stride); auto is sprites "
-            "if the sides of pictures are multiples of 8, and three otherwise"
+            "or layers such as 16k8s8,32k3s1 (channels, kernel, stride); auto is "
+            "sprites if the sides of pictures are multiples of 8, and three otherwise"
         ),
     ] = AUTO
     recurrent: Annotated[

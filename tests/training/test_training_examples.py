@@ -99,9 +99,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     assert list(tmp_path.glob("*.pt"))
 
 
-@pytest.mark.parametrize(
-    "name", ["ppo_multiwalker", "self_play_connect_four", "qmix_simple_spread"]
-)
+@pytest.mark.parametrize("name", ["self_play_connect_four", "qmix_simple_spread"])
 def test_an_interrupted_example_goes_on_exactly(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
