@@ -202,13 +202,16 @@ class TrainingOptions(Options):
         Literal["agent", "team"],
         Option(
             '``"agent"``, each agent learns from its own reward, or ``"team"``, all '
-            "agents learn from the team's mean. Value decomposition always uses the "
-            "team's reward"
+            "agents learn from the mean over all agents. Value decomposition always "
+            "learns from their sum, which is larger by the number of agents"
         ),
     ] = "agent"
     reward_scale: Annotated[
         float,
-        Option("factor of the rewards in training. Reported returns are not scaled"),
+        Option(
+            "factor of the rewards in training, which for value decomposition are sums "
+            "over the agents. Reported returns are not scaled"
+        ),
     ] = 1.0
     num_cells: Annotated[
         Sequence[int], Option("units of the hidden layers", at_least=1)

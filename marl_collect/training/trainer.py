@@ -381,6 +381,7 @@ class Trainer:
             "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
             "costs": asdict(self._costs),
+            "updates": learner.updates,
         }
         self.folder.write_json(RESULT, result)
         return result
