@@ -191,6 +191,7 @@ class Evaluator(Closing):
         episodes: int,
         *,
         seeds: int | None = None,
+        first: int = 0,
         weights: Any = None,
         model_id: str | None = None,
     ) -> Evaluation:
@@ -204,6 +205,8 @@ class Evaluator(Closing):
         Args:
             episodes: number of episodes.
             seeds: root seed of these episodes; None uses the evaluator's own.
+            first: number of the first episode that is played; those before it are left
+                out.
             weights: a module, a state_dict or a TensorDict of parameters to act with;
                 None uses the policy's current weights.
             model_id: name of the policy that ``weights`` are for, if there are several,
@@ -218,8 +221,11 @@ class Evaluator(Closing):
         """
         if self._closed:
             raise ClosedError("This Evaluator is closed: create a new one.")
-        if episodes < 1:
-            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        if not 0 <= first < episodes:
+            raise ValueError(
+                f"episodes must be at least 1 and more than first, but is {episodes}, "
+                f"and first is {first}."
+            )
         workers = self._workers
         root = self._root if seeds is None else _root(seeds)
         chosen_seeds = _derived(root, episodes)
@@ -232,7 +238,7 @@ class Evaluator(Closing):
             # This contacts no worker, so workers stay usable after an error here.
             workers.weights.publish(tensors)
         try:
-            return self._play(root, chosen_seeds)
+            return self._play(root, chosen_seeds[first:], first)
         except BaseException as error:
             # Unread replies would be taken for replies to later commands.
             _close_after(error, self.close)
@@ -248,7 +254,12 @@ class Evaluator(Closing):
         self.close()
         return evaluation
 
-    def _play(self, root: int, seeds: Sequence[int]) -> Evaluation:
+    @property
+    def environments(self) -> int:
+        """Number of episodes that are played at the same time."""
+        return sum(self._workers.sizes)
+
+    def _play(self, root: int, seeds: Sequence[int], first: int = 0) -> Evaluation:
         workers = self._workers
         count = sum(workers.sizes)
         # An episode has the same row in its worker, however many workers there are.
@@ -257,7 +268,7 @@ class Evaluator(Closing):
         played = _played(workers, list(map(len, shares)), self._limit)
         return Evaluation(
             tuple(
-                replace(played[i % count][i // count], environment=i)
+                replace(played[i % count][i // count], environment=first + i)
                 for i in range(len(seeds))
             )
         )

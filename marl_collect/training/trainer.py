@@ -283,7 +283,7 @@ class Trainer:
         self, learner: Learner, evaluator: Evaluator, events: EventWriter, frames: int
     ) -> None:
         before = time.perf_counter()
-        record = evaluate_policy(evaluator, self.options, frames=frames)
+        record = self._evaluated_by(evaluator, frames)
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._evaluations), default=float("-inf"))
         self._evaluations.append(record)
@@ -305,6 +305,18 @@ class Trainer:
         )
         if self._watcher is not None:
             self._watcher.evaluated(record)
+
+    def _evaluated_by(
+        self, evaluator: Evaluator, frames: int, *, final: bool = False
+    ) -> EvaluationRecord:
+        return evaluate_policy(
+            evaluator,
+            self.options,
+            self.folder,
+            self._config(),
+            frames=frames,
+            final=final,
+        )
 
     def _write_evaluations(self) -> None:
         self.folder.write_json(EVALUATIONS, [asdict(w) for w in self._evaluations])
@@ -366,13 +378,11 @@ class Trainer:
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""
         frames = self._evaluations[-1].frames
-        last = evaluate_policy(evaluator, self.options, frames=frames, final=True)
+        last = self._evaluated_by(evaluator, frames, final=True)
         best, saved = last, self._best()
         if saved["frames"] != frames:
             learner.policy.load_state_dict(saved["networks"]["policy"])
-            best = evaluate_policy(
-                evaluator, self.options, frames=saved["frames"], final=True
-            )
+            best = self._evaluated_by(evaluator, saved["frames"], final=True)
         assert self._costs is not None
         result = {
             "frames": frames,
@@ -392,14 +402,17 @@ class Trainer:
         names = ("return_team", "return_agent", "episode_length")
         return {name: row[name] for name in names if math.isfinite(row[name])}
 
-    def _check_config(self) -> None:
-        config = {
+    def _config(self) -> dict[str, Any]:
+        return {
             "task": self.task.name,
             "env_kwargs": self.task.env_kwargs,
             "setup": self.setup.name,
             "seed": self.seed,
             "options": asdict(self.options),
         }
+
+    def _check_config(self) -> None:
+        config = self._config()
         if not self.folder.has_progress:
             self.folder.write_json(CONFIG, config)
             return

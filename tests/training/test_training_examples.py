@@ -137,8 +137,8 @@ def test_an_interrupted_example_goes_on_exactly(
     files = [tmp_path / folder / "policy.pt" for folder in ("straight", "stopped")]
     one, two = (load_policy(file).state_dict() for file in files)
     assert all(torch.equal(value, two[key]) for key, value in one.items())
-    one, two = (file.with_name(f"{curve}.csv").read_text() for file in files)
-    assert one == two
+    curves = [file.with_name(f"{curve}.csv").read_text() for file in files]
+    assert curves[0] == curves[1]
 
 
 def test_an_example_is_short_and_says_how_to_run_it() -> None:
