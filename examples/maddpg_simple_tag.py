@@ -151,7 +151,7 @@ buffer = TensorDictReplayBuffer(
     storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
 )
 random = [mean_return(name, None) for name in groups]
-rows = []
+rows: list[tuple[float, ...]] = []
 parts = {
     "networks": nn.ModuleList([policy, critics, target_policy, target_critics]),
     "actor_optimizer": actor_optimizer,

@@ -126,7 +126,8 @@ def train(batch, name):
 found = evaluate(None, make_env, episodes=8, seeds=1, num_workers=1)
 random_mean = sum(found.agent_returns) / sum(found.lengths)
 print(f"reward per frame of random actions: {random_mean:.4f}")
-rows, window = [], []
+rows: list[tuple[float, ...]] = []
+window: list[list[float]] = []
 parts = {
     "policies": torch.nn.ModuleDict(policies),
     "critics": torch.nn.ModuleDict(critics),

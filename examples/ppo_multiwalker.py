@@ -86,7 +86,7 @@ def loss_of(data):
 
 
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
-rows = []
+rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
 with (
     MultiSyncCollector(

@@ -133,7 +133,7 @@ def loss_of(data):
 buffer = TensorDictReplayBuffer(
     storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
 )
-rows = []
+rows: list[tuple[float, ...]] = []
 parts = {
     "networks": nn.ModuleList([network, mixer, target_network, target_mixer, explore]),
     "optimizer": optimizer,
