@@ -33,6 +33,7 @@ from harness.turns import measure
 TABLE = (
     "policy_step",
     "models",
+    "convolutions",
     "assignment",
     "pool_weights",
     "envs",

@@ -28,6 +28,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy, save_policy
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=100_000)
@@ -44,6 +45,7 @@ parser.add_argument("--every", type=int, default=20, help="batches per evaluatio
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/maddpg_simple_tag"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
@@ -149,18 +151,31 @@ buffer = TensorDictReplayBuffer(
     storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
 )
 random = [mean_return(name, None) for name in groups]
-rows = []
-with MultiSyncCollector(
-    make_env,
-    policy,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    init_random_frames=args.warm_up,
-    num_workers=args.workers,
-    envs_per_worker=8,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
+rows: list[tuple[float, ...]] = []
+parts = {
+    "networks": nn.ModuleList([policy, critics, target_policy, target_critics]),
+    "actor_optimizer": actor_optimizer,
+    "critic_optimizer": critic_optimizer,
+    "buffer": buffer,
+    "rows": rows,
+}
+with (
+    MultiSyncCollector(
+        make_env,
+        policy,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        init_random_frames=args.warm_up,
+        num_workers=args.workers,
+        envs_per_worker=8,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
         flat = batch.reshape(-1)
         kept = ("observation", "action")
         after = ("observation", "reward", "terminated")
@@ -181,10 +196,11 @@ with MultiSyncCollector(
             means = [mean_return(name, name) for name in groups]
             rows.append((collector.frames, *means, *random))
             shown = zip(groups, means, random, strict=True)
-            print(
+            checkpoint.print(
                 f"{collector.frames:>9,} frames, return against random actions: "
                 + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
             )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     header = ["frames", *groups, *(f"random_{name}" for name in groups)]

@@ -25,6 +25,7 @@ from marl_collect.models import (
     save_policy,
     set_recurrent_mode,
 )
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
@@ -46,6 +47,7 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, size):
     parser.error(f"--sequence must divide {size}, an environment's frames per batch")
@@ -78,6 +80,12 @@ def actor(group):
     return policy if len(groups) == 1 else policy[group]
 
 
+def write_values(data, parts):
+    """Write the critic's outputs, a part at a time: activations are large."""
+    outputs = torch.cat([critic(p).select(*critic.out_keys) for p in parts])
+    data.update(outputs.reshape(data.shape))
+
+
 def estimate(data, last_states):
     """Write advantages, targets and the critic's states; return the last of these."""
     for group in groups:
@@ -86,12 +94,12 @@ def estimate(data, last_states):
         if last_states:
             data[group, state][:, 0] = last_states[group]
     with torch.no_grad(), set_recurrent_mode():
-        critic(data)
+        write_values(data, [data[i : i + 1] for i in range(len(data))])
     for group in groups:
         data[group, state][:, 1:] = data["next", group, state][:, :-1]
     last_states = {g: data["next", g, state][:, -1].clone() for g in groups}
-    with torch.no_grad():
-        critic(data["next"])  # Single steps, each from the state before it.
+    with torch.no_grad():  # Single steps, each from the state before it.
+        write_values(data["next"], data["next"].reshape(-1).split(100))
     for group in groups:
         after = data["next", group]
         value = data[group, "state_value"]
@@ -159,20 +167,33 @@ def visit(visitor):
 HEADER = "frames", "visitor", "error", "random", "error_of_random"
 rows: list[tuple[float, ...]] = []
 states: dict[str, torch.Tensor] = {}
+parts = {
+    "policy": policy,
+    "critic": critic,
+    "optimizer": optimizer,
+    "rows": rows,
+    "states": states,
+}
 random = visit(None)
 print("random actions: return {:.2f}, standard error {:.2f}".format(*random))
-with MultiSyncCollector(
-    make_env,
-    policy,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    **workers,
-    max_frames_per_traj=args.limit,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
-        data = batch.clone()
-        states = estimate(data, states)
+with (
+    MultiSyncCollector(
+        make_env,
+        policy,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        **workers,
+        max_frames_per_traj=args.limit,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
+        data = batch.clone(recurse=False)  # Shares the pictures.
+        states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
         for _ in range(args.epochs):
             for index in torch.randperm(len(data)).split(args.minibatch):
@@ -184,7 +205,10 @@ with MultiSyncCollector(
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, *visit(policy), *random))
-            print("{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1]))
+            checkpoint.print(
+                "{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1])
+            )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])

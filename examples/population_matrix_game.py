@@ -19,6 +19,7 @@ import torch
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import make_critic, make_policy, save_policy
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="prisoners_dilemma_in_the_matrix__repeated")
@@ -37,6 +38,7 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=4, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/population_matrix_game"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
@@ -65,9 +67,12 @@ optimizers = {n: torch.optim.Adam(parameters[n], lr=args.lr, eps=1e-5) for n in 
 
 def estimate(data, critic):
     """Write advantages and value targets, ``[B, T, n, 1]``; all players always act."""
-    with torch.no_grad():
-        critic(data)
-        critic(data["next"])
+    with torch.no_grad():  # A part at a time: activations are large.
+        for there in (data, data["next"]):
+            parts = there.reshape(-1).split(500)
+            values = [critic(part)[group, "state_value"] for part in parts]
+            shape = (*there.shape, *values[0].shape[1:])
+            there[group, "state_value"] = torch.cat(values).reshape(shape)
     after = data["next", group]
     value = data[group, "state_value"]
     follows = after["state_value"] * ~after["terminated"]
@@ -98,7 +103,7 @@ def loss_of(data, name):
 
 def train(batch, name):
     """Train a member on its own frames; return its mean reward per frame."""
-    data = batch.clone()
+    data = batch.clone(recurse=False)  # Shares the pictures.
     own = data[group, "mask"]
     if int(own.sum()) < 2:
         return float("nan")  # It did not play.
@@ -121,19 +126,32 @@ def train(batch, name):
 found = evaluate(None, make_env, episodes=8, seeds=1, num_workers=1)
 random_mean = sum(found.agent_returns) / sum(found.lengths)
 print(f"reward per frame of random actions: {random_mean:.4f}")
-rows, window = [], []
-with MultiSyncCollector(
-    make_env,
-    policies=policies,
-    assign=assign,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    num_workers=args.workers,
-    envs_per_worker=args.envs,
-    max_frames_per_traj=args.limit,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
+rows: list[tuple[float, ...]] = []
+window: list[list[float]] = []
+parts = {
+    "policies": torch.nn.ModuleDict(policies),
+    "critics": torch.nn.ModuleDict(critics),
+    "rows": rows,
+    "window": window,
+} | {f"optimizer of {name}": optimizers[name] for name in names}
+with (
+    MultiSyncCollector(
+        make_env,
+        policies=policies,
+        assign=assign,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        num_workers=args.workers,
+        envs_per_worker=args.envs,
+        max_frames_per_traj=args.limit,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
         window.append([train(collector.policy.batch_of(batch, n), n) for n in names])
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
@@ -142,7 +160,10 @@ with MultiSyncCollector(
             rows.append((collector.frames, *means, random_mean))
             pairs = zip(names, means, strict=True)
             shown = "  ".join(f"{name} {mean:6.4f}" for name, mean in pairs)
-            print(f"{collector.frames:>9,} frames, reward per frame: {shown}")
+            checkpoint.print(
+                f"{collector.frames:>9,} frames, reward per frame: {shown}"
+            )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", *names, "random"), *rows])

@@ -18,6 +18,7 @@ import torch
 from marl_collect import RayCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--address", default=None, help="of a running cluster")
@@ -33,6 +34,7 @@ parser.add_argument("--clip", type=float, default=0.2)
 parser.add_argument("--workers", type=int, default=1, help="per actor")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/ppo_ray"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
@@ -85,20 +87,26 @@ def loss_of(data):
 
 
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
-rows = []
-with RayCollector(
-    make_env,
-    policy,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    num_collectors=args.actors,
-    num_workers_per_collector=args.workers,
-    # Without an address, the collector starts a Ray of its own.
-    ray_init_config={"address": args.address} if args.address else None,
-    envs_per_worker=8,
-    sync=True,
-    seed=args.seed,
-) as collector:
+rows: list[tuple[float, ...]] = []
+parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
+with (
+    RayCollector(
+        make_env,
+        policy,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        num_collectors=args.actors,
+        num_workers_per_collector=args.workers,
+        # Without an address, the collector starts a Ray of its own.
+        ray_init_config={"address": args.address} if args.address else None,
+        envs_per_worker=8,
+        sync=True,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
     for batch in collector:
         data = batch.clone()
         estimate(data)
@@ -116,7 +124,10 @@ with RayCollector(
         stats = collector.stats()
         mean = stats.get("episode_return_per_agent", float("nan"))
         rows.append((collector.frames, mean, random.mean_agent_return))
-        print(f"{collector.frames:>9,} frames, return per walker {mean:8.2f}")
+        checkpoint.print(
+            f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"
+        )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", "return_per_agent", "random"), *rows])

@@ -33,6 +33,7 @@ from marl_collect.models import (
     make_policy,
     save_policy,
 )
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=150_000)
@@ -50,6 +51,7 @@ parser.add_argument("--every", type=int, default=10, help="batches per evaluatio
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/qmix_simple_spread"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
@@ -131,18 +133,30 @@ def loss_of(data):
 buffer = TensorDictReplayBuffer(
     storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
 )
-rows = []
-with MultiSyncCollector(
-    make_env,
-    policy,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    init_random_frames=args.warm_up,
-    num_workers=args.workers,
-    envs_per_worker=8,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
+rows: list[tuple[float, ...]] = []
+parts = {
+    "networks": nn.ModuleList([network, mixer, target_network, target_mixer, explore]),
+    "optimizer": optimizer,
+    "buffer": buffer,
+    "rows": rows,
+}
+with (
+    MultiSyncCollector(
+        make_env,
+        policy,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        init_random_frames=args.warm_up,
+        num_workers=args.workers,
+        envs_per_worker=8,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
         flat = batch.reshape(-1)
         after = flat["next"]
         buffer.extend(
@@ -178,10 +192,11 @@ with MultiSyncCollector(
                 policy, make_env, episodes=args.games, num_workers=1, seeds=1
             )
             rows.append((collector.frames, found.mean_team_return))
-            print(
+            checkpoint.print(
                 f"{collector.frames:>9,} frames, return of the team "
                 f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
             )
+        checkpoint.batch_done()
 
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", "return_team"), *rows])

@@ -24,6 +24,7 @@ from tensordict import TensorDict
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
+from marl_collect.training.checkpoint import Checkpoint
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=300_000)
@@ -39,6 +40,7 @@ parser.add_argument("--games", type=int, default=400, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/self_play_connect_four"))
+parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
@@ -148,19 +150,32 @@ def win_rate(opponent, seed):
 
 
 rows: list[tuple[float, ...]] = [(0, win_rate(None, 0))]
-versions = [copy.deepcopy(policy)]
+versions = [copy.deepcopy(policy.state_dict())]
 past = [copy.deepcopy(policy.state_dict())]
-with MultiSyncCollector(
-    make_env,
-    policies={"main": policy, "rival": rival, "random": None},
-    assign=assign,
-    frames_per_batch=args.batch,
-    total_frames=args.frames,
-    num_workers=args.workers,
-    envs_per_worker=8,
-    seed=args.seed,
-) as collector:
-    for number, batch in enumerate(collector, 1):
+parts = {
+    "networks": torch.nn.ModuleList([policy, rival, critic]),
+    "optimizer": optimizer,
+    "rows": rows,
+    "versions": versions,
+    "past": past,
+}
+with (
+    MultiSyncCollector(
+        make_env,
+        policies={"main": policy, "rival": rival, "random": None},
+        assign=assign,
+        frames_per_batch=args.batch,
+        total_frames=args.frames,
+        num_workers=args.workers,
+        envs_per_worker=8,
+        seed=args.seed,
+    ) as collector,
+    Checkpoint(
+        args.out, parts | {"collector": collector}, resume=args.resume
+    ) as checkpoint,
+):
+    done = collector.stats()["batches"]
+    for number, batch in enumerate(collector, done + 1):
         data = collector.policy.batch_of(batch, "main").clone()
         estimate(data)
         moves = moves_of(data)
@@ -178,10 +193,15 @@ with MultiSyncCollector(
         collector.update_policy_weights_()
         if number % args.evaluate == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, win_rate(None, number)))
-            versions.append(copy.deepcopy(policy))
-            print("{:>9,} frames, {:.1%} won against random actions".format(*rows[-1]))
+            versions.append(copy.deepcopy(policy.state_dict()))
+            checkpoint.print(
+                "{:>9,} frames, {:.1%} won against random actions".format(*rows[-1])
+            )
+        checkpoint.batch_done()
 
-rows = [(*row, win_rate(v, 0)) for row, v in zip(rows, versions, strict=True)]
+for index, version in enumerate(versions):
+    rival.load_state_dict(version)
+    rows[index] = (*rows[index], win_rate(rival, 0))
 for row in rows[:-1]:
     print(f"wins against the version of {row[0]:,} frames: {row[2]:.1%}")
 

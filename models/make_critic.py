@@ -168,7 +168,7 @@ def _cross_critic(
         name: CrossCriticGroupSpec(
             leaves[name][0].size,
             group.n_agents,
-            (name, "observation"),
+            leaves[name][0].key,
             (name, "state_value"),
         )
         for name, group in description.groups.items()

@@ -5,14 +5,19 @@ from typing import Annotated
 import typer
 
 Task = Annotated[
-    str, typer.Argument(help="Name of a task, as for `marl-collect collect`.")
+    str,
+    typer.Argument(
+        help="Name of a task, as for `marl-collect collect`, or the folder of a run of "
+        "`compare`, which has task, settings and policy."
+    ),
 ]
 Policy = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="`random` actions; the folder of a run of `compare`; a file of "
         "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
-        "random weights."
+        "random weights.  [default: the run's, or random]",
+        show_default=False,
     ),
 ]
 AsInFile = Annotated[bool, typer.Option(help="As for the policy in the file.")]

@@ -10,7 +10,7 @@ from marl_collect.cli.arguments import Compression
 from marl_collect.cli.collecting import CollectRequest, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.tasks import parse_settings
+from marl_collect.cli.runs import what_to_play
 
 _AMOUNT = "How much"
 _ACTING = "Policy"
@@ -20,8 +20,9 @@ def collect(  # noqa: PLR0913 - one argument per option
     task: Annotated[
         str,
         typer.Argument(
-            help="Name of a task (see `marl-collect envs`), or `module:name` of a "
-            "callable that returns an environment.",
+            help="Name of a task (see `marl-collect envs`), `module:name` of a "
+            "callable that returns an environment, or the folder of a run of "
+            "`compare`, which has task, settings and policy.",
         ),
     ],
     *,
@@ -73,14 +74,15 @@ def collect(  # noqa: PLR0913 - one argument per option
         ),
     ] = None,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="`mlp`, a MultiAgentMLP per group with random weights; `random` "
             "actions; the folder of a run of `compare`; or a file of `save_policy`, or "
-            "of the `state_dict` of an mlp.",
+            "of the `state_dict` of an mlp.  [default: the run's, or mlp]",
             rich_help_panel=_ACTING,
+            show_default=False,
         ),
-    ] = "mlp",
+    ] = None,
     centralised: Annotated[
         bool,
         typer.Option(
@@ -135,20 +137,20 @@ def collect(  # noqa: PLR0913 - one argument per option
     from marl_collect.storage.compression import check_compression
 
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
-    acting = PolicyRequest(policy, centralised, share_params, seed)
-    with user_errors(ValueError):
+    with user_errors(ValueError, OSError):
+        what = what_to_play(task, policy, env, max_frames_per_traj, default="mlp")
+        acting = PolicyRequest(what.policy, centralised, share_params, seed)
         acting.check()
         check_compression(compression)
-        settings = parse_settings(env or [])
     request = CollectRequest(
-        task=task,
-        env_kwargs=settings,
+        task=what.task,
+        env_kwargs=what.env_kwargs,
         frames=frames,
         episodes=episodes,
         workers=workers,
         envs_per_worker=envs_per_worker,
         frames_per_batch=frames_per_batch,
-        max_frames_per_traj=max_frames_per_traj,
+        max_frames_per_traj=what.max_frames_per_traj,
         policy=acting,
         seed=seed,
         out=out,

@@ -13,6 +13,7 @@ from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors, explain
 from marl_collect.cli.tasks import find_factory
 from marl_collect.core.interruption import Interruption
+from marl_collect.core.log_file import LOG
 from marl_collect.errors import worker_error_of
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
@@ -53,7 +54,9 @@ def run(request: CompareRequest) -> int:
     with Interruption() as interruption:
         try:
             with (
-                TrainingProgress(err, runs, comparison.options.frames) as progress,
+                TrainingProgress(
+                    err, runs, comparison.options.frames, comparison.folder / LOG
+                ) as progress,
                 _training_errors(comparison),
             ):
                 failed = run_all(comparison, progress.begin, interruption)

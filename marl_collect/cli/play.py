@@ -16,14 +16,15 @@ from marl_collect.cli.arguments import (
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.tasks import find_factory, parse_settings
+from marl_collect.cli.runs import what_to_play
+from marl_collect.cli.tasks import find_factory
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 
 def play(  # noqa: PLR0913 - one argument per option
     task: Task,
     *,
-    policy: Policy = "random",
+    policy: Policy = None,
     centralised: AsInFile = False,
     share_params: AsInFile = True,
     episodes: Episodes = 5,
@@ -36,12 +37,14 @@ def play(  # noqa: PLR0913 - one argument per option
 
     Nothing is written. `marl-collect render` makes a video of the same episodes.
 
-    Example: `marl-collect play multiwalker_v9 --policy weights.pt`
+    Example: `marl-collect play multiwalker_v9 --policy weights.pt`, or
+    `marl-collect play runs/walk/ippo-local-shared/seed_0`
     """
-    acting = PolicyRequest(policy, centralised, share_params, seed)
     with user_errors(ValueError, ImportError, OSError):
+        what = what_to_play(task, policy, env, max_frames_per_traj, default="random")
+        task, settings = what.task, what.env_kwargs
+        acting = PolicyRequest(what.policy, centralised, share_params, seed)
         acting.check()
-        settings = parse_settings(env or [])
         factory = find_factory(task, settings)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(task, settings):
@@ -55,7 +58,7 @@ def play(  # noqa: PLR0913 - one argument per option
                 factory,
                 episodes=episodes,
                 deterministic=not stochastic,
-                max_frames_per_traj=max_frames_per_traj,
+                max_frames_per_traj=what.max_frames_per_traj,
                 seeds=seed,
             )
     table = Table(title=f"{task}: {episodes} episodes")

@@ -20,7 +20,8 @@ from marl_collect.cli.arguments import (
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.tasks import find_factory, parse_settings
+from marl_collect.cli.runs import what_to_play
+from marl_collect.cli.tasks import find_factory
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 
@@ -31,7 +32,7 @@ def render(  # noqa: PLR0913 - one argument per option
         Path,
         typer.Option("--out", help="Video file: .mp4, .mkv, .mov or .gif."),
     ] = Path("video.mp4"),
-    policy: Policy = "random",
+    policy: Policy = None,
     centralised: AsInFile = False,
     share_params: AsInFile = True,
     episodes: Episodes = 1,
@@ -50,13 +51,14 @@ def render(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect render multiwalker_v9 --policy weights.pt --out walk.mp4`
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
-    acting = PolicyRequest(policy, centralised, share_params, seed)
     with user_errors(ValueError, ImportError, OSError):
         from marl_collect.rendering.video import check_video
 
+        what = what_to_play(task, policy, env, max_frames_per_traj, default="random")
+        task, settings = what.task, what.env_kwargs
+        acting = PolicyRequest(what.policy, centralised, share_params, seed)
         acting.check()
         check_video(target)
-        settings = parse_settings(env or [])
         factory = find_factory(task, settings, pictures=True)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(task, settings):
@@ -68,7 +70,7 @@ def render(  # noqa: PLR0913 - one argument per option
             factory,
             module,
             episodes=episodes,
-            max_frames_per_traj=max_frames_per_traj,
+            max_frames_per_traj=what.max_frames_per_traj,
             deterministic=not stochastic,
             seed=seed,
             overlay=overlay,

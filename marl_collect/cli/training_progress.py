@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
 from rich.console import Console, Group, RenderableType
@@ -11,8 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli.progress import line, remaining
+from marl_collect.core.log_file import add_line
 
 if TYPE_CHECKING:
+    from marl_collect.training.costs import Costs
     from marl_collect.training.evaluating import EvaluationRecord
     from marl_collect.training.learner import NotFiniteError
     from marl_collect.training.options import Setup
@@ -29,10 +32,12 @@ class TrainingProgress:
         console: to draw on; without a terminal only the lines are printed.
         runs: number of runs.
         frames: of each run.
+        log: file for the same lines, with a line a minute.
     """
 
-    def __init__(self, console: Console, runs: int, frames: int) -> None:
+    def __init__(self, console: Console, runs: int, frames: int, log: Path) -> None:
         self._console = console
+        self._log = log
         self._runs = runs
         self._frames = frames
         self._begun = 0
@@ -60,7 +65,7 @@ class TrainingProgress:
         self._begun += 1
         self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
         self._done, self._last, self._metrics = 0, None, ""
-        self._console.print(self._name, highlight=False, soft_wrap=True)
+        self._print(self._name)
         return self
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
@@ -76,34 +81,41 @@ class TrainingProgress:
         ]
         self._metrics = "  ".join([f"return {row['return_team']:.1f}", *shown])
         now = time.monotonic()
-        if self._live is None and now - self._printed > _LINE_SECONDS:
+        if now - self._printed > _LINE_SECONDS:
             self._printed = now
-            self._console.print(
-                f"  {frames:,} frames: {self._metrics}", highlight=False, soft_wrap=True
-            )
+            text = f"  {frames:,} frames: {self._metrics}"
+            self._print(text, shown=self._live is None)
+
+    def measured(self, costs: "Costs") -> None:
+        """Print the costs of a gradient step, and that measuring them took no time."""
+        self._print(
+            f"  A gradient step of {costs.minibatch_frames:,} frames takes "
+            f"{costs.forward_ms + costs.backward_ms:,.0f} ms, measured in training."
+        )
 
     def interrupted(self) -> None:
         """Print that the run ends soon."""
-        self._console.print(
+        self._print(
             "Interrupted: finishing this batch, then saving. Press Ctrl-C again to "
-            "stop at once.",
-            highlight=False,
-            soft_wrap=True,
+            "stop at once."
         )
 
     def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""
         self._last = record.frames
-        self._console.print(
+        self._print(
             f"  {record.frames:,} frames: return {record.team:,.2f} (team), "
-            f"{record.agent:,.2f} (agent), {record.length:,.0f} frames per episode",
-            highlight=False,
-            soft_wrap=True,
+            f"{record.agent:,.2f} (agent), {record.length:,.0f} frames per episode"
         )
 
     def failed(self, error: "NotFiniteError") -> None:
         """Print why this run ends."""
-        self._console.print(f"  {error}", highlight=False, soft_wrap=True)
+        self._print(f"  {error}")
+
+    def _print(self, text: str, *, shown: bool = True) -> None:
+        if shown:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        add_line(self._log, text)
 
     def __enter__(self) -> Self:
         if self._live is not None:

@@ -245,16 +245,21 @@ class WorkerGroup:
             if index not in begin:
                 self._note_cut(member, state)
 
-    def give_seeds(self, seeds: Sequence[tuple[int, ...]]) -> None:
-        """Set the seeds of each environment's first episodes, before the first frame.
+    def play(self, seed: int, seeds: Sequence[tuple[int, ...]]) -> None:
+        """Let each environment begin with episodes of these seeds.
 
         Args:
+            seed: from which everything else that is random is derived.
             seeds: of each environment, worker by worker.
         """
+        self._seed = seed
         left = iter(seeds)
         for index, member in enumerate(self._members):
             chosen = tuple(next(left) for _ in member.plan.environments)
-            member.plan = replace(member.plan, given_seeds=chosen)
+            member.plan = replace(
+                member.plan, seed=seed, episodes=(), given_seeds=chosen
+            )
+            member.running = ()
             self._pool.send(index, messages.UsePlan(member.plan))
 
     # State

@@ -1,10 +1,9 @@
 """Evaluates policies on whole episodes in parallel workers."""
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass
-from itertools import accumulate, chain, islice, pairwise
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import accumulate, pairwise
 from numbers import Integral
 from typing import Annotated, Any, ClassVar, final
 
@@ -21,6 +20,7 @@ from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
+from marl_collect.core.seeding import episode_seed
 from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
     Option,
@@ -93,8 +93,8 @@ class EvaluationArguments(_Shared):
     episodes: Annotated[
         int,
         Option(
-            "number of episodes; with one root seed, rounded up to a multiple of the "
-            "number of environments",
+            "number of episodes, which the environments play in turn: episode i is "
+            "that of environment i, modulo their number",
             at_least=1,
         ),
     ]
@@ -114,7 +114,8 @@ class Evaluation:
     """The episodes of an evaluation.
 
     Attributes:
-        episodes: ordered by environment, then by number.
+        episodes: in the order of their seeds. ``environment`` is the number of the
+            episode.
     """
 
     episodes: tuple[Episode, ...]
@@ -168,7 +169,6 @@ class Evaluator(Closing):
         """Start the workers and wait until all of them are ready."""
         self._root = arguments.seeds
         self._limit = arguments.max_frames_per_traj
-        self._fresh = True
         self._closed = False
         self._workers = start_workers(
             arguments.create_env_fn, arguments.policy, _collector_options(arguments)
@@ -191,18 +191,22 @@ class Evaluator(Closing):
         episodes: int,
         *,
         seeds: int | None = None,
+        first: int = 0,
         weights: Any = None,
         model_id: str | None = None,
     ) -> Evaluation:
         """Run whole episodes and return their returns and lengths.
 
-        Every environment contributes the same number of episodes, its first ones. The
-        same seed gives the same episodes, regardless of earlier evaluations.
+        The same seed gives the same episodes, regardless of earlier evaluations and of
+        the number of workers: their seeds are derived from it, and the noise of actions
+        from these. With another number of environments per worker, the last bit of a
+        network's outputs may differ, as with any other number of rows.
 
         Args:
-            episodes: number of episodes, rounded up to a multiple of the number of
-                environments.
+            episodes: number of episodes.
             seeds: root seed of these episodes; None uses the evaluator's own.
+            first: number of the first episode that is played; those before it are left
+                out.
             weights: a module, a state_dict or a TensorDict of parameters to act with;
                 None uses the policy's current weights.
             model_id: name of the policy that ``weights`` are for, if there are several,
@@ -217,10 +221,14 @@ class Evaluator(Closing):
         """
         if self._closed:
             raise ClosedError("This Evaluator is closed: create a new one.")
-        if episodes < 1:
-            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        if not 0 <= first < episodes:
+            raise ValueError(
+                f"episodes must be at least 1 and more than first, but is {episodes}, "
+                f"and first is {first}."
+            )
         workers = self._workers
         root = self._root if seeds is None else _root(seeds)
+        chosen_seeds = _derived(root, episodes)
         policy = workers.weights.policy
         tensors = None
         chosen = weights is not None or model_id is not None
@@ -230,39 +238,40 @@ class Evaluator(Closing):
             # This contacts no worker, so workers stay usable after an error here.
             workers.weights.publish(tensors)
         try:
-            if not self._fresh or root != self._root:
-                workers.reseed(root)
-            self._fresh = False
-            return self._play(episodes)
+            return self._play(root, chosen_seeds[first:], first)
         except BaseException as error:
             # Unread replies would be taken for replies to later commands.
             _close_after(error, self.close)
             raise
 
-    def _evaluate_once(self, episodes: int, seeds: tuple[int, ...]) -> Evaluation:
-        """Do what ``evaluate`` the function does, and close.
-
-        Args:
-            episodes: number of episodes.
-            seeds: a seed for each; () derives them from the root seed.
-        """
+    def _evaluate_once(self, seeds: Sequence[int]) -> Evaluation:
+        """Play an episode of each seed, and close."""
         try:
-            evaluation = self._play(episodes, seeds)
+            evaluation = self._play(self._root, seeds)
         except BaseException as error:
             _close_after(error, self.close)
             raise
         self.close()
         return evaluation
 
-    def _play(self, episodes: int, seeds: tuple[int, ...] = ()) -> Evaluation:
+    @property
+    def environments(self) -> int:
+        """Number of episodes that are played at the same time."""
+        return sum(self._workers.sizes)
+
+    def _play(self, root: int, seeds: Sequence[int], first: int = 0) -> Evaluation:
         workers = self._workers
         count = sum(workers.sizes)
-        wanted = [-(-episodes // count)] * count
-        if seeds:
-            shares = _split(seeds, count)
-            workers.give_seeds(shares)
-            wanted = [len(share) for share in shares]
-        return Evaluation(tuple(_played(workers, wanted, self._limit)))
+        # An episode has the same row in its worker, however many workers there are.
+        shares = [tuple(seeds[k::count]) for k in range(count)]
+        workers.play(root, shares)
+        played = _played(workers, list(map(len, shares)), self._limit)
+        return Evaluation(
+            tuple(
+                replace(played[i % count][i // count], environment=first + i)
+                for i in range(len(seeds))
+            )
+        )
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -281,8 +290,7 @@ class Evaluator(Closing):
 def evaluate(arguments: EvaluationArguments) -> Evaluation:
     """Run whole episodes and return their returns and lengths.
 
-    Every environment contributes the same number of episodes, its first ones, so short
-    episodes are not preferred. The same seeds give the same episodes.
+    The same seeds give the same episodes, whatever the number of workers.
 
     The arguments are the fields of ``EvaluationArguments``.
 
@@ -300,7 +308,8 @@ def evaluate(arguments: EvaluationArguments) -> Evaluation:
             "on_worker_failure."
         )
     evaluator = Evaluator(**values(_Shared, arguments), seeds=root)
-    return evaluator._evaluate_once(episodes, seeds)  # noqa: SLF001 - of this module
+    chosen = seeds or _derived(root, episodes)
+    return evaluator._evaluate_once(chosen)  # noqa: SLF001 - of this module
 
 
 def _close_after(error: BaseException, close: Callable[[float], None]) -> None:
@@ -340,8 +349,10 @@ def _attached(workers: WorkerGroup) -> Slots:
 
 def _played(
     workers: WorkerGroup, wanted: Sequence[int], limit: int | None
-) -> Iterable[Episode]:
+) -> list[list[Episode]]:
     """Collect until each environment has its number of episodes; return these.
+
+    Workers whose environments have theirs rest.
 
     Args:
         workers: with a slot of ``_FRAMES`` frames attached.
@@ -349,26 +360,37 @@ def _played(
         limit: ``max_frames_per_traj``.
     """
     ended: list[list[Episode]] = [[] for _ in wanted]
+    ends = list(accumulate(workers.sizes, initial=0))
     frames = 0
-    while any(map(operator.lt, map(len, ended), wanted)):
-        if frames == _LONG and limit is None and [] in ended:
+    while True:
+        waiting = {
+            index
+            for index, (begin, end) in enumerate(pairwise(ends))
+            if any(len(ended[k]) < wanted[k] for k in range(begin, end))
+        }
+        if not waiting:
+            return ended
+        late = [k for k, n in enumerate(wanted) if n and not ended[k]]
+        if frames == _LONG and limit is None and late:
             warn(
-                f"In an evaluation, the first episode of environment {ended.index([])} "
+                f"In an evaluation, the first episode of environment {late[0]} "
                 f"has not ended after {frames:,} frames. An evaluation waits for the "
                 "end. If there may be none, pass max_frames_per_traj, or --set "
                 "max_frames_per_traj=FRAMES to `marl-collect compare`."
             )
         frames += _FRAMES
-        for index in range(len(workers)):
+        for index in waiting:
             workers.collect(index, messages.Collect(_SLOT))
-        waiting = set(range(len(workers)))
         while waiting:
             index, reply = workers.receive(waiting)
             waiting.remove(index)
             for episode in reply.episodes:
                 ended[episode.environment].append(episode)
-    first = (episodes[:n] for episodes, n in zip(ended, wanted, strict=True))
-    return chain.from_iterable(first)
+
+
+def _derived(root: int, episodes: int) -> list[int]:
+    """Return the seeds of episodes, derived from a root seed."""
+    return [episode_seed(root, number, 0) for number in range(episodes)]
 
 
 def _root(seeds: Any) -> int:
@@ -399,12 +421,3 @@ def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
             "episode."
         )
     return 0, tuple(map(int, given))
-
-
-def _split(seeds: tuple[int, ...], environments: int) -> tuple[tuple[int, ...], ...]:
-    """Split the seeds among the environments as evenly as possible, in order."""
-    few, more = divmod(len(seeds), environments)
-    remaining = iter(seeds)
-    return tuple(
-        tuple(islice(remaining, few + (k < more))) for k in range(environments)
-    )

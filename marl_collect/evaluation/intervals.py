@@ -38,11 +38,38 @@ class Interval:
         )
 
 
+def rank_sum_p(one: ArrayLike, two: ArrayLike) -> float:
+    """Return the two-sided p-value of the exact rank-sum test of two sets of scores.
+
+    It is the share of all divisions of the scores into two sets of these sizes whose
+    rank sum is at least as far from its mean. Equal scores have their mean rank.
+
+    Source:
+        Mann and Whitney, "On a Test of Whether one of Two Random Variables is
+        Stochastically Larger than the Other", Annals of Mathematical Statistics 18.
+    """
+    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
+    scores = np.concatenate([first, second])
+    below = (scores < scores[:, None]).sum(1)
+    ranks = 2 * below + (scores == scores[:, None]).sum(1)  # Twice, less one.
+    # The number of subsets by their size and rank sum.
+    ways = np.zeros((first.size + 1, int(ranks.sum()) + 1))
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    mean = first.size * ranks.mean()
+    distance = np.abs(np.arange(ways.shape[1]) - mean)
+    seen = abs(ranks[: first.size].sum() - mean)
+    counts = ways[-1]
+    return float(counts[distance >= seen - 1e-9].sum() / counts.sum())
+
+
 def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
     """Return the mean of the values between the quartiles.
 
     The lowest and the highest quarter are left out. If a quarter is not a whole number
-    of values, the values at its edge have a fractional weight.
+    of values, the values at its edge have a fractional weight. (scipy's ``trim_mean``
+    rounds the quarter down, so it trims nothing of three values.)
 
     Args:
         values: an array.

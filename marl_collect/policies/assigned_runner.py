@@ -190,6 +190,11 @@ class AssignedRunner(PolicyRunner):
             self._parts[index].begin(frames, generators.apart(index))
         self._dirty = True
 
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the noise of every policy anew for one environment."""
+        for index, part in enumerate(self._parts):
+            part.redraw(k, frame, generators.apart(index))
+
     def act(self, frame: int) -> None:
         """Run the policies that somebody acts with, and copy what they wrote."""
         if self._dirty:
@@ -395,6 +400,10 @@ class AllRows:
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames."""
         self._runner.begin(frames, generators)
+
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the policy's noise anew for one environment."""
+        self._runner.redraw(k, frame, generators)
 
     def explain(self) -> str:
         """Return how the policy is run."""

@@ -210,6 +210,10 @@ class OwnRows:
         for rows in self._groups.values():
             rows.begin(frames)
 
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the noise of one environment anew; the runs read the same arrays."""
+        self._module.redraw(k, frame, generators)
+
     def call(self, mine: Mapping[str, NDArray[np.bool_]]) -> Call:
         """Return the call that acts for some agents in a frame.
 

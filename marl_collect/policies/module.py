@@ -145,6 +145,10 @@ class ModuleRunner(PolicyRunner):
         """Sample the noise of our heads; other modules use torch's generator."""
         self.noise.begin(frames, generators)
 
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the noise of our heads anew for one environment."""
+        self.noise.redraw(k, frame, generators)
+
     def act(self, frame: int) -> None:
         """Call the module and copy its outputs into the memory.
 

@@ -62,6 +62,12 @@ class HeadNoise:
             if draws:
                 stream.draw(generators.of(stream.number), frames)
 
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the noise of one environment anew, from a frame to the slot's end."""
+        for stream in self.streams:
+            if stream.slot is not None:
+                stream.redraw(k, frame, generators.of(stream.number)[k])
+
     def load(self, frame: int) -> None:
         """Copy one frame's noise to the memory that the heads read."""
         for stream in self.streams:
@@ -125,6 +131,14 @@ class NoiseStream:
         if self.head.noise_kind == "gumbel":
             rows = gumbel(rows)
         self.slot = np.ascontiguousarray(rows.swapaxes(0, 1))
+
+    def redraw(self, k: int, frame: int, generator: np.random.Generator) -> None:
+        """Sample the noise of one environment from ``frame`` to the slot's end."""
+        assert self.slot is not None
+        rest = self.slot[frame:, k]
+        rest[...] = noise(
+            self.head.noise_kind, generator, rest.shape, self.array.dtype.type
+        )
 
 
 def draw(kind: Kind, generator: np.random.Generator, out: NDArray[Any]) -> None:

@@ -99,6 +99,16 @@ class PolicyRunner(abc.ABC):
         """Prepare for ``frames`` calls of ``act``."""
 
     @abc.abstractmethod
+    def redraw(self, k: int, frame: int, generators: "Generators") -> None:
+        """Sample the noise of one environment anew, from a frame to the slot's end.
+
+        Args:
+            k: the environment.
+            frame: index since ``begin``.
+            generators: those of ``begin``, of which that of ``k`` was restarted.
+        """
+
+    @abc.abstractmethod
     def act(self, frame: int) -> None:
         """Write the outputs for the observations in the memory.
 
@@ -123,8 +133,7 @@ class Generators:
             generation: number of restarts of their worker.
         """
         self._generation = generation
-        self._seed = seed
-        self._environments = environments
+        self._origins = [(seed, k) for k in environments]
         self._made: dict[int, list[np.random.Generator]] = {}
         self._first = 0
 
@@ -144,10 +153,25 @@ class Generators:
         stream += self._first
         if stream not in self._made:
             self._made[stream] = [
-                noise_generator(self._seed, k, stream, self._generation)
-                for k in self._environments
+                noise_generator(seed, environment, stream, self._generation)
+                for seed, environment in self._origins
             ]
         return self._made[stream]
+
+    def restart(self, k: int, seed: int) -> None:
+        """Derive the generators of one environment from the seed of its episode.
+
+        Its noise then depends neither on the environment nor on earlier episodes.
+
+        Args:
+            k: position of the environment.
+            seed: of the episode.
+        """
+        from marl_collect.core.seeding import noise_generator
+
+        self._origins[k] = (seed, 0)
+        for stream, made in self._made.items():
+            made[k] = noise_generator(seed, 0, stream, self._generation)
 
     def state(self) -> dict[int, list[object]]:
         """Return the state that ``load`` restores."""
@@ -220,6 +244,7 @@ class RandomRunner(PolicyRunner):
                     "to another key."
                 )
         self._free = []
+        self._drawn = []
         self._masked = []
         for stream, sampler in enumerate(self._samplers):
             noise = draw(sampler, generators.of(stream), frames)
@@ -231,9 +256,21 @@ class RandomRunner(PolicyRunner):
                     # Copying bytes takes a third of the time of assigning small arrays.
                     pair = (bytes_of(target), bytes_of(actions), target.nbytes)
                     self._free.append(pair)
+                    self._drawn.append((stream, sampler, actions))
             else:
-                mask = self._memory[sampler.mask_key]
-                self._masked.append((sampler, target, noise.swapaxes(0, 1), mask))
+                mask, rest = self._memory[sampler.mask_key], noise.swapaxes(0, 1)
+                self._masked.append((stream, sampler, target, rest, mask))
+
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample one environment's actions anew, from a frame to the slot's end."""
+        from marl_collect.core.random_actions import draw
+
+        for stream, sampler, actions in self._drawn:
+            rest = draw(sampler, [generators.of(stream)[k]], len(actions) - frame)
+            actions[frame:, k] = sampler.actions(rest[0])
+        for stream, sampler, _, noise, _ in self._masked:
+            rest = draw(sampler, [generators.of(stream)[k]], len(noise) - frame)
+            noise[frame:, k] = rest[0]
 
     def act(self, frame: int) -> None:
         """Write this frame's actions."""
@@ -242,7 +279,7 @@ class RandomRunner(PolicyRunner):
         for rows, actions, size in self._free:
             begin = frame * size
             rows[:] = actions[begin : begin + size]
-        for sampler, chosen, noise, mask in self._masked:
+        for _, sampler, chosen, noise, mask in self._masked:
             chosen[...] = sampler.actions(noise[frame], mask)
 
     def explain(self) -> str:

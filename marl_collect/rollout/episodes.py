@@ -51,7 +51,8 @@ class Plan:
         generation: how often the worker was restarted. Each generation has its own
             noise.
         given_seeds: seeds of each environment's first episodes, which replace the
-            derived ones.
+            derived ones. Then the noise of an episode is derived from its seed, and the
+            rollout may end when all these episodes have.
     """
 
     seed: int
@@ -201,6 +202,15 @@ class RunningEpisodes:
     def numbers(self) -> tuple[int, ...]:
         """Number of each environment's running episode."""
         return tuple(self._numbers.tolist())
+
+    @property
+    def given_ended(self) -> bool:
+        """Whether all episodes with given seeds have ended, if there are any."""
+        given = self.plan.given_seeds
+        return bool(given) and all(
+            number >= len(seeds)
+            for number, seeds in zip(self._numbers.tolist(), given, strict=True)
+        )
 
     def seed(self, k: int) -> int:
         """Return the seed of environment k's running episode."""

@@ -123,6 +123,7 @@ class Rollout:
         }
         self._random = RandomRunner(self._description, signature)
         self._random.bind(self._memory)
+        self._acting = policy
         checks = check_actions and not isinstance(policy, RandomRunner)
         self._check = action_check(self._description, self._memory) if checks else None
         self._last: list[LastObservation] = []
@@ -216,6 +217,8 @@ class Rollout:
                 self._begin_next_episodes(frame, writer, begins)
                 limits = self._limits(begins)
                 limit = NEVER if limits is None else int(limits.min())
+                if self._episodes.given_ended and not is_async:
+                    break
             if progress.preempted():
                 break
         return frame + 1, self._suspend(slot, writer, begins, frame + 1, version)
@@ -228,7 +231,7 @@ class Rollout:
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
-        policy = self._random if random else self._policy
+        self._acting = policy = self._random if random else self._policy
         policy.begin(frames, self._generators)
         if random:
             # The policy may have acted before: a state of random frames can be loaded.
@@ -277,6 +280,9 @@ class Rollout:
         begins[rows] = frame + 1
         writer.ended(rows, frame)
         self._begin(rows)
+        if self._episodes.plan.given_seeds:
+            for k in rows.tolist():
+                self._acting.redraw(k, frame + 1, self._generators)
         writer.began(rows, frame + 1)
 
     def take_last(self) -> list[LastObservation]:
@@ -334,13 +340,13 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._episodes.load(state["environments"])
         self._generators = Generators(seed, plan.environments, generation)
+        self._generators.load(state["generators"])
         self._policy.remember(whether=False)
         started = self._episodes.started
         if begin or (started and not self._description.repeats):
             self.reset()
         elif started:
             self._replay_running(state)
-        self._generators.load(state["generators"])
         torch.set_rng_state(state["torch"])
 
     def _replay_running(self, state: Mapping[str, Any]) -> None:
@@ -371,6 +377,9 @@ class Rollout:
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         seeds = self._episodes.begin(rows)
+        if self._episodes.plan.given_seeds:
+            for k, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+                self._generators.restart(k, seed)
         if self._chooses:
             pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
             self._policy.begin_episodes(dict(pairs))

@@ -6,6 +6,7 @@ Neither the engine nor the models import this package. Needs the extra ``compare
 file                          contents
 ============================  =====================================================
 ``options.py``                settings of a run; the setups that are compared
+``convolutions.py``           the setting ``conv``
 ``presets.py``                settings for tasks that were tried
 ``algorithms.py``             table of algorithms
 ``learner.py``                base class of learners; training rewards
@@ -13,6 +14,7 @@ file                          contents
 ``ppo.py``                    IPPO and MAPPO
 ``value_decomposition.py``    VDN and QMIX
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
+``checkpoint.py``             saves and resumes a training loop
 ``evaluating.py``             evaluations of a run
 ``costs.py``                  parameters, memory and time of a gradient step
 ``allocator.py``              keeps freed memory for the next activations

@@ -242,9 +242,16 @@ def measure_random(comparison: Comparison) -> None:
     folder = RunFolder(comparison.folder)
     begun = any(RunFolder(p.parent).has_progress for p in folder.path.rglob(CONFIG))
     if not begun or read_random(folder.path) is None:
-        options = comparison.options
-        with evaluator_of(None, comparison.task.factory, options) as evaluator:
-            record = evaluate_policy(evaluator, options, frames=0, final=True)
+        options, task = comparison.options, comparison.task
+        about = {
+            "task": task.name,
+            "env_kwargs": task.env_kwargs,
+            "options": asdict(options),
+        }
+        with evaluator_of(None, task.factory, options) as evaluator:
+            record = evaluate_policy(
+                evaluator, options, folder, about, frames=0, final=True
+            )
         folder.write_json(RANDOM, asdict(record))
 
 

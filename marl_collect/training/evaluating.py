@@ -1,8 +1,10 @@
 """Evaluations of a run: complete episodes, with seeds that training never uses."""
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -10,12 +12,18 @@ from torch import nn
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.training.learner import NotFiniteError
 from marl_collect.training.options import TrainingOptions
+from marl_collect.training.run_folder import EPISODES, RunFolder
 
 SEED = 1_000_000_007
 """Seed of all evaluations during training; the same episodes for every run."""
 
 FINAL_SEED = 1_000_000_009
 """Seed of the final evaluations; differs from the one that selected the weights."""
+
+_SLICE_SECONDS = 15.0
+_NOTE_SECONDS = 60.0
+_SHARES = 4
+"""At least so many workers share an evaluation, if there are as many."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,14 @@ class EvaluationRecord:
     n_agents: int
     team_returns: list[float]
     lengths: list[int]
+
+    def and_then(self, later: "EvaluationRecord") -> "EvaluationRecord":
+        """Return the record of these episodes and later ones."""
+        return replace(
+            self,
+            team_returns=self.team_returns + later.team_returns,
+            lengths=self.lengths + later.lengths,
+        )
 
     @property
     def agent_returns(self) -> list[float]:
@@ -65,13 +81,16 @@ def evaluator_of(
         factory: of the environment.
         options: of the run.
     """
+    # The number of rows of a forward pass, and thus the last bit of its outputs, must
+    # not depend on the number of workers. A few long episodes need several workers.
+    episodes = min(options.eval_episodes, options.final_episodes)
     return Evaluator(
         policy,
         factory,
         deterministic=options.deterministic and policy is not None,
         max_frames_per_traj=options.max_frames_per_traj,
         num_workers=options.workers,
-        envs_per_worker=options.envs_per_worker,
+        envs_per_worker=min(options.envs_per_worker, -(-episodes // _SHARES)),
         seeds=SEED,
     )
 
@@ -79,25 +98,63 @@ def evaluator_of(
 def evaluate_policy(
     evaluator: Evaluator,
     options: TrainingOptions,
+    folder: RunFolder,
+    about: Mapping[str, Any],
     *,
     frames: int,
     final: bool = False,
 ) -> EvaluationRecord:
     """Evaluate a policy with its current weights.
 
+    The episodes that are played are noted in the folder every minute. If the process is
+    killed, an evaluation of the same policy goes on with the others.
+
     Args:
         evaluator: of the policy.
         options: of the run.
+        folder: of the run, for the episodes so far.
+        about: plain data that tell this policy, task and settings from all others.
         frames: number of frames that the policy was trained with.
         final: whether this is a final evaluation, which has its own seed.
 
     Raises:
         NotFiniteError: if a return is NaN or infinite.
     """
-    found = evaluator.evaluate(
-        options.final_episodes if final else options.eval_episodes,
-        seeds=FINAL_SEED if final else SEED,
-    )
+    seed, wanted = SEED, options.eval_episodes
+    if final:
+        seed, wanted = FINAL_SEED, options.final_episodes
+    about = json.loads(json.dumps({**about, "frames": frames, "seed": seed}))
+    record = _noted(folder, about)
+    saved = time.monotonic()
+    episodes = evaluator.environments
+    while record is None or len(record.lengths) < wanted:
+        first = 0 if record is None else len(record.lengths)
+        before = time.monotonic()
+        part = _played(evaluator, frames, seed, first, min(wanted, first + episodes))
+        record = part if record is None else record.and_then(part)
+        now = time.monotonic()
+        if now - before < _SLICE_SECONDS:
+            episodes *= 2
+        if now - saved > _NOTE_SECONDS:
+            folder.write_json(EPISODES, {"about": about, "record": asdict(record)})
+            saved = now
+    (folder.path / EPISODES).unlink(missing_ok=True)
+    return record
+
+
+def _noted(folder: RunFolder, about: Any) -> EvaluationRecord | None:
+    """Return the episodes of an evaluation that was interrupted."""
+    noted = folder.read_json(EPISODES)
+    if noted is None or noted["about"] != about:
+        return None
+    return EvaluationRecord(**noted["record"])
+
+
+def _played(
+    evaluator: Evaluator, frames: int, seed: int, first: int, last: int
+) -> EvaluationRecord:
+    """Play the episodes with the numbers from ``first`` to ``last - 1``."""
+    found = evaluator.evaluate(last, seeds=seed, first=first)
     wrong = {
         group
         for episode in found.episodes

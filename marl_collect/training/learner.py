@@ -32,6 +32,7 @@ class Learner(abc.ABC):
         policy_options: with which ``make_policy`` built it; saved with its weights.
         networks: all trained modules by name, including the policy.
         optimizer: of all their parameters.
+        updates: number of gradient steps so far.
         prefetch: whether the next batch is collected during training.
         warm_up_frames: how many frames are collected with random actions first.
     """
@@ -64,9 +65,10 @@ class Learner(abc.ABC):
         self.description = description
         self.setup = setup
         self.options = options
-        self.policy_options = policy_options(setup, options)
+        self.policy_options = policy_options(setup, options, description)
         self.device = _available(options.device)
         self.generator = torch.Generator().manual_seed(seed)
+        self.updates = 0
         self._meter: StepMeter | None = None
 
     @classmethod
@@ -118,6 +120,7 @@ class Learner(abc.ABC):
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
             "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
             "generator": self.generator.get_state(),
             "torch": torch.get_rng_state(),
         }
@@ -127,6 +130,7 @@ class Learner(abc.ABC):
         for name, net in (self.networks | self.unrolled).items():
             net.load_state_dict(state["networks"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch"])
 
@@ -174,6 +178,7 @@ class Learner(abc.ABC):
                 "training diverged: lower the learning rate or reward_scale."
             )
         self.optimizer.step()
+        self.updates += 1
         return loss.detach(), logged, norm
 
 

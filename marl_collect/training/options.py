@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 
+from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared
 from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.convolutions import AUTO, check, convolutions
 
 Activation = Literal["tanh", "relu", "elu"]
 
@@ -200,13 +202,16 @@ class TrainingOptions(Options):
         Literal["agent", "team"],
         Option(
             '``"agent"``, each agent learns from its own reward, or ``"team"``, all '
-            "agents learn from the team's mean. Value decomposition always uses the "
-            "team's reward"
+            "agents learn from the mean over all agents. Value decomposition always "
+            "learns from their sum, which is larger by the number of agents"
         ),
     ] = "agent"
     reward_scale: Annotated[
         float,
-        Option("factor of the rewards in training. Reported returns are not scaled"),
+        Option(
+            "factor of the rewards in training, which for value decomposition are sums "
+            "over the agents. Reported returns are not scaled"
+        ),
     ] = 1.0
     num_cells: Annotated[
         Sequence[int], Option("units of the hidden layers", at_least=1)
@@ -214,6 +219,14 @@ class TrainingOptions(Options):
     activation: Annotated[
         Activation, Option("of the hidden layers: tanh, relu or elu")
     ] = "tanh"
+    conv: Annotated[
+        str,
+        Option(
+            "convolutions for pictures: sprites (MeltingPot), three, nature (Atari), "
+            "or layers such as 16k8s8,32k3s1 (channels, kernel, stride); auto is "
+            "sprites if the sides of pictures are multiples of 8, and three otherwise"
+        ),
+    ] = AUTO
     recurrent: Annotated[
         Literal["gru", "lstm"] | None,
         Option(
@@ -270,6 +283,7 @@ class TrainingOptions(Options):
             ValueError: for a value out of bounds.
         """
         super().__post_init__()
+        check(self.conv)
         try:
             torch.device(self.device)
         except RuntimeError as error:
@@ -345,7 +359,9 @@ class TrainingOptions(Options):
         return cls().with_settings(flat)
 
 
-def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+def network_options(
+    setup: Setup, options: TrainingOptions, description: EnvDescription
+) -> dict[str, Any]:
     """Return the options that ``make_policy`` and ``make_critic`` share."""
     return {
         "share_params": setup.share_params,
@@ -354,9 +370,13 @@ def network_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
+        "conv": convolutions(options.conv, description),
     }
 
 
-def policy_options(setup: Setup, options: TrainingOptions) -> dict[str, Any]:
+def policy_options(
+    setup: Setup, options: TrainingOptions, description: EnvDescription
+) -> dict[str, Any]:
     """Return the options of ``make_policy`` that do not depend on the algorithm."""
-    return {"centralised": setup.centralised, **network_options(setup, options)}
+    shared = network_options(setup, options, description)
+    return {"centralised": setup.centralised, **shared}

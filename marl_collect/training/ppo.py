@@ -27,6 +27,9 @@ from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import Setup, TrainingOptions, network_options
 
+_OBSERVED_AT_ONCE = 8_000_000
+"""Bytes of observations in one pass of the critic. Activations take about 25 times as
+much for pictures of bytes and the default convolutions."""
 LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
 
 
@@ -57,7 +60,7 @@ class PPOLearner(Learner):
         self.critic = make_critic(
             description,
             centralised=setup.algorithm == "mappo",
-            **network_options(setup, options),
+            **network_options(setup, options, description),
         ).to(self.device)
         self._values = list(self.critic.out_keys)
         # The critic's state after the last batch, with which the next one begins.
@@ -137,40 +140,58 @@ class PPOLearner(Learner):
 
         For a recurrent critic, also write its state before each frame.
         """
+        at_once = self._frames_at_once(data)
         if self.options.recurrent is None:
-            self._criticise(data)
-            self._criticise(data["next"])
+            self._criticise(data, at_once)
+            self._criticise(data["next"], at_once)
             return {}
         modules = [m for m in self.critic.modules() if isinstance(m, RecurrentModule)]
         shapes = {k: s for m in modules for k, s in m.state_shapes.items()}
+        before = {}
         for key, shape in shapes.items():
-            before = torch.zeros(*data.shape, *shape, device=self.device)
+            data[key] = torch.zeros(*data.shape, *shape, device=self.device)
             if key in self._state and len(self._state[key]) == len(data):
-                before[:, 0] = self._state[key]
-            data[key] = before
-        with set_recurrent_mode():
-            self._criticise(data, sequences=True)
+                before[key] = self._state[key]
+        length = min(data.shape[1], at_once)
+        outputs: list[TensorDictBase] = []
+        for part in data.split(length, 1):
+            for key, state in before.items():
+                part[key][:, 0] = state
+            with set_recurrent_mode():
+                rows = part.split(max(1, at_once // length))
+                outputs.append(torch.cat([self._values_of(row) for row in rows]))
+            before = {key: outputs[-1]["next"][key][:, -1] for key in shapes}
+        whole: TensorDictBase = torch.cat(outputs, 1)
+        data.update(whole)
         for key in shapes:
             data[key][:, 1:] = data["next"][key][:, :-1]
-        after = {key: data["next"][key][:, -1].clone() for key in shapes}
-        self._criticise(data["next"])  # Single steps, each from the state before it.
-        return after
+        # Single steps, each from the state before it.
+        self._criticise(data["next"], at_once)
+        return {key: state.clone() for key, state in before.items()}
 
-    def _criticise(self, data: TensorDictBase, *, sequences: bool = False) -> None:
-        """Write the critic's outputs for all frames, computed a minibatch at a time.
-
-        Activations of a whole batch of pictures take gigabytes; those of a minibatch
-        fit into memory, because training keeps them for its gradient.
-        """
-        rows = data if sequences else data.reshape(-1)
-        size = max(1, self.ppo.minibatch_frames // rows[:1].numel())
-        outputs = torch.cat(
-            [
-                self.critic(part).select(*self._values, strict=False)
-                for part in rows.split(size)
-            ]
-        )
+    def _criticise(self, data: TensorDictBase, at_once: int) -> None:
+        """Write the critic's outputs for all frames, computed a few at a time."""
+        parts = data.reshape(-1).split(at_once)
+        outputs = torch.cat([self._values_of(part) for part in parts])
         data.update(outputs.reshape(data.shape))
+
+    def _values_of(self, data: TensorDictBase) -> TensorDictBase:
+        return self.critic(data).select(*self._values, strict=False)
+
+    def _frames_at_once(self, data: TensorDictBase) -> int:
+        """Return how many frames' activations fit into a few hundred megabytes.
+
+        Activations of a whole batch of pictures would take gigabytes.
+        """
+        frame = data[:1, :1]
+        pictures = sum(
+            value.nbytes
+            for name in self.description.groups
+            for key, value in frame[name].items(include_nested=True, leaves_only=True)
+            if "observation" in key
+        )
+        most = _OBSERVED_AT_ONCE // max(1, pictures)
+        return max(1, min(self.ppo.minibatch_frames, most))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, with the critic's state."""

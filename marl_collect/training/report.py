@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from marl_collect.evaluation.intervals import Interval
+from marl_collect.evaluation.intervals import Interval, rank_sum_p
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import (
     AGENT,
@@ -39,6 +39,7 @@ SETUP: Column = ("setup", lambda s: s.setup)
 COSTS: list[Column] = [
     ("policy parameters", lambda s: f"{s.costs['policy_parameters']:,}"),
     ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
+    ("gradient steps", lambda s: "-" if s.updates is None else f"{s.updates:,}"),
     ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
     ("forward ms", lambda s: f"{s.costs['forward_ms']:.1f}"),
     ("backward ms", lambda s: f"{s.costs['backward_ms']:.1f}"),
@@ -58,6 +59,9 @@ TABLES: dict[str, list[Column]] = {
     ],
     "costs": [SETUP, *COSTS],
 }
+_SEEDS = 5
+"""Runs of each setup from which a test can tell two setups apart."""
+_LEVEL = 0.05
 _TERMINAL = 80
 """Characters in a line of a table."""
 
@@ -71,6 +75,9 @@ LEGEND = (
     "- Values are interquartile means over seeds with 95 % stratified bootstrap "
     "intervals (Agarwal et al. 2021). With few seeds, an interval is little more than "
     "the range of the seeds.\n"
+    "- Setups with five seeds or more are compared by exact rank-sum tests of the best "
+    "weights. Their p-values are multiplied by the number of pairs of setups.\n"
+    "- Gradient steps: of one run. Setups with equal frames may differ in them.\n"
     "- Policy parameters, all parameters: of the policy alone, and of all trained "
     "networks.\n"
     "- MB: weights, gradients, optimiser moments, target networks, and the tensors "
@@ -188,25 +195,34 @@ def conclusion(
 ) -> str:
     """Say which setups' best weights have the highest return of the team.
 
-    Two setups are told apart if their intervals do not overlap.
+    Two setups are told apart by an exact rank-sum test over seeds. Its p-value is
+    multiplied by the number of pairs, because the best setup is chosen by its scores.
+    With fewer than five seeds no difference is claimed.
 
     Args:
         summaries: of at least one setup.
         random: evaluation of random actions, if measured.
     """
     found = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
+    scores = {s.setup: s.scores for s in summaries}
     best, *others = sorted(found, key=lambda setup: -found[setup].value)
-    close = [setup for setup in others if found[setup].high >= found[best].low]
-    text = f"{best} has the highest team return"
-    if close and len(close) < len(others):
-        text += (
-            f"; only {_listed(close)} overlap{'' if close[1:] else 's'} its interval"
+    text = f"{best} has the highest team return."
+    if min(map(len, scores.values())) < _SEEDS:
+        return (
+            f"{text} With fewer than {_SEEDS} seeds of each setup, no difference is "
+            "shown."
         )
-    elif close:
-        text += f"; {_listed(close)} overlap{'' if close[1:] else 's'} its interval"
-    elif others:
-        text += "; no other interval overlaps"
-    text += "."
+    pairs = len(found) * (len(found) - 1) / 2
+    lower = [
+        setup
+        for setup in others
+        if rank_sum_p(scores[best], scores[setup]) * pairs < _LEVEL
+    ]
+    close = [setup for setup in others if setup not in lower]
+    if lower:
+        text += f" Shown to be lower (p < {_LEVEL}): {_listed(lower)}."
+    if close:
+        text += f" Not shown to differ from it: {_listed(close)}."
     if random is not None:
         low = [setup for setup in (best, *others) if found[setup].low <= random.team]
         if low:

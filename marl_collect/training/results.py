@@ -29,6 +29,7 @@ class Run:
             which actions are sampled; empty if no episode ended.
         seconds: time spent collecting, training and evaluating.
         costs: see ``Costs``.
+        updates: gradient steps; None if the run is not finished or older.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Run:
     training: dict[str, float]
     seconds: dict[str, float]
     costs: dict[str, Any]
+    updates: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -86,6 +88,7 @@ class Run:
             result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),
+            result.get("updates"),
         )
 
     @property
@@ -138,6 +141,8 @@ class Summary:
         collected: frames per second of time spent collecting.
         trained: frames per second of time spent training.
         costs: of the first run.
+        scores: return of the team of each run's best weights.
+        updates: gradient steps of the first run; None if not recorded.
     """
 
     setup: str
@@ -147,6 +152,8 @@ class Summary:
     collected: float
     trained: float
     costs: dict[str, Any]
+    scores: list[float]
+    updates: int | None
 
 
 def by_setup(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -186,4 +193,6 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
         costs=runs[0].costs,
+        scores=[record.team for record in best],
+        updates=runs[0].updates,
     )

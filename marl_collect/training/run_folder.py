@@ -6,6 +6,7 @@ file                        contents
 ``config.json``             task, setup, seed, options, versions
 ``progress.csv``            a row per batch: losses, returns, speed
 ``evaluations.json``        all evaluations, with each episode's return
+``episodes.json``           episodes so far of an evaluation that takes long
 ``checkpoints/last.pt``     the state that resuming needs
 ``checkpoints/best.pt``     the networks of the best evaluation
 ``events.out.tfevents.*``   the metrics for TensorBoard, if tensorboardX is installed
@@ -31,6 +32,7 @@ from marl_collect.storage.files import LOCK, FolderLock
 PROGRESS = "progress.csv"
 EVALUATIONS = "evaluations.json"
 RESULT = "result.json"
+EPISODES = "episodes.json"
 LAST = "checkpoints/last.pt"
 
 

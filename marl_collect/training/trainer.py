@@ -17,6 +17,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.interruption import Interruption
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
+from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import (
@@ -33,9 +34,6 @@ from marl_collect.training.run_folder import (
     EventWriter,
     RunFolder,
 )
-
-SAVE_SECONDS = 120.0
-"""A run that is killed loses at most this much work, and the batch in progress."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,6 +60,10 @@ class Watcher(Protocol):
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         """Handle the metrics of a batch, after training on it."""
+        ...
+
+    def measured(self, costs: Costs) -> None:
+        """Handle the costs of the first gradient steps."""
         ...
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -204,7 +206,7 @@ class Trainer:
         while collector.frames < self.options.frames:
             with self._interruption.deferred(self._tell):
                 self._train(learner, collector, events)
-                late = time.monotonic() - self._saved > SAVE_SECONDS
+                late = time.monotonic() - self._saved > checkpoint.SAVE_SECONDS
                 if late or self._interruption.happened:
                     self._save(learner, collector)
             self._interruption.raise_if_happened()
@@ -225,7 +227,10 @@ class Trainer:
         self._seconds["training"] += time.perf_counter() - before
         del batch
         collector.update_policy_weights_()
-        self._costs = self._costs or learner.costs()
+        if self._costs is None:
+            self._costs = learner.costs()
+            if self._costs is not None and self._watcher is not None:
+                self._watcher.measured(self._costs)
         self._log(collector, metrics, events)
 
     def _tell(self) -> None:
@@ -278,7 +283,7 @@ class Trainer:
         self, learner: Learner, evaluator: Evaluator, events: EventWriter, frames: int
     ) -> None:
         before = time.perf_counter()
-        record = evaluate_policy(evaluator, self.options, frames=frames)
+        record = self._evaluated_by(evaluator, frames)
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._evaluations), default=float("-inf"))
         self._evaluations.append(record)
@@ -300,6 +305,18 @@ class Trainer:
         )
         if self._watcher is not None:
             self._watcher.evaluated(record)
+
+    def _evaluated_by(
+        self, evaluator: Evaluator, frames: int, *, final: bool = False
+    ) -> EvaluationRecord:
+        return evaluate_policy(
+            evaluator,
+            self.options,
+            self.folder,
+            self._config(),
+            frames=frames,
+            final=final,
+        )
 
     def _write_evaluations(self) -> None:
         self.folder.write_json(EVALUATIONS, [asdict(w) for w in self._evaluations])
@@ -360,15 +377,12 @@ class Trainer:
 
     def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""
-        last = evaluate_policy(
-            evaluator, self.options, frames=self._evaluations[-1].frames, final=True
-        )
-        saved = self._best()
-        learner.policy.load_state_dict(saved["networks"]["policy"])
-        best = evaluate_policy(
-            evaluator, self.options, frames=saved["frames"], final=True
-        )
         frames = self._evaluations[-1].frames
+        last = self._evaluated_by(evaluator, frames, final=True)
+        best, saved = last, self._best()
+        if saved["frames"] != frames:
+            learner.policy.load_state_dict(saved["networks"]["policy"])
+            best = self._evaluated_by(evaluator, saved["frames"], final=True)
         assert self._costs is not None
         result = {
             "frames": frames,
@@ -377,6 +391,7 @@ class Trainer:
             "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
             "costs": asdict(self._costs),
+            "updates": learner.updates,
         }
         self.folder.write_json(RESULT, result)
         return result
@@ -387,14 +402,17 @@ class Trainer:
         names = ("return_team", "return_agent", "episode_length")
         return {name: row[name] for name in names if math.isfinite(row[name])}
 
-    def _check_config(self) -> None:
-        config = {
+    def _config(self) -> dict[str, Any]:
+        return {
             "task": self.task.name,
             "env_kwargs": self.task.env_kwargs,
             "setup": self.setup.name,
             "seed": self.seed,
             "options": asdict(self.options),
         }
+
+    def _check_config(self) -> None:
+        config = self._config()
         if not self.folder.has_progress:
             self.folder.write_json(CONFIG, config)
             return

@@ -84,7 +84,8 @@ class ValueLearner(Learner):
                 "the other."
             )
         shared = PolicyOptions(
-            centralised=setup.centralised, **network_options(setup, options)
+            centralised=setup.centralised,
+            **network_options(setup, options, description),
         )
         n_agents = self.group.n_agents
         self.leaves = observation_leaves(

@@ -142,9 +142,10 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_display_shows_the_whole_comparison_at_80_columns() -> None:
+def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
-    progress = TrainingProgress(console, runs=4, frames=1_000_000)
+    log = tmp_path / "progress.log"
+    progress = TrainingProgress(console, runs=4, frames=1_000_000, log=log)
     setup = Setup.parse("mappo-centralised-shared-ids")
     row = {"return_team": -303.1, "loss_objective": 0.1, "loss_critic": 1e6}
     for seed in (0, 1):
@@ -161,6 +162,7 @@ def test_the_display_shows_the_whole_comparison_at_80_columns() -> None:
     )
     assert len(second) <= 80
     assert record.frames == 0
+    assert log.read_text().count("   0 frames: return 1.00 (team)") == 2
 
 
 def evaluation(frames: int) -> EvaluationRecord:

@@ -22,9 +22,9 @@ def policy(td: TensorDictBase) -> TensorDictBase:
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
-def test_every_environment_contributes_its_first_episodes() -> None:
-    found = evaluate(policy, [CountingEnv] * 2, episodes=10, seeds=3)
-    assert [e.environment for e in found.episodes] == [0] * 5 + [1] * 5
+def test_exactly_the_wanted_episodes_are_played() -> None:
+    found = evaluate(policy, [CountingEnv] * 3, episodes=10, seeds=3)
+    assert [e.environment for e in found.episodes] == list(range(10))
     assert found.lengths == [e.length for e in found.episodes]
     team = [sum(map(sum, e.returns.values())) for e in found.episodes]
     assert found.team_returns == team
@@ -33,8 +33,67 @@ def test_every_environment_contributes_its_first_episodes() -> None:
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
-    one = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=1)
-    two = evaluate(policy, [CountingEnv] * 4, episodes=8, num_workers=2)
+    one = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
+    two = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)
+    assert one == two
+
+
+HUNTERS = partial(CountingEnv, n_prey=0)
+PICTURES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
+
+
+@pytest.mark.parametrize(
+    ("factory", "network"),
+    [
+        (CountingEnv, None),  # Random actions.
+        (partial(CountingEnv, action_mask=False), None),
+        (CountingEnv, {}),  # Of two groups, one with continuous actions.
+        (HUNTERS, {"recurrent": "gru", "hidden_size": 8}),
+        (PICTURES, {"agent_ids": True}),
+    ],
+)
+def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
+    factory: Any, network: dict[str, Any] | None
+) -> None:
+    """The noise of an episode begins with it, also in the middle of a slot."""
+    torch.manual_seed(0)
+    module = None if network is None else make_policy(factory(), **network)
+    one, two, three = (
+        evaluate(
+            module,
+            factory,
+            episodes=7,
+            seeds=5,
+            deterministic=False,
+            num_workers=workers,
+            envs_per_worker=2,
+        )
+        for workers in (1, 2, 3)
+    )
+    assert one == two == three
+    assert len(set(one.team_returns)) > 1
+
+
+def test_sampled_episodes_of_several_policies_do_not_depend_on_the_workers() -> None:
+    torch.manual_seed(0)
+    policies = {"a": make_policy(HUNTERS()), "b": make_policy(HUNTERS()), "r": None}
+
+    def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+        return {agent: "abr"[(seed + i) % 3] for i, agent in enumerate(agents)}
+
+    one, two = (
+        evaluate(
+            None,
+            HUNTERS,
+            policies=policies,
+            assign=assign,
+            episodes=7,
+            deterministic=False,
+            num_workers=workers,
+            envs_per_worker=2,
+        )
+        for workers in (1, 3)
+    )
     assert one == two
 
 

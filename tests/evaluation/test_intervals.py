@@ -1,7 +1,13 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 
-from marl_collect.evaluation.intervals import bootstrap, interquartile_mean
+from marl_collect.evaluation.intervals import (
+    bootstrap,
+    interquartile_mean,
+    rank_sum_p,
+)
 
 
 def test_eight_scores_are_averaged_over_the_middle_four() -> None:
@@ -41,3 +47,22 @@ def test_the_interval_narrows_with_the_number_of_runs() -> None:
 def test_a_stratum_without_scores_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one score"):
         bootstrap([[1.0], []])
+
+
+def test_the_rank_sum_test_equals_an_enumeration() -> None:
+    rng = np.random.default_rng(0)
+    for sizes in ((3, 4), (5, 5), (2, 6)):
+        scores = rng.integers(0, 6, sum(sizes)).astype(float)
+        ranks = np.array(
+            [(scores < s).sum() + ((scores == s).sum() + 1) / 2 for s in scores]
+        )
+        sums = [
+            ranks[list(chosen)].sum()
+            for chosen in combinations(range(len(scores)), sizes[0])
+        ]
+        mean = sizes[0] * ranks.mean()
+        seen = abs(ranks[: sizes[0]].sum() - mean)
+        expected = np.mean([abs(s - mean) >= seen - 1e-9 for s in sums])
+        found = rank_sum_p(scores[: sizes[0]], scores[sizes[0] :])
+        assert found == pytest.approx(expected)
+    assert rank_sum_p([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)

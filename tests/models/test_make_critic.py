@@ -70,6 +70,19 @@ def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:
     assert not isinstance(make_critic(description), CrossGroupCritic)
 
 
+def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> None:
+    nested = GroupDescription(
+        ("c",),
+        spaces.Dict({"cards": spaces.Box(-1, 1, (4,), np.float32)}),
+        spaces.Discrete(2),
+    )
+    description = EnvDescription("nested", {"one": VECTOR, "two": nested})
+    critic = make_critic(description, centralised=True)
+    assert isinstance(critic, CrossGroupCritic)
+    values = critic(observe(description, 3))
+    assert values["two", "state_value"].shape[-2:] == (1, 1)
+
+
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("build", [make_policy, make_critic])
 def test_identities_tell_agents_with_shared_weights_apart(

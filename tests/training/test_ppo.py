@@ -11,6 +11,7 @@ pytest.importorskip("torchrl")
 from marl_collect import Collector, describe
 from marl_collect.models import set_recurrent_mode
 from marl_collect.testing.counting import CountingEnv
+from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -257,7 +258,7 @@ def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
     recurrent: str | None,
 ) -> None:
     prepared = []
-    for frames in (16, 10_000):
+    for frames in (7, 10_000):
         settings: dict[str, Any] = {
             "recurrent": recurrent,
             "ppo.minibatch_frames": frames,
@@ -272,11 +273,29 @@ def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
         prepared.append(learner.prepare(batch))
         hook.remove()
         assert sum(sizes) == 2 * batch.numel()
-        assert recurrent or max(sizes) == min(frames, batch.numel())
+        assert max(sizes) == min(frames, batch.numel())
     for group in describe(CountingEnv).groups:
         one, two = (data[group, "state_value"] for data in prepared)
         assert one.abs().sum() > 0
         torch.testing.assert_close(one.flatten(), two.flatten())
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_pictures_of_few_frames_are_criticised_at_once(
+    recurrent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(IMAGES, "mappo-local-shared", recurrent=recurrent)
+    batch = batch_of(IMAGES, learner)
+    groups = learner.description.groups
+    observed = sum(batch[:1, :1][g].select("observation").bytes() for g in groups)
+    monkeypatch.setattr(ppo, "_OBSERVED_AT_ONCE", 5 * observed + 1)
+    sizes: list[int] = []
+    learner.critic.register_forward_pre_hook(
+        lambda module, args: sizes.append(args[0].numel())
+    )
+    learner.prepare(batch)
+    assert max(sizes) == 5
+    assert sum(sizes) == 2 * batch.numel()
 
 
 def test_the_first_gradient_steps_tell_the_costs() -> None:

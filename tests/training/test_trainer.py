@@ -24,7 +24,7 @@ from marl_collect.models import make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.testing.counting import CountingEnv
 from marl_collect.testing.pair import PairEnv
-from marl_collect.training import trainer as trainer_module
+from marl_collect.training import checkpoint
 from marl_collect.training.comparison import Comparison, check_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
@@ -48,6 +48,9 @@ class StopAt:
 
     def failed(self, error: Any) -> None:
         raise AssertionError from error
+
+    def measured(self, costs: Any) -> None:
+        pass
 
     def evaluated(self, record: Any) -> None:
         pass
@@ -149,7 +152,7 @@ def test_a_run_is_saved_every_two_minutes(
     Trainer(task_of(HUNTERS), setup, COUNTING, 0, tmp_path / "a").run()
     assert saved == [3, 3, 5, 5, 6, 6]  # Before and after each evaluation.
     saved.clear()
-    monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SAVE_SECONDS", 0.0)
     Trainer(task_of(HUNTERS), setup, COUNTING, 0, tmp_path / "b").run()
     assert sorted({*saved}) == [1, 2, 3, 4, 5, 6]
 
@@ -352,7 +355,7 @@ def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
 
 def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path) -> None:
     task, initial = task_of(HUNTERS), tmp_path / "initial.pt"
-    policy = policy_options(IPPO, COUNTING)
+    policy = policy_options(IPPO, COUNTING, task.description)
     save_policy(initial, make_policy(HUNTERS, **policy), HUNTERS, **policy)
     options = COUNTING.with_settings({"initial": str(initial)})
     runs = Comparison(task, [IPPO], [0], options, tmp_path)

@@ -144,6 +144,10 @@ class FusedRunner(PolicyRunner):
             if stream.slot is not None
         ]
 
+    def redraw(self, k: int, frame: int, generators: Generators) -> None:
+        """Sample the noise of one environment anew; ``act`` reads the same arrays."""
+        self._module.redraw(k, frame, generators)
+
     def start(self, frames: int) -> None:
         """Do the same as ``begin``, but leave the noise of each frame to the caller."""
         self._drop_what_fails()

@@ -1,0 +1,73 @@
+"""The presets of ``conv``: a gradient step on pictures, and acting.
+
+Pictures are those of MeltingPot, 88 x 88 x 3 bytes. Acting takes 16 of them at a time,
+as for 8 environments with 2 players each, a gradient step 400. The size is that of the
+tensors which the backward pass needs.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from harness.turns import Alternative
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from cases.case import Case
+from marl_collect.models import MultiAgentConvNet
+from marl_collect.models.layers.inputs import ImageInput
+from marl_collect.training.allocator import keep_freed_memory
+from marl_collect.training.convolutions import CONVOLUTIONS, layers
+
+ROWS = {"acting": 16, "gradient step": 400}
+
+
+def network(preset: str) -> nn.Module:
+    """Return the convolutions of a preset for one agent."""
+    conv = MultiAgentConvNet(1, False, True, in_features=3, **layers(preset))  # type: ignore[arg-type]
+    return nn.Sequential(ImageInput(), conv)
+
+
+def calls(preset: str, task: str) -> Alternative:
+    """Return the forward pass, with the backward pass for a gradient step."""
+    net, rows = network(preset), ROWS[task]
+    pictures = torch.randint(0, 256, (rows, 1, 88, 88, 3), dtype=torch.uint8)
+    if task == "acting":
+
+        def act() -> None:
+            with torch.no_grad():
+                net(pictures)
+
+        return Alternative.once(act)
+
+    def step() -> None:
+        net.zero_grad()
+        net(pictures).square().mean().backward()
+
+    size = saved(net, pictures)
+    return Alternative(Alternative.once(step).call, nbytes=lambda: size)
+
+
+def saved(net: nn.Module, pictures: Tensor) -> int:
+    """Return the bytes of the tensors that the backward pass needs."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        net(pictures)
+    return sum(storages.values())
+
+
+def build(_: ExitStack, task: str) -> dict[str, Alternative]:
+    """Return the presets."""
+    keep_freed_memory()
+    return {preset: calls(preset, task) for preset in CONVOLUTIONS}
+
+
+def cases() -> list[Case]:
+    """Return a row for acting and one for training."""
+    return [Case(task, partial(build, task=task), per="ms") for task in ROWS]

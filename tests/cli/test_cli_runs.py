@@ -1,0 +1,92 @@
+"""Commands take the folder of a run, with its task, settings and policy."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torchrl")
+pytest.importorskip("matplotlib")
+
+from marl_collect.cli.main import app
+from marl_collect.cli.runs import what_to_play
+from marl_collect.storage import open_dataset
+
+TASK = "marl_collect.testing.counting:CountingEnv"
+SETTINGS = {
+    "frames_per_batch": 40,
+    "envs_per_worker": 2,
+    "eval_episodes": 1,
+    "final_episodes": 1,
+    "num_cells": [8],
+    "max_frames_per_traj": 5,
+    "ppo.epochs": 1,
+}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    text = result.stdout + result.stderr
+    assert result.exit_code == 0, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a comparison with one run, whose settings are its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    chosen = [f"--set={name}={json.dumps(value)}" for name, value in SETTINGS.items()]
+    arguments = ["--frames=40", "--seeds=1", "--workers=1", "--setup=ippo-local-shared"]
+    arguments += ["--env=n_prey=0", "--env=min_length=30", "--env=max_length=40"]
+    run("compare", TASK, *arguments, *chosen, "--out", str(folder))
+    return folder
+
+
+def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
+    folder = trained / "ippo-local-shared" / "seed_0"
+    expected = run(
+        *("play", TASK, "--policy", str(folder / "checkpoints" / "best.pt")),
+        *("--env=n_prey=0", "--env=min_length=30", "--env=max_length=40"),
+        *("--max-frames-per-traj=5", "--episodes=3"),
+    )
+    assert re.search(r"mean \W+ 5\.0 ", expected)
+    for arguments in (
+        [str(folder)],
+        [str(trained)],  # It has one run.
+        [TASK, "--policy", str(folder)],
+        [TASK, "--policy", str(folder / "checkpoints" / "best.pt")],
+    ):
+        assert run("play", *arguments, "--episodes=3") == expected
+
+
+def test_options_replace_those_of_the_run(trained: Path) -> None:
+    played = what_to_play(
+        str(trained), "random", ["max_length=50"], 7, default="random"
+    )
+    assert played.task == TASK
+    assert played.policy == "random"
+    assert played.max_frames_per_traj == 7
+    assert played.env_kwargs == {"n_prey": 0, "min_length": 30, "max_length": 50}
+
+
+def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
+    played = what_to_play("other", str(trained), ["a=1"], None, default="mlp")
+    assert (played.env_kwargs, played.max_frames_per_traj) == ({"a": 1}, None)
+    assert what_to_play("other", None, None, None, default="mlp").policy == "mlp"
+
+
+def test_collect_writes_data_of_a_run(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    run("collect", str(trained), "--frames=40", "--out", str(out), "--quiet")
+    episodes = [len(episode) for episode in open_dataset(out)]
+    assert max(episodes) <= 5
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.pt").touch()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        what_to_play(str(tmp_path), None, None, None, default="mlp")
