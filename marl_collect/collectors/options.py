@@ -445,8 +445,9 @@ class BatchOptions(WorkerOptions):
         Any,
         Option(
             "an object with `extend`, which receives every batch as its valid frames, "
-            "at most `[B * T]` (whole trajectories with `trajs_per_batch`). The "
-            "iterator yields None",
+            "at most `[B * T]` (whole trajectories with `trajs_per_batch`), or as "
+            "`[B, T]` if it is TorchRL's and its storage has `ndim=2`. The iterator "
+            "yields None",
             not_in=_SHAPES,
         ),
     ] = None
@@ -596,6 +597,11 @@ def _arguments(
     return {} if choice is True else choice
 
 
+def storage_dims(replay_buffer: Any) -> int:
+    """Return the batch dimensions of a replay buffer's storage, 1 if not TorchRL's."""
+    return getattr(getattr(replay_buffer, "_storage", None), "ndim", 1)
+
+
 def _check_workers(options: WorkerOptions) -> None:
     """Check the devices of policies.
 
@@ -641,6 +647,13 @@ def _check_batches(options: BatchOptions) -> None:
             f"{options.replay_buffer!r}."
         )
     shaped = needs_ids or options.cat_results is not None
+    dims = storage_dims(options.replay_buffer)
+    if dims > 2 or (dims == 2 and (shaped or options.ragged)):
+        raise ValueError(
+            f"The storage of replay_buffer has ndim={dims}. Batches [B, T] go into one "
+            "with ndim=2, and frames [B * T] into one with ndim=1, the only kind for "
+            "cat_results, split_trajs, trajs_per_batch and preemptive_threshold."
+        )
     if options.compact_obs and (shaped or options.replay_buffer is not None):
         raise ValueError(
             "compact_obs needs plain batches [B, T], because restore_next() needs "
@@ -649,9 +662,15 @@ def _check_batches(options: BatchOptions) -> None:
         )
     scheme = (options.weight_sync_schemes or {}).get(POLICY)
     if scheme is not None and not callable(getattr(scheme, "open", None)):
+        advice = ""
+        if type(scheme).__module__.startswith("torchrl."):
+            advice = (
+                " Workers share memory with the trainer here, so TorchRL's schemes have "
+                "no use: omit weight_sync_schemes."
+            )
         raise TypeError(
             f"weight_sync_schemes[{POLICY!r}] must be a WeightScheme, such as "
-            f"SharedMemoryWeights(), but is {scheme!r}."
+            f"SharedMemoryWeights(), but is {scheme!r}.{advice}"
         )
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if set(getattr(options, name) or ()) - {POLICY}:

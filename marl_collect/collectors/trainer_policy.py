@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from marl_collect.collectors.options import WorkerOptions
 from marl_collect.core.description import EnvDescription, allocate
-from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.random_actions import is_random
 from marl_collect.core.signature import IS_INIT
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
@@ -480,8 +480,3 @@ def check_can_be_sent(policy: Any, options: WorkerOptions) -> None:
             raise TypeError(
                 f"policies[{name!r}] cannot be sent to the workers: {error.__cause__}."
             ) from error
-
-
-def is_random(policy: Any) -> bool:
-    """Return whether ``policy`` stands for random actions."""
-    return policy is None or isinstance(policy, RandomPolicy)

@@ -130,12 +130,16 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     where = {(name, "observation", *key): (*base, *key) for key in keys}
     where |= {(name, "info", k): (*prefix, "info", k) for k in group.info}
     parts = [key for key, _ in leaves(chosen, ())]
+    reward, flags = _reward(env, name, prefix), _flags(env, name, prefix)
+    _check_rows(env.full_reward_spec, reward, name, n)
+    if flags is not None:
+        _check_rows(env.full_done_spec, (*flags, "done"), name, n)
     return group, Places(
         prefix=prefix,
         observed=cast("Mapping[Key, Key]", where),
         action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
-        reward=_reward(env, name, prefix),
-        flags=_flags(env, name, prefix),
+        reward=reward,
+        flags=flags,
         mask=acts,
         summed=sums,
     )
@@ -177,6 +181,23 @@ def _flags(env: EnvBase, name: str, prefix: Key) -> Key | None:
         f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
         f"'done', but found {[(*each, 'done') for each in found]}. Rename them with "
         "RenameTransform."
+    )
+
+
+def _check_rows(specs: Composite, key: Key, group: str, n: int) -> None:
+    """Check that there is one value per agent, or one for all of them.
+
+    Raises:
+        TypeError: if not.
+    """
+    shape = specs[key].shape
+    if shape.numel() in (1, n):
+        return
+    raise TypeError(
+        f"{key!r} of group {group!r} has the shape {list(shape)}, but the group has "
+        f"{n} agent{'s' * (n > 1)}, because this is the number of its actions: expected "
+        "one value per agent, or one for all. Give every agent an action at "
+        "('group', 'action'), or reduce the values with a transform."
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
-from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.random_actions import is_random
 from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
@@ -297,7 +297,7 @@ class Called(nn.Module):
     def __init__(self, policy: Any) -> None:
         """Hold ``policy``."""
         super().__init__()
-        self.policy = None if isinstance(policy, RandomPolicy) else policy
+        self.policy = None if is_random(policy) else policy
 
     def forward(self, *args: Any) -> Any:
         """Call the policy."""

@@ -209,7 +209,7 @@ class FusedRunner(PolicyRunner):
     def _drop_what_fails(self) -> None:
         """Call the module from now on if a guard fails in most frames."""
         if self._current is not None and 2 * self._missed > self._frames:
-            reason = "it reads values that change from frame to frame, in Python"
+            reason = "it reads values in Python that change from frame to frame"
             self._compiled[self._last_setting] = _Refused(reason)
 
     def _compile(self, state: Fingerprint) -> _Compiled | _Refused:
@@ -305,7 +305,9 @@ class FusedRunner(PolicyRunner):
                     )
                 finite[key] |= not a.numel() or bool(a.isfinite().any())
         if not compared:
-            raise NotRepeatableError("it reads values of observations, in Python")
+            raise NotRepeatableError(
+                "it reads values in Python that differ from call to call"
+            )
         for key in keys:
             if not finite[key]:
                 raise NotRepeatableError(
