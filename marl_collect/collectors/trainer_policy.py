@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from marl_collect.collectors.options import WorkerOptions
 from marl_collect.core.description import EnvDescription, allocate
-from marl_collect.core.random_actions import is_random
 from marl_collect.core.signature import IS_INIT
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn

@@ -20,7 +20,7 @@ class ParallelEnv(JointEnvs):
     _engine: ParallelBatch
 
     @method(ParallelArguments)
-    def __new__(cls, options: ParallelArguments) -> Any:  # noqa: PYI034
+    def __new__(cls, options: ParallelArguments) -> Any:
         """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
         if options.serial_for_single and options.num_workers == 1:
             return SerialEnv(

@@ -132,12 +132,11 @@ def test_threads_of_this_process_are_set_on_request_only() -> None:
         ParallelEnv(1, CountingEnv, num_threads=0)
 
 
-class ThreadCountingEnv(CountingEnv):
-    """Notes the number of torch's threads when it is built."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads = torch.get_num_threads()
+def noting_threads() -> CountingEnv:
+    """Build an environment that knows the number of torch's threads in its factory."""
+    env = CountingEnv()
+    vars(env)["threads"] = torch.get_num_threads()
+    return env
 
 
 @pytest.mark.parametrize("options", [{}, {"num_threads": 1}])
@@ -145,7 +144,7 @@ def test_factories_have_the_threads_of_the_worker(options: dict[str, Any]) -> No
     before = torch.get_num_threads()
     try:
         with ParallelEnv(
-            1, ThreadCountingEnv, num_sub_threads=3, preload=["torch"], **options
+            1, noting_threads, num_sub_threads=3, preload=["torch"], **options
         ) as env:
             assert env.threads == [3]
     finally:
@@ -153,20 +152,22 @@ def test_factories_have_the_threads_of_the_worker(options: dict[str, Any]) -> No
 
 
 def test_torchrls_keywords_mean_the_same_here() -> None:
-    options = {"mp_start_method": "spawn", "use_buffers": True, "daemon": False}
-    with ParallelEnv(2, CountingEnv, **options) as env:
+    start: Any = ParallelEnv
+    with start(
+        2, CountingEnv, mp_start_method="spawn", use_buffers=True, daemon=False
+    ) as env:
         assert env.rollout(3).shape == (2, 3)
     with pytest.raises(ValueError, match="start_method must be .* 'fork'"):
-        ParallelEnv(2, CountingEnv, mp_start_method="fork")
+        start(2, CountingEnv, mp_start_method="fork")
     with pytest.raises(TypeError, match="start_method and its other name mp_start"):
-        ParallelEnv(2, CountingEnv, mp_start_method="spawn", start_method="spawn")
+        start(2, CountingEnv, mp_start_method="spawn", start_method="spawn")
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, SerialEnv), (2, ParallelEnv)])
 def test_a_single_environment_may_stay_in_this_process(number: int, kind: Any) -> None:
-    env: Any = ParallelEnv(number, CountingEnv, serial_for_single=True)
-    with env:
+    start: Any = ParallelEnv
+    with start(number, CountingEnv, serial_for_single=True) as env:
         assert type(env) is kind
         assert env.rollout(3).shape == (number, 3)
     with pytest.raises(TypeError, match="serial_for_single must be True or False"):
-        ParallelEnv(1, CountingEnv, serial_for_single=1)
+        start(1, CountingEnv, serial_for_single=1)

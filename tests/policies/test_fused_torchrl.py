@@ -145,7 +145,7 @@ def convolutional() -> TensorDictSequential:
 def logits_of(
     kind: Any, *, name: str = "logits", masked: bool = False
 ) -> TensorDictSequential:
-    """Return an actor with a distribution of logits, and perhaps a mask that is True."""
+    """Return an actor with a distribution of logits, and perhaps a mask."""
     logits, mask = ("a", "logits"), ("a", "legal")
     return TensorDictSequential(
         TensorDictModule(multi_agent(4), [OBSERVATION], [logits]),
