@@ -173,8 +173,8 @@ class FusedRunner(PolicyRunner):
         else:
             self._missed += 1
             if state is not None:
-                # The module must draw the same numbers as the guard. New numbers would
-                # make the recorded outcome more likely than it is.
+                # The module must draw the same numbers as the guard. Redrawing here
+                # would bias the branch.
                 torch.set_rng_state(state)
             self._module.act(frame)
 
