@@ -234,18 +234,19 @@ class AssignedPolicies(nn.Module):
     def batch_of(self, batch: T, name: str) -> T:
         """Return ``batch`` for a learner of one policy.
 
-            ``(g, "mask")`` is True for the agents that acted with this policy. It is added
-            if the environment has no mask, and False in padding. ``(g, "acts")`` is True
-            for the agents that acted with any policy, so that learners can tell
-        idle agents from those of other policies. All other entries are those of ``batch``; the tensors are shared.
-            Sequences and ``next`` stay complete, so advantages can be computed.
+        ``(g, "mask")`` is True for the agents that acted with this policy. It is added
+        if the environment has no mask, and False in padding. ``(g, "acts")`` is True
+        for the agents that acted with any policy, so that learners can tell idle agents
+        from those of other policies. All other entries are those of ``batch``; the
+        tensors are shared.
+        Sequences and ``next`` stay complete, so advantages can be computed.
 
-            Args:
-                batch: from a collector with these policies, or stored from one.
-                name: of the policy, or of a pool.
+        Args:
+            batch: from a collector with these policies, or stored from one.
+            name: of the policy, or of a pool.
 
-            Raises:
-                KeyError: if there is no such policy, or if the batch has no ``policy_id``.
+        Raises:
+            KeyError: if there is no such policy, or if the batch has no ``policy_id``.
         """
         indices = self.indices(name)
         out = batch.clone(recurse=False)
