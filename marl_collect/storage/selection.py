@@ -14,6 +14,7 @@ from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble
+from marl_collect.errors import warn
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField
@@ -22,6 +23,9 @@ from marl_collect.storage.mapping import MappedBatches
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Frames, Span, read_spans
 from marl_collect.storage.transitions import Transitions
+
+_TOLERATED_SHARE = 0.1
+"""Difference of a part from its share, of all episodes, that is no surprise."""
 
 Found = tuple[EndedEpisode, tuple[Span, ...]]
 
@@ -149,7 +153,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Args:
             quantiles: ascending, between 0 and 1. k quantiles make k + 1 parts.
                 Episodes with equal returns go into the same part, so parts may differ
-                in size.
+                in size; a warning names a part that is far from its share.
             group: use the return of this group, summed over its agents; None uses
                 all agents.
 
@@ -164,6 +168,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if not len(self):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
+        _warn_of_ties(part, edges, returns)
         return [
             Trajectories(
                 self._batches,
@@ -368,6 +373,25 @@ def _read_padded(
     column = torch.arange(width)
     out.set(VALID, (first <= column) & (column < last))
     return out
+
+
+def _warn_of_ties(
+    part: NDArray[np.int64], edges: list[float], returns: NDArray[np.float64]
+) -> None:
+    """Warn if equal returns leave a part far from its share."""
+    n = len(part)
+    counts = np.bincount(part, minlength=len(edges) + 1)
+    shares = n * np.diff([0, *edges, 1])
+    if np.abs(counts - shares).max() <= max(1, _TOLERATED_SHARE * n):
+        return
+    values, ties = np.unique(returns, return_counts=True)
+    warn(
+        f"split_by_return makes parts of {counts.tolist()} episodes, but the quantiles "
+        f"{edges} ask for about {shares.round().astype(int).tolist()}: {ties.max()} "
+        f"of {n} episodes have the return {values[ties.argmax()]:g}, and equal returns "
+        "go into the same part. Other quantiles, another group, or "
+        "filter(lambda episode: ...) may fit better."
+    )
 
 
 def _read(
