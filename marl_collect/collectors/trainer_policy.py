@@ -443,9 +443,12 @@ def chosen_policy(policy: Any, options: WorkerOptions) -> Any:
         raise ValueError("assign needs policies: a mapping from names to policies.")
     acts: Callable[[Any], bool] = callable
     if policy is not None and not acts(policy):
+        hint = ""
+        if isinstance(policy, str):
+            hint = " Pass None for random actions, or load_policy(path) for a file."
         raise TypeError(
             "policy must be a TensorDictModule, a callable on TensorDicts or None, "
-            f"but is {policy!r} of type {type(policy).__name__}."
+            f"but is {policy!r} of type {type(policy).__name__}.{hint}"
         )
     if isinstance(policy, type):
         raise TypeError(

@@ -369,3 +369,8 @@ def test_a_compiled_policy_is_advised_to_omit_the_compilation() -> None:
         compile_policy={"backend": "eager"},
     ) as collector:
         assert "omit compile_policy" in collector.explain()[0]
+
+
+def test_the_name_of_a_policy_is_refused_with_advice() -> None:
+    with pytest.raises(TypeError, match=r"None for random actions, or load_policy"):
+        Collector(CountingEnv, "random", frames_per_batch=8)
