@@ -32,6 +32,13 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/behaviour_cloning"))
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks gain nothing from more threads.
@@ -105,8 +112,6 @@ for step in range(1, args.steps + 1):
 with (args.out / "curve.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("step", "loss", "return"), *rows])
 save_policy(args.out / "policy.pt", student, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 steps, _, returns = zip(*rows, strict=True)
 plt.plot(steps, returns)

@@ -8,13 +8,6 @@ BenchMARL's own script differs in the import of ``Experiment``.
 
 import argparse
 
-from benchmarl.algorithms import MappoConfig
-from benchmarl.environments import PettingZooTask
-from benchmarl.experiment import Callback, ExperimentConfig
-from benchmarl.models import MlpConfig
-
-from marl_collect.interop.benchmarl import Experiment
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=40)
 parser.add_argument("--frames", type=int, default=6000, help="per iteration")
@@ -23,6 +16,17 @@ parser.add_argument("--lr", type=float, default=5e-4)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--folder", default=None, help="of BenchMARL's results")
 arguments = parser.parse_args()
+
+try:
+    from benchmarl.algorithms import MappoConfig
+    from benchmarl.environments import PettingZooTask
+    from benchmarl.experiment import Callback, ExperimentConfig
+    from benchmarl.models import MlpConfig
+
+    from marl_collect.interop.benchmarl import Experiment
+except ImportError as error:
+    install = 'pip install "marl-collect[benchmarl,mpe]"'
+    raise SystemExit(f"{error}: {install}") from error
 
 
 class Progress(Callback):

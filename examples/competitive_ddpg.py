@@ -10,19 +10,9 @@ import argparse
 
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torchrl.data import LazyTensorStorage, RandomSampler, ReplayBuffer
-from torchrl.envs import check_env_specs
-from torchrl.modules import (
-    AdditiveGaussianModule,
-    MultiAgentMLP,
-    ProbabilisticActor,
-    TanhDelta,
-)
-from torchrl.objectives import DDPGLoss, SoftUpdate, ValueEstimators
 
 from marl_collect import MultiSyncCollector
 from marl_collect.envs import PettingZooEnv
-from marl_collect.interop.torchrl import to_torchrl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=20)
@@ -31,6 +21,23 @@ parser.add_argument("--updates", type=int, default=100, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=128, help="frames")
 parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
+
+try:
+    from torchrl.data import LazyTensorStorage, RandomSampler, ReplayBuffer
+    from torchrl.envs import check_env_specs
+    from torchrl.modules import (
+        AdditiveGaussianModule,
+        MultiAgentMLP,
+        ProbabilisticActor,
+        TanhDelta,
+    )
+    from torchrl.objectives import DDPGLoss, SoftUpdate, ValueEstimators
+
+    from marl_collect.interop.torchrl import to_torchrl
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,torchrl]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 total_frames = arguments.frames * arguments.iterations
 torch.manual_seed(arguments.seed)
 

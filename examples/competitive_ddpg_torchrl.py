@@ -9,18 +9,7 @@ Adversaries chase one agent. Each team has its own actor, critic and replay buff
 import argparse
 
 import torch
-from mpe2 import simple_tag_v3
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, RandomSampler, ReplayBuffer
-from torchrl.envs import PettingZooWrapper, RewardSum, TransformedEnv, check_env_specs
-from torchrl.modules import (
-    AdditiveGaussianModule,
-    MultiAgentMLP,
-    ProbabilisticActor,
-    TanhDelta,
-)
-from torchrl.objectives import DDPGLoss, SoftUpdate, ValueEstimators
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=20)
@@ -29,6 +18,28 @@ parser.add_argument("--updates", type=int, default=100, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=128, help="frames")
 parser.add_argument("--seed", type=int, default=0)
 arguments = parser.parse_args()
+
+try:
+    from mpe2 import simple_tag_v3
+    from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, RandomSampler, ReplayBuffer
+    from torchrl.envs import (
+        PettingZooWrapper,
+        RewardSum,
+        TransformedEnv,
+        check_env_specs,
+    )
+    from torchrl.modules import (
+        AdditiveGaussianModule,
+        MultiAgentMLP,
+        ProbabilisticActor,
+        TanhDelta,
+    )
+    from torchrl.objectives import DDPGLoss, SoftUpdate, ValueEstimators
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,torchrl]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 total_frames = arguments.frames * arguments.iterations
 torch.manual_seed(arguments.seed)
 

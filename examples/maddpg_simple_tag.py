@@ -19,11 +19,9 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
@@ -47,6 +45,14 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/maddpg_simple_tag"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks gain nothing from more threads.

@@ -49,6 +49,13 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    install = 'pip install "marl-collect[meltingpot,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, size):
     parser.error(f"--sequence must divide {size}, an environment's frames per batch")
 args.out.mkdir(parents=True, exist_ok=True)
@@ -213,8 +220,6 @@ with (
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([HEADER, *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 frames, means, errors = list(zip(*rows, strict=True))[:3]
 plt.errorbar(frames, means, errors, label="trained")

@@ -10,14 +10,9 @@ import argparse
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from torchrl.envs import check_env_specs
-from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
-from torchrl.objectives import ClipPPOLoss, ValueEstimators
 
 from marl_collect import MultiSyncCollector
 from marl_collect.envs import PettingZooEnv
-from marl_collect.interop.torchrl import to_torchrl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=20)
@@ -25,6 +20,18 @@ parser.add_argument("--frames", type=int, default=4000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=400, help="frames")
 arguments = parser.parse_args()
+
+try:
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+    from torchrl.envs import check_env_specs
+    from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
+    from torchrl.objectives import ClipPPOLoss, ValueEstimators
+
+    from marl_collect.interop.torchrl import to_torchrl
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,torchrl]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 torch.manual_seed(0)
 
 

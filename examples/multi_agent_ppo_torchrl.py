@@ -9,13 +9,7 @@ Three agents share one policy; a centralised critic sees all observations (MAPPO
 import argparse
 
 import torch
-from mpe2 import simple_spread_v3
 from tensordict.nn import NormalParamExtractor, TensorDictModule
-from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from torchrl.envs import PettingZooWrapper, RewardSum, TransformedEnv, check_env_specs
-from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
-from torchrl.objectives import ClipPPOLoss, ValueEstimators
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=20)
@@ -23,6 +17,23 @@ parser.add_argument("--frames", type=int, default=4000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=400, help="frames")
 arguments = parser.parse_args()
+
+try:
+    from mpe2 import simple_spread_v3
+    from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+    from torchrl.envs import (
+        PettingZooWrapper,
+        RewardSum,
+        TransformedEnv,
+        check_env_specs,
+    )
+    from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
+    from torchrl.objectives import ClipPPOLoss, ValueEstimators
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,torchrl]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 torch.manual_seed(0)
 
 # The environment

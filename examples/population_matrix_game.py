@@ -40,6 +40,13 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/population_matrix_game"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    install = 'pip install "marl-collect[meltingpot,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 
@@ -169,8 +176,6 @@ with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", *names, "random"), *rows])
 for name, policy in policies.items():
     save_policy(args.out / f"{name}.pt", policy, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 frames, *curves = zip(*rows, strict=True)
 for name, curve in zip([*names, "random"], curves, strict=True):

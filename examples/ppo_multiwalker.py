@@ -35,6 +35,13 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/ppo_multiwalker"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    install = 'pip install "marl-collect[pettingzoo,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks gain nothing from more threads.
@@ -127,8 +134,6 @@ with (
 with (args.out / "returns.csv").open("w", newline="") as file:
     csv.writer(file).writerows([("frames", "return_per_agent", "random"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
-
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 frames, *curves = zip(*rows, strict=True)
 plt.plot(frames, curves[0], label="trained")

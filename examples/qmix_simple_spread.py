@@ -21,7 +21,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
@@ -53,6 +52,14 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/qmix_simple_spread"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+except ImportError as error:
+    install = 'pip install "marl-collect[mpe,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks gain nothing from more threads.
@@ -206,7 +213,6 @@ greedy = make_policy(description, **options)
 greedy[0].module.load_state_dict(network.state_dict())
 save_policy(args.out / "policy.pt", greedy, description, **options)
 
-import matplotlib.pyplot as plt  # noqa: E402 - only needed here
 
 plt.plot(*zip(*rows, strict=True))
 plt.xlabel("frames")

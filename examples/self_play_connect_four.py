@@ -17,7 +17,6 @@ import random
 from functools import partial
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from tensordict import TensorDict
 
@@ -42,6 +41,13 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/self_play_connect_four"))
 parser.add_argument("--resume", action="store_true", help="go on from --out")
 args = parser.parse_args()
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    install = 'pip install "marl-collect[pettingzoo,compare]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 random.seed(args.seed)

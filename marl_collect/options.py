@@ -113,6 +113,7 @@ class Options:
         rejected_keywords: keywords that are refused with advice.
         renamed_keywords: old names of options, with their present names. They are
             accepted with a DeprecationWarning.
+        torchrl_keywords: TorchRL's names of options, with the names here.
 
     Raises:
         TypeError: for a value of the wrong type.
@@ -121,6 +122,7 @@ class Options:
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {}
     renamed_keywords: ClassVar[Mapping[str, str]] = {}
+    torchrl_keywords: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -198,7 +200,7 @@ def method(
 
     def decorate(of_options: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
         owner, _, name = of_options.__qualname__.rpartition(".")
-        caller = owner if name == "__init__" else f"{name}()"
+        caller = owner if name in ("__init__", "__new__") else f"{name}()"
 
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             return of_options(self, parse(options, caller, args, kwargs))
@@ -273,12 +275,14 @@ def _with_present_names(
         TypeError: if both names of an option are given.
     """
     renamed = dict(keywords)
-    for old, new in kind.renamed_keywords.items():
+    for old, new in (kind.renamed_keywords | kind.torchrl_keywords).items():
         if old not in renamed:
             continue
         if new in renamed:
-            raise TypeError(f"{caller} got {new} and its old name {old}: pass one.")
+            raise TypeError(f"{caller} got {new} and its other name {old}: pass one.")
         renamed[new] = renamed.pop(old)
+        if old in kind.torchrl_keywords:
+            continue
         warnings.warn(
             f"{caller}: {old} is now called {new}, as for collectors.",
             DeprecationWarning,

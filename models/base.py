@@ -31,6 +31,8 @@ from marl_collect.models.layers.stacking import (
     unstack_agent,
 )
 
+_TORCHRL_PREFIXES = ("params.", "_empty_net.")
+
 
 def pick_centralised(*, centralised: bool | None, centralized: bool | None) -> bool:
     """Return the value of whichever spelling is given.
@@ -172,6 +174,35 @@ class AgentNetworks(nn.Module, abc.ABC):
                 self._check_agent(index)
                 reset_parameters(unstack_agent(self.net, index))
 
+    @override
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Name the converter if these are the weights of TorchRL's network."""
+        theirs = tuple(prefix + name for name in _TORCHRL_PREFIXES)
+        if any(key.startswith(theirs) for key in state_dict):
+            error_msgs.append(
+                f"{prefix[:-1] or 'This network'} gets the weights of TorchRL's "
+                f"{type(self).__name__}. Load them with "
+                "network.load_torchrl_state_dict(torchrl_network.state_dict())."
+            )
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
     def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Copy the weights of TorchRL's network of the same name and arguments.
 
@@ -187,7 +218,7 @@ class AgentNetworks(nn.Module, abc.ABC):
         given = {
             key.split(".", 1)[1]: value
             for key, value in state_dict.items()
-            if key.startswith(("params.", "_empty_net."))
+            if key.startswith(_TORCHRL_PREFIXES)
         }
         shared = self.share_params
         own = named_tensors(self.net) if shared else torch_layout(self.net)

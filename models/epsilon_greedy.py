@@ -19,6 +19,8 @@ class EpsilonGreedyLogits(nn.Module):
         epsilon: initial value, in [0, 1].
     """
 
+    pure_forward = True
+
     epsilon: Tensor
 
     def __init__(self, epsilon: float) -> None:

@@ -30,7 +30,7 @@ class ProgressLine:
     """One line on stderr that is drawn again; draws nothing without a terminal."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Note the time at which the work begins."""
         self._begin = time.monotonic()
         self._live = sys.stderr.isatty()
 

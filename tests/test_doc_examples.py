@@ -53,7 +53,7 @@ def test_the_examples_of_a_page_run(
     space = {"__name__": "__main__"}  # As in a notebook.
     run = examples(page)
     for number, code in enumerate(run):
-        text = code.replace("frames = 8_000", "frames = 1_000")
+        text = code.replace("frames = 20_000", "frames = 1_000")
         exec(compile(text, f"{page}, block {number}", "exec"), space)
     # A page whose examples are all left out must say so here.
     assert run or page in ("coming_from_torchrl.md", "distribution.md")

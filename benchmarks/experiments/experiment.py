@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def cost(self) -> Cost:
-        """What it takes."""
+        """Seconds of the experiment, and how they depend on its window."""
         grids = sum(len(grid) for grid in self.candidates.values())
         each = _START_SECONDS + _GRID_ROUNDS * (self._grid_seconds + BESIDE)
         fixed = self.start_seconds + grids * each

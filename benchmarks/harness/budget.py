@@ -35,7 +35,11 @@ class Budget:
     """Shares the time that is left among the experiments that are left."""
 
     def __init__(self, minutes: float) -> None:
-        """Begin now."""
+        """Let the time run from now on.
+
+        Args:
+            minutes: to share.
+        """
         self._end = time.monotonic() + 60 * minutes
 
     def left(self) -> float:

@@ -1,8 +1,7 @@
 """Several systems, measured in turn: A B C, C B A, and so on.
 
-Whatever slows the machine slows all of them, and ratios are taken within a round. One
-that fails, or that does not answer in time, is recorded as such and leaves; the others
-go on.
+Whatever slows the machine slows all of them, and ratios are taken within a round. A
+system that fails or times out is recorded and dropped.
 """
 
 import contextlib

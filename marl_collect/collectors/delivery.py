@@ -16,7 +16,7 @@ from marl_collect.buffers.trajectories import (
     split_trajectories,
 )
 from marl_collect.collectors.backend import Filled
-from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.options import CollectorOptions, storage_dims
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.tensordicts import assemble, flatten
 
@@ -143,6 +143,9 @@ class Delivery:
         out: Any = batch if options.postproc is None else options.postproc(batch)
         if options.replay_buffer is None:
             return out
+        if storage_dims(options.replay_buffer) > 1:
+            options.replay_buffer.extend(out)
+            return None
         valid = out.reshape(-1)
         if VALID in valid.keys(include_nested=True):
             valid = valid[valid.get(VALID)]

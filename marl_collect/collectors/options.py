@@ -445,8 +445,9 @@ class BatchOptions(WorkerOptions):
         Any,
         Option(
             "an object with `extend`, which receives every batch as its valid frames, "
-            "at most `[B * T]` (whole trajectories with `trajs_per_batch`). The "
-            "iterator yields None",
+            "at most `[B * T]` (whole trajectories with `trajs_per_batch`), or as "
+            "`[B, T]` if it is TorchRL's and its storage has `ndim=2`. The iterator "
+            "yields None",
             not_in=_SHAPES,
         ),
     ] = None
@@ -535,6 +536,11 @@ class CollectorOptions(BatchOptions):
         ),
     ]
 
+    def __post_init__(self) -> None:
+        """Check every value, and the replay buffer."""
+        super().__post_init__()
+        _check_replay_buffer(self)
+
     @property
     def ragged(self) -> bool:
         """Whether some frames of a batch may be invalid."""
@@ -596,6 +602,11 @@ def _arguments(
     return {} if choice is True else choice
 
 
+def storage_dims(replay_buffer: Any) -> int:
+    """Return the batch dimensions of a replay buffer's storage, 1 if not TorchRL's."""
+    return getattr(getattr(replay_buffer, "_storage", None), "ndim", 1)
+
+
 def _check_workers(options: WorkerOptions) -> None:
     """Check the devices of policies.
 
@@ -634,12 +645,6 @@ def _check_batches(options: BatchOptions) -> None:
             "cat_results does not apply to batches by trajectory: omit cat_results, or "
             "split_trajs and trajs_per_batch."
         )
-    extend = getattr(options.replay_buffer, "extend", None)
-    if options.replay_buffer is not None and not callable(extend):
-        raise TypeError(
-            "replay_buffer must have a method extend, but is "
-            f"{options.replay_buffer!r}."
-        )
     shaped = needs_ids or options.cat_results is not None
     if options.compact_obs and (shaped or options.replay_buffer is not None):
         raise ValueError(
@@ -647,11 +652,50 @@ def _check_batches(options: BatchOptions) -> None:
             "their frames in order: omit cat_results, split_trajs, trajs_per_batch "
             "and replay_buffer, and apply them afterwards."
         )
+    _check_schemes(options)
+
+
+def _check_replay_buffer(options: CollectorOptions) -> None:
+    """Check that a replay buffer can store the batches.
+
+    Raises:
+        TypeError: if it cannot be extended.
+        ValueError: if its storage has more dimensions than the batches.
+    """
+    buffer = options.replay_buffer
+    if buffer is None:
+        return
+    if not callable(getattr(buffer, "extend", None)):
+        raise TypeError(f"replay_buffer must have a method extend, but is {buffer!r}.")
+    dims = storage_dims(buffer)
+    plain = not options.split_trajs and options.trajs_per_batch is None
+    plain = plain and options.cat_results is None and not options.ragged
+    if dims > 2 or (dims == 2 and not plain):
+        raise ValueError(
+            f"The storage of replay_buffer has ndim={dims}. Batches [B, T] go into one "
+            "with ndim=2, and frames [B * T] into one with ndim=1, the only kind for "
+            "cat_results, split_trajs, trajs_per_batch and preemptive_threshold."
+        )
+
+
+def _check_schemes(options: BatchOptions) -> None:
+    """Check how weights are sent and received.
+
+    Raises:
+        TypeError: if a scheme is no ``WeightScheme``.
+        ValueError: for the name of an unknown model.
+    """
     scheme = (options.weight_sync_schemes or {}).get(POLICY)
     if scheme is not None and not callable(getattr(scheme, "open", None)):
+        advice = ""
+        if type(scheme).__module__.startswith("torchrl."):
+            advice = (
+                " Workers share memory with the trainer here, so TorchRL's schemes "
+                "have no use: omit weight_sync_schemes."
+            )
         raise TypeError(
             f"weight_sync_schemes[{POLICY!r}] must be a WeightScheme, such as "
-            f"SharedMemoryWeights(), but is {scheme!r}."
+            f"SharedMemoryWeights(), but is {scheme!r}.{advice}"
         )
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if set(getattr(options, name) or ()) - {POLICY}:

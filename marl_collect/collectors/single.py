@@ -23,12 +23,12 @@ from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     chosen_policy,
-    is_random,
     prepare,
     warn_if_uncopyable,
 )
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import build, spread, warn_if_pinned
+from marl_collect.core.random_actions import is_random
 from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy

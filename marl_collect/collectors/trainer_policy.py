@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from marl_collect.collectors.options import WorkerOptions
 from marl_collect.core.description import EnvDescription, allocate
-from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.signature import IS_INIT
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
@@ -444,9 +443,12 @@ def chosen_policy(policy: Any, options: WorkerOptions) -> Any:
         raise ValueError("assign needs policies: a mapping from names to policies.")
     acts: Callable[[Any], bool] = callable
     if policy is not None and not acts(policy):
+        hint = ""
+        if isinstance(policy, str):
+            hint = " Pass None for random actions, or load_policy(path) for a file."
         raise TypeError(
             "policy must be a TensorDictModule, a callable on TensorDicts or None, "
-            f"but is {policy!r} of type {type(policy).__name__}."
+            f"but is {policy!r} of type {type(policy).__name__}.{hint}"
         )
     if isinstance(policy, type):
         raise TypeError(
@@ -480,8 +482,3 @@ def check_can_be_sent(policy: Any, options: WorkerOptions) -> None:
             raise TypeError(
                 f"policies[{name!r}] cannot be sent to the workers: {error.__cause__}."
             ) from error
-
-
-def is_random(policy: Any) -> bool:
-    """Return whether ``policy`` stands for random actions."""
-    return policy is None or isinstance(policy, RandomPolicy)

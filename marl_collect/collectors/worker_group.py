@@ -26,7 +26,6 @@ from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_can_be_sent,
     chosen_policy,
-    is_random,
     prepare,
 )
 from marl_collect.collectors.transport import (
@@ -37,6 +36,7 @@ from marl_collect.collectors.transport import (
 )
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
+from marl_collect.core.random_actions import is_random
 from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS

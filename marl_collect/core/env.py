@@ -420,7 +420,7 @@ def require_factory(factory: Any, where: str) -> None:
         TypeError: otherwise. If an environment was passed, the message shows the
             factory to write.
     """
-    written = _factory_of(factory)
+    written = factory_for(factory)
     if written:
         raise TypeError(
             f"{where} must be a factory, but is an instance of "
@@ -446,7 +446,7 @@ def require_factory(factory: Any, where: str) -> None:
         )
 
 
-def _factory_of(thing: Any) -> str:
+def factory_for(thing: Any) -> str:
     """Return the factory to suggest if ``thing`` is an environment, else ``""``."""
     kind = f"{type(thing).__name__}(...)"
     if isinstance(thing, TensorDictEnv):

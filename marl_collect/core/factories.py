@@ -12,6 +12,7 @@ from marl_collect.core.env import (
     MultiAgentEnv,
     SerialBatch,
     TensorDictEnv,
+    factory_for,
     require_factory,
 )
 from marl_collect.errors import warn
@@ -218,8 +219,11 @@ def _built(
         kind = f"{type(env).__module__}.{type(env).__name__}"
         advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
         page = "docs/environments.md."
-        if kind.startswith("torchrl."):
-            advice = "Use marl_collect's own environments and options; see "
+        written = factory_for(env)
+        if written:
+            advice = f"Wrap it: `{written}`; see "
+        if kind.startswith("torchrl.") or "TorchRLWrapper" in written:
+            advice += "marl_collect.interop.torchrl and "
             page = "docs/coming_from_torchrl.md."
         raise TypeError(
             f"The factory of environment {index} must return a marl_collect "

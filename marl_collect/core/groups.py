@@ -8,6 +8,7 @@ group's tensors belongs to agent ``group_map[name][i]``.
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 GroupMap = Mapping[str, Sequence[str]]
 
@@ -69,13 +70,16 @@ def explicit_groups(
 ) -> dict[str, list[str]]:
     """Return the user's group map as a dictionary of lists.
 
-    A ``MarlGroupMapType`` may be given by its value, such as ``"all_in_one_group"``.
+    A ``MarlGroupMapType`` may be given by its value, such as ``"all_in_one_group"``, or
+    be TorchRL's member of the same name.
 
     Raises:
         ValueError: for a string that names no ``MarlGroupMapType``.
         TypeError: if ``group_map`` is nothing of this.
     """
     names = [kind.value for kind in MarlGroupMapType]
+    if type(group_map).__name__ == MarlGroupMapType.__name__:  # TorchRL's or ours.
+        group_map = MarlGroupMapType[cast("enum.Enum", group_map).name]
     if isinstance(group_map, str):
         if group_map not in names:
             raise ValueError(

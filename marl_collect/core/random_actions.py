@@ -115,6 +115,20 @@ class RandomPolicy:
         return tensordict
 
 
+def is_random(policy: Any) -> bool:
+    """Return whether ``policy`` stands for random actions in a collector.
+
+    These are None, ``RandomPolicy``, and TorchRL's class of that name. They draw in the
+    spaces of the environments.
+    """
+    kind = type(policy)
+    return (
+        policy is None
+        or isinstance(policy, RandomPolicy)
+        or (kind.__name__ == "RandomPolicy" and kind.__module__.startswith("torchrl."))
+    )
+
+
 @final
 @dataclass(frozen=True)
 class Sampler:

@@ -13,6 +13,7 @@ transforms, run in worker processes.
 import abc
 import os
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -45,7 +46,12 @@ __all__ = ["Experiment", "OurMeltingPotTask", "OurPettingZooTask", "our_task"]
 
 
 class _OurTask(TaskClass):
-    """A task on our environments."""
+    """A task on our environments. It is saved as BenchMARL's own task."""
+
+    @override
+    def __reduce__(self) -> Any:
+        theirs = next(kind for kind, ours in _OURS.items() if type(self) is ours)
+        return theirs, (self.name, self.config)
 
     @abc.abstractmethod
     def factory(
@@ -112,6 +118,13 @@ class OurMeltingPotTask(_OurTask, MeltingPotClass):
         )
 
 
+_OURS: dict[type[TaskClass], type[_OurTask]] = {
+    PettingZooClass: OurPettingZooTask,
+    MeltingPotClass: OurMeltingPotTask,
+}
+"""Our tasks by BenchMARL's."""
+
+
 def our_task(task: Task | TaskClass) -> TaskClass:
     """Return a BenchMARL task on our environments, where we have them.
 
@@ -123,10 +136,9 @@ def our_task(task: Task | TaskClass) -> TaskClass:
         else the task itself.
     """
     found = task.get_from_yaml() if isinstance(task, Task) else task
-    ours = {PettingZooClass: OurPettingZooTask, MeltingPotClass: OurMeltingPotTask}
-    if type(found) not in ours:
+    if type(found) not in _OURS:
         return found
-    return ours[type(found)](name=found.name, config=found.config)
+    return _OURS[type(found)](name=found.name, config=found.config)
 
 
 @final
@@ -237,11 +249,42 @@ class Experiment(theirs.Experiment):
                 seed=None,
                 device="cpu",
             )
-            return partial(_transformed, self.task, build)
+            return partial(_transformed, self.task, build, sums=True)
         make = self.task.factory(continuous_actions=self.continuous_actions)
         if not self.task.get_env_transforms(self.test_env):
             return make  # Much faster than with TorchRL's transforms around it.
-        return partial(_transformed, self.task, lambda: to_torchrl(make()))
+        return partial(_transformed, self.task, lambda: to_torchrl(make()), sums=False)
+
+    @override
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return the state, which BenchMARL's own ``Experiment`` can load, too."""
+        state: OrderedDict[str, Any] = super().state_dict()
+        ours = state["collector"]
+        state["collector"] = {
+            **ours,
+            "policy_state_dict": self.policy.state_dict(),
+            "env_state_dict": OrderedDict(),
+            "iter": ours["batches"] - 1,
+        }
+        return state
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume from a state, which may be of BenchMARL's own ``Experiment``.
+
+        Environments then begin new episodes.
+        """
+        saved = state_dict["collector"]
+        self.policy.load_state_dict(saved["policy_state_dict"])
+        begun = self.collector.state_dict()
+        if "workers" in saved:
+            resumed = {**saved, "policy_state_dict": begun["policy_state_dict"]}
+        else:
+            counters = {"frames": saved["frames"], "batches": saved["iter"] + 1}
+            resumed = begun | counters
+        super().load_state_dict({**state_dict, "collector": resumed})
+        if "workers" not in saved:
+            self.collector.update_policy_weights_()
 
     @staticmethod
     def reload_from_file(
@@ -296,11 +339,19 @@ def _builder(task: str) -> Callable[..., MultiAgentEnv]:
     raise ValueError(f"No registered family of environments knows the task {task!r}.")
 
 
-def _transformed(task: TaskClass, build: Callable[[], EnvBase]) -> MultiAgentEnv:
-    """Build a TorchRL environment with a task's transforms, for our workers."""
+def _transformed(
+    task: TaskClass, build: Callable[[], EnvBase], *, sums: bool
+) -> MultiAgentEnv:
+    """Build a TorchRL environment with a task's transforms, for our workers.
+
+    Args:
+        task: has the transforms.
+        build: builds the environment.
+        sums: whether to sum rewards, which our own environments do themselves.
+    """
     env = build()
     transforms = [*task.get_env_transforms(env)]
-    if not isinstance(task, _OurTask):  # Ours sum the rewards themselves.
+    if sums:
         transforms.append(task.get_reward_sum_transform(env))
     try:
         env.set_seed(0)

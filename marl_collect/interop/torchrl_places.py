@@ -134,25 +134,26 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
         prefix=prefix,
         observed=cast("Mapping[Key, Key]", where),
         action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
-        reward=_reward(env, name, prefix),
-        flags=_flags(env, name, prefix),
+        reward=_reward(env, name, prefix, n),
+        flags=_flags(env, name, prefix, n),
         mask=acts,
         summed=sums,
     )
 
 
-def _reward(env: EnvBase, name: str, prefix: Key) -> Key:
+def _reward(env: EnvBase, name: str, prefix: Key, n: int) -> Key:
     """Return the key of a group's reward: its own, the root's, or the only one.
 
     Raises:
-        TypeError: if none of these exists.
+        TypeError: if none of these exists, or not with a value per agent.
     """
     found = _leaves(env.full_reward_spec)
-    for key in ((*prefix, "reward"), ("reward",)):
-        if key in found:
-            return key
+    choices = [key for key in ((*prefix, "reward"), ("reward",)) if key in found]
     if not prefix and len(found) == 1:
-        return found[0]
+        choices += found
+    if choices:
+        _check_rows(env.full_reward_spec, choices[0], name, n)
+        return choices[0]
     raise TypeError(
         f"The reward of group {name!r} is ambiguous: expected "
         f"{(*prefix, 'reward')!r} or 'reward', but found {found}. Rename it with "
@@ -160,23 +161,40 @@ def _reward(env: EnvBase, name: str, prefix: Key) -> Key:
     )
 
 
-def _flags(env: EnvBase, name: str, prefix: Key) -> Key | None:
+def _flags(env: EnvBase, name: str, prefix: Key, n: int) -> Key | None:
     """Return the prefix of a group's own flags, or None if it uses the root's.
 
     Raises:
-        TypeError: if neither exists.
+        TypeError: if neither exists, or not with a value per agent.
     """
     found = [key[:-1] for key in _leaves(env.full_done_spec) if key[-1] == "done"]
-    if prefix and prefix in found:
-        return prefix
-    if () in found:
-        return None
+    choices = [key for key in (prefix, ()) if key in found]
     if not prefix and len(found) == 1:
-        return found[0]
+        choices += found
+    if choices:
+        _check_rows(env.full_done_spec, (*choices[0], "done"), name, n)
+        return choices[0] or None
     raise TypeError(
         f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
         f"'done', but found {[(*each, 'done') for each in found]}. Rename them with "
         "RenameTransform."
+    )
+
+
+def _check_rows(specs: Composite, key: Key, group: str, n: int) -> None:
+    """Check that there is one value per agent, or one for all of them.
+
+    Raises:
+        TypeError: if not.
+    """
+    shape = specs[key].shape
+    if shape.numel() in (1, n):
+        return
+    raise TypeError(
+        f"{key!r} of group {group!r} has the shape {list(shape)}, but the group has "
+        f"{n} agent{'s' * (n > 1)}, as many as actions: expected one "
+        "value per agent, or one for all. Give every agent an action at "
+        "('group', 'action'), or reduce the values with a transform."
     )
 
 

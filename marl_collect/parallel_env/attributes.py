@@ -99,6 +99,11 @@ class View:
         """Return the number of environments in this view."""
         return len(self._indices)
 
+    @property
+    def num_workers(self) -> int:
+        """The same, as in TorchRL."""
+        return len(self)
+
     def __getattr__(self, name: str) -> Any:
         """Return the attribute, or a function that calls it there."""
         own = vars(self)

@@ -72,6 +72,12 @@ class JointEnvs(TensorDictEnv):
         return self._engine.size
 
     @final
+    @property
+    def num_workers(self) -> int:
+        """N, as in TorchRL."""
+        return len(self)
+
+    @final
     def __getitem__(self, index: Any) -> View:
         """Return a view of one environment, or of some, for their attributes.
 

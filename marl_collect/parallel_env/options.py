@@ -7,24 +7,39 @@ from typing import Annotated, Any, ClassVar
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
+from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.options import ProcessOptions
 
 # Many environments need about this long for a step.
 _SPIN_SECONDS = 1e-3
 
-_PROCESSES = "use num_processes, envs_per_process or SerialEnv"
+_SHARED = "environments and trainer share memory in any case"
+_ALIKE = "all environments of a batch have the same keys, which share one memory"
 TORCHRL = {
     "device": RejectedKeyword(
         "environments run on the CPU: move what the policy reads", only(None, "cpu")
     ),
-    "mp_start_method": RejectedKeyword("use start_method", only(None)),
-    "serial_for_single": RejectedKeyword(_PROCESSES, only(False)),
     "non_blocking": RejectedKeyword(
         "nothing is copied between devices", only(None, False)
     ),
-    "shared_memory": RejectedKeyword(
-        "environments and trainer share memory in any case", only(True)
+    "shared_memory": RejectedKeyword(_SHARED, only(True)),
+    "memmap": RejectedKeyword(_SHARED, only(False)),
+    "use_buffers": RejectedKeyword(_SHARED, only(None, True)),
+    "share_individual_td": RejectedKeyword(_ALIKE, only(None, False)),
+    "consolidate": RejectedKeyword("nothing is pickled in a step", only(True)),
+    "metadata_from_workers": RejectedKeyword(
+        "keys and spaces always come from the processes", only(False, True)
     ),
+    "auto_wrap_envs": RejectedKeyword(
+        "factories need no EnvCreator", only(False, True)
+    ),
+    "daemon": RejectedKeyword(
+        "the processes always end with the trainer", only(False, True)
+    ),
+    "shutdown_timeout": RejectedKeyword(
+        f"close() waits for {CLOSE_SECONDS:g} seconds", only(CLOSE_SECONDS)
+    ),
+    "policy_proof": RejectedKeyword("the policy is not needed", only(None)),
     "allow_step_when_done": RejectedKeyword(
         "what did not step is chosen by `_step`, see docs/parallel_env.md", only(False)
     ),
@@ -40,6 +55,7 @@ class ParallelOptions(ProcessOptions):
     """How environments are spread over processes, and how long to wait for them."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
+    torchrl_keywords: ClassVar[Mapping[str, str]] = {"mp_start_method": "start_method"}
 
     num_processes: Annotated[
         int | None,
@@ -132,3 +148,9 @@ class ParallelArguments(ParallelOptions):
         Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
         Option("passed to every factory, or a list with one per environment"),
     ] = None
+    serial_for_single: Annotated[
+        bool,
+        Option(
+            "with one environment, build a `SerialEnv`, which steps it in this process"
+        ),
+    ] = False

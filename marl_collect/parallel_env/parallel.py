@@ -9,6 +9,7 @@ from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
 from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
+from marl_collect.parallel_env.serial import SerialEnv
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 
 
@@ -17,6 +18,17 @@ class ParallelEnv(JointEnvs):
     """N environments, stepped by other processes; same data as SerialEnv."""
 
     _engine: ParallelBatch
+
+    @method(ParallelArguments)
+    def __new__(cls, options: ParallelArguments) -> Any:
+        """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
+        if options.serial_for_single and options.num_workers == 1:
+            return SerialEnv(
+                options.num_workers,
+                options.create_env_fn,
+                create_env_kwargs=options.create_env_kwargs,
+            )
+        return super().__new__(cls)
 
     @method(ParallelArguments)
     def __init__(self, options: ParallelArguments) -> None:

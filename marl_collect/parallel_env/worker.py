@@ -39,6 +39,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     """Build the environments, then run commands until the trainer closes."""
     line, indices = context.line, [k for rows in assignment.rows for k in rows]
     processors = affinity()
+    _limit_torch(assignment.num_sub_threads)  # If the fork server has imported it.
     envs = build_singles(
         assignment.factories,
         indices,
@@ -47,7 +48,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     )
     batch = SerialBatch(envs)
     try:
-        _limit_torch(assignment.num_sub_threads)
+        _limit_torch(assignment.num_sub_threads)  # If a factory has imported it.
         context.send(EnvsReady(batch.description))
         attach = context.receive()
         assert isinstance(attach, AttachMemory)
@@ -71,7 +72,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
 
 
 def _limit_torch(num_threads: int) -> None:
-    """Limit the threads of torch if an environment has imported it."""
+    """Limit the threads of torch if it has been imported."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(num_threads)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
-from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.random_actions import is_random
 from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
@@ -236,8 +236,9 @@ class AssignedPolicies(nn.Module):
 
         ``(g, "mask")`` is True for the agents that acted with this policy. It is added
         if the environment has no mask, and False in padding. ``(g, "acts")`` is True
-        for the agents that acted with any policy, which learners need to know who
-        waits. All other entries are those of ``batch``; the tensors are shared.
+        for the agents that acted with any policy, so that learners can tell idle agents
+        from those of other policies. All other entries are those of ``batch``; the
+        tensors are shared.
         Sequences and ``next`` stay complete, so advantages can be computed.
 
         Args:
@@ -297,7 +298,7 @@ class Called(nn.Module):
     def __init__(self, policy: Any) -> None:
         """Hold ``policy``."""
         super().__init__()
-        self.policy = None if isinstance(policy, RandomPolicy) else policy
+        self.policy = None if is_random(policy) else policy
 
     def forward(self, *args: Any) -> Any:
         """Call the policy."""

@@ -9,7 +9,7 @@ from tensordict.nn import CudaGraphModule, InteractionType
 from torch import nn
 
 from marl_collect.core.env import EnvBatch
-from marl_collect.core.random_actions import RandomPolicy
+from marl_collect.core.random_actions import is_random
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.assigned_runner import AssignedRunner
 from marl_collect.policies.fused.runner import FusedRunner
@@ -60,7 +60,7 @@ def make_runner(
 def _make_single(
     policy: Any, engine: EnvBatch, options: ActingOptions, *, every_action: bool = True
 ) -> PolicyRunner:
-    if policy is None or isinstance(policy, RandomPolicy):
+    if is_random(policy):
         return RandomRunner(engine.description)
     device = torch.device(options.device)
     if isinstance(policy, nn.Module) and _must_move(policy, device):

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, cast, final, overload
+from typing import Final, Literal, cast, final, overload
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
+from marl_collect.errors import warn
 from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
@@ -24,6 +25,9 @@ from marl_collect.storage.loading import Loadable
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, nested, read_padded
+
+_TOLERATED_SHARE: Final = 0.1
+"""Difference of a part from its share, of all episodes, that is no surprise."""
 
 
 @final
@@ -187,6 +191,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if not len(self):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
+        _warn_of_ties(part, edges, returns)
         return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
 
     def sample(
@@ -292,3 +297,22 @@ class Trajectories(Sequence[TensorDict], Loadable):
             np.zeros_like(lengths),
             int(lengths.max()),
         )
+
+
+def _warn_of_ties(
+    part: NDArray[np.int64], edges: list[float], returns: NDArray[np.float64]
+) -> None:
+    """Warn if equal returns leave a part far from its share."""
+    n = len(part)
+    counts = np.bincount(part, minlength=len(edges) + 1)
+    shares = n * np.diff([0, *edges, 1])
+    if np.abs(counts - shares).max() <= max(1, _TOLERATED_SHARE * n):
+        return
+    values, ties = np.unique(returns, return_counts=True)
+    warn(
+        f"split_by_return makes parts of {counts.tolist()} episodes, but the quantiles "
+        f"{edges} ask for about {shares.round().astype(int).tolist()}: {ties.max()} "
+        f"of {n} episodes have the return {values[ties.argmax()]:g}, and equal returns "
+        "go into the same part. Other quantiles, another group, or "
+        "filter(lambda episode: ...) may fit better."
+    )

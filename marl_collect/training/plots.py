@@ -35,7 +35,8 @@ def plot_curves(
     Args:
         runs: runs of one task.
         title: of the picture.
-        path: of the picture; the suffix determines the format.
+        path: of the picture; its suffix determines the format. A PDF of the same name
+            is written beside it.
         random: evaluation of random actions, drawn as a labelled line.
         baselines: further labelled lines.
 
@@ -45,7 +46,8 @@ def plot_curves(
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    panels = _panels(by_setup(runs))
+    setups_of_runs = by_setup(runs)
+    panels, colours = _panels(setups_of_runs), _colours(setups_of_runs)
     lines = _lines(random, baselines)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -57,7 +59,7 @@ def plot_curves(
     low, high = _limits(shown, list(lines.values()))
     for axes, (name, setups) in zip(grid.flat, panels.items(), strict=False):
         for index, (setup, group) in enumerate(setups.items()):
-            _draw(axes, group, setup, index)
+            _draw(axes, group, setup, index, colours[setup])
         for label, value in lines.items():
             axes.axhline(value, color="black", linewidth=0.8)
             axes.annotate(
@@ -82,7 +84,7 @@ def plot_curves(
     figure.suptitle(title)
     figure.supxlabel("frames (steps of one environment)", size=9)
     figure.supylabel("return of an episode, summed over agents", size=9)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def plot_scores(
@@ -97,7 +99,8 @@ def plot_scores(
     Args:
         runs: runs of one task, of which some are finished.
         title: of the picture.
-        path: of the picture; the suffix determines the format.
+        path: of the picture; its suffix determines the format. A PDF of the same name
+            is written beside it.
         random: evaluation of random actions; without it, the lowest evaluation is used.
     """
     from matplotlib.figure import Figure
@@ -107,9 +110,17 @@ def plot_scores(
     order = sorted(scores, key=lambda name: scores[name].value, reverse=True)
     figure = Figure(figsize=(9, 1.4 + 0.32 * len(order)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
+    colours = _colours(by_setup(runs))
     for row, name in enumerate(order):
         score = scores[name]
-        left.barh(row, score.high - score.low, left=score.low, height=0.6, alpha=0.4)
+        left.barh(
+            row,
+            score.high - score.low,
+            left=score.low,
+            height=0.6,
+            alpha=0.4,
+            color=colours[name],
+        )
         left.plot([score.value] * 2, [row - 0.3, row + 0.3], color="black")
     left.margins(x=0.1)
     left.set_yticks(range(len(order)), order, size=8)
@@ -128,7 +139,7 @@ def plot_scores(
         if reached is None:
             right.text(0, row, " not reached", va="center", size=7, color="grey")
         else:
-            right.barh(row, reached, height=0.6, color=f"C{row % 10}")
+            right.barh(row, reached, height=0.6, color=colours[name])
             right.text(reached, row, f" {reached:,}", va="center", size=7)
     right.set_xlabel(f"frames until {goal:.1f}", size=8)
     right.margins(x=0.2)
@@ -136,7 +147,13 @@ def plot_scores(
         axes.grid(axis="x", alpha=0.3)
         axes.tick_params(axis="x", labelsize=7)
     figure.suptitle(title, size=11)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a picture, and a PDF beside it for a paper."""
     figure.savefig(path, dpi=120)
+    figure.savefig(path.with_suffix(".pdf"))
 
 
 def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
@@ -179,9 +196,13 @@ def _limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, flo
     return low - margin, high + margin
 
 
-def _draw(axes: Any, runs: Sequence[Run], setup: str, index: int) -> None:
+def _colours(setups: Mapping[str, list[Run]]) -> dict[str, str]:
+    """Return the colour of each setup, the same in all pictures of a comparison."""
+    return {name: f"C{index % 10}" for index, name in enumerate(sorted(setups))}
+
+
+def _draw(axes: Any, runs: Sequence[Run], setup: str, index: int, colour: str) -> None:
     frames, means, lows, highs = _mean_curve(runs)
-    colour = f"C{index % 10}"
     axes.fill_between(frames, lows, highs, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
         frames,

@@ -40,7 +40,7 @@ ALIGNMENT = 64
 PLACES = 2
 _NUMBER = np.dtype(np.int64)
 _NOTHING = -1
-"""The number of a tensor that is not there yet."""
+"""Stamp of a tensor never written here."""
 _LISTED = 3
 """Number of names that an error lists."""
 _KIND = attrgetter("shape", "dtype")

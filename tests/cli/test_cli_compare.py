@@ -69,6 +69,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
     assert "Return of random actions: team" in page
     assert len(re.findall(r"^\| vdn-local-shared \|", page, re.M)) == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("curves", "scores"):
+        assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     shared = json.loads((tmp_path / "marl_eval.json").read_text())
     seeds = shared["pettingzoo"][TASK]["vdn-local-shared"]
     assert set(seeds) == {"seed_0", "seed_1"}

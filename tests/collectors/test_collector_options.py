@@ -331,3 +331,46 @@ def test_a_compiled_policy_gives_the_same_actions() -> None:
         CountingEnv, policy, frames_per_batch=8, compile_policy={"backend": "eager"}
     ) as collector:
         assert (collector.next()["prey", "action"] == 3.0).all()
+
+
+def test_torchrls_weight_schemes_are_refused_with_advice() -> None:
+    torchrl = pytest.importorskip("torchrl.weight_update")
+    with pytest.raises(TypeError, match="TorchRL's schemes have no use: omit"):
+        MultiSyncCollector(
+            CountingEnv,
+            frames_per_batch=8,
+            weight_sync_schemes={"policy": torchrl.MultiProcessWeightSyncScheme()},
+        )
+
+
+@pytest.mark.parametrize("extends", [0, 1])
+def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> None:
+    data = pytest.importorskip("torchrl.data")
+    storage = data.LazyTensorStorage(64, ndim=2)
+    buffer = data.ReplayBuffer(storage=storage, dim_extend=extends)
+    with Collector(
+        [CountingEnv] * 2, frames_per_batch=8, total_frames=16, replay_buffer=buffer
+    ) as collector:
+        for _ in collector:
+            pass
+    stored = buffer[:]
+    assert stored.shape == ((4, 4) if extends == 0 else (2, 8))
+    with pytest.raises(ValueError, match="has ndim=2"):
+        Collector(
+            CountingEnv, frames_per_batch=8, replay_buffer=buffer, split_trajs=True
+        )
+
+
+def test_a_compiled_policy_is_advised_to_omit_the_compilation() -> None:
+    with Collector(
+        CountingEnv,
+        level_policy(),
+        frames_per_batch=8,
+        compile_policy={"backend": "eager"},
+    ) as collector:
+        assert "omit compile_policy" in collector.explain()[0]
+
+
+def test_the_name_of_a_policy_is_refused_with_advice() -> None:
+    with pytest.raises(TypeError, match=r"None for random actions, or load_policy"):
+        Collector(CountingEnv, "random", frames_per_batch=8)

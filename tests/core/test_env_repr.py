@@ -28,7 +28,7 @@ def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])
 def test_an_environment_that_was_not_built_has_a_repr(kind: Any) -> None:
-    assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
+    assert repr(object.__new__(kind)) == f"{kind.__name__}(not started)"
 
 
 def test_repr_of_a_pettingzoo_environment_has_its_task() -> None:

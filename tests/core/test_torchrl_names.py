@@ -8,6 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from marl_collect import RandomPolicy, SerialEnv
+from marl_collect.core.groups import explicit_groups
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -158,3 +159,10 @@ def test_an_error_within_a_property_is_not_hidden() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'never_set'"):
         _ = Unfinished().observation_space
+
+
+def test_torchrls_group_maps_are_accepted() -> None:
+    torchrl = pytest.importorskip("torchrl.envs")
+    agents = ["a", "b"]
+    for kind in torchrl.MarlGroupMapType:
+        assert explicit_groups(kind, agents) == kind.get_group_map(agents)

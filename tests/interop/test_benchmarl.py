@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from marl_collect import MultiSyncCollector
 
@@ -47,15 +48,22 @@ def config(folder: Path, **settings: Any) -> Any:
 
 
 def build(
-    folder: Path, algorithm: str, task: str, model: str = "Mlp", **settings: Any
+    folder: Path,
+    algorithm: str,
+    task: str,
+    model: str = "Mlp",
+    *,
+    stock: bool = False,
+    **settings: Any,
 ) -> Any:
-    return bridge.Experiment(
+    kind: Any = experiment.Experiment if stock else bridge.Experiment
+    return kind(
         task=getattr(tasks.PettingZooTask, task).get_from_yaml(),
         algorithm_config=getattr(algorithms, f"{algorithm}Config").get_from_yaml(),
         model_config=getattr(models, f"{model}Config").get_from_yaml(),
         seed=0,
         config=config(folder, **settings),
-        workers=2,
+        **({} if stock else {"workers": 2}),
     )
 
 
@@ -209,8 +217,9 @@ def test_a_task_that_steps_a_batch_is_refused(tmp_path: Path) -> None:
         own(tmp_path, batched=True)
 
 
-def test_a_checkpoint_resumes(tmp_path: Path) -> None:
-    first = build(tmp_path, "Mappo", "SIMPLE_SPREAD", checkpoint_interval=FRAMES)
+@pytest.mark.parametrize("model", ["Mlp", "Gru"])
+def test_a_checkpoint_resumes(model: str, tmp_path: Path) -> None:
+    first = build(tmp_path, "Mappo", "SIMPLE_SPREAD", model, checkpoint_interval=FRAMES)
     first.run()
     (checkpoint,) = Path(first.folder_name).glob(f"checkpoints/*_{FRAMES}.pt")
     again = bridge.Experiment.reload_from_file(str(checkpoint), workers=2)
@@ -218,6 +227,38 @@ def test_a_checkpoint_resumes(tmp_path: Path) -> None:
     again.run()
     assert again.total_frames == 2 * FRAMES
     assert again.collector.frames == first.collector.frames
+
+
+@pytest.mark.parametrize("stock", [True, False], ids=["from_stock", "to_stock"])
+@pytest.mark.parametrize(("algorithm", "model"), [("Mappo", "Gru"), ("Masac", "Mlp")])
+def test_checkpoints_cross(
+    algorithm: str, model: str, stock: bool, tmp_path: Path
+) -> None:
+    first = build(
+        tmp_path,
+        algorithm,
+        "MULTIWALKER",
+        model,
+        stock=stock,
+        checkpoint_at_end=True,
+        max_n_frames=FRAMES,
+    )
+    first.run()
+    (checkpoint,) = Path(first.folder_name).glob(f"checkpoints/*_{FRAMES}.pt")
+    load: Any = bridge.Experiment if stock else experiment.Experiment
+    patch = {"max_n_frames": 2 * FRAMES}
+    again = load.reload_from_file(str(checkpoint), experiment_patch=patch)
+    assert again.total_frames == FRAMES
+    expected = parameters(first)
+    for name, weight in parameters(again).items():
+        assert (weight == expected[name]).all()
+    task = tasks.pettingzoo.common.PettingZooClass
+    assert type(again.task) is (bridge.OurPettingZooTask if stock else task)
+    again.run()
+    assert again.total_frames == 2 * FRAMES
+    saved = Path(again.folder_name) / "checkpoints" / f"checkpoint_{2 * FRAMES}.pt"
+    state = torch.load(saved, weights_only=False)["collector"]
+    assert (state["frames"], state["iter"]) == (2 * FRAMES, 1)
 
 
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:

@@ -354,3 +354,72 @@ def test_the_sum_of_rewards_keeps_its_key() -> None:
     sums = batch["next", "agents", "episode_reward"]
     torch.testing.assert_close(sums, rewards.cumsum(0))
     assert batch["agents", "observation"].shape == (3, 2, 3)
+
+
+class PartlyNestedEnv(EnvBase):
+    """Two agents whose entries are each at the root, or nested in a group."""
+
+    def __init__(
+        self, *, action: bool, observation: bool, reward: bool, done: bool
+    ) -> None:
+        super().__init__()
+        self.action_spec = _placed("action", lambda n: Categorical(4, n), action)
+        self.observation_spec = _placed(
+            "observation", lambda n: Unbounded((*n, 3)), observation
+        )
+        self.reward_spec = _placed("reward", lambda n: Unbounded((*n, 1)), reward)
+        self.done_spec = _placed(
+            "done", lambda n: Categorical(2, (*n, 1), dtype=torch.bool), done
+        )
+
+    def _set_seed(self, seed: int) -> None:
+        """Do nothing: nothing is random."""
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
+        self.steps = 0
+        return self.observation_spec.zero().update(self.full_done_spec.zero())
+
+    def _step(self, tensordict: TensorDictBase) -> Any:
+        self.steps += 1
+        done = self.full_done_spec.zero()
+        done = done.apply(torch.ones_like) if self.steps == 5 else done
+        reward = self.full_reward_spec.zero().apply(torch.ones_like)
+        return self.observation_spec.zero().update(reward).update(done)
+
+
+def _placed(name: str, spec: Any, nested: bool) -> Composite:
+    if nested:
+        return Composite(agents=Composite({name: spec((2,))}, shape=(2,)))
+    return Composite({name: spec(())})
+
+
+@pytest.mark.parametrize("observation", [False, True])
+@pytest.mark.parametrize("reward", [False, True])
+@pytest.mark.parametrize("done", [False, True])
+def test_entries_at_the_root_and_in_groups_may_be_mixed(
+    observation: bool, reward: bool, done: bool
+) -> None:
+    places = {"observation": observation, "reward": reward, "done": done}
+    env = TorchRLWrapper(PartlyNestedEnv(action=True, **places))
+    batch = env.rollout(10)["next"]
+    assert batch["agents", "reward"].flatten().tolist() == [1.0] * 10
+    assert batch["done"].flatten().tolist() == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("nested", ["reward", "done"])
+def test_an_action_at_the_root_with_values_of_two_agents_is_refused(
+    nested: str,
+) -> None:
+    places = dict.fromkeys(("action", "observation", "reward", "done"), False)
+    env = PartlyNestedEnv(**places | {nested: True})
+    words = rf"\('agents', '{nested}'\) of group 'agents' has the shape \[2, 1\]"
+    with pytest.raises(TypeError, match=words):
+        TorchRLWrapper(env)
+
+
+def test_a_factory_of_a_torchrl_environment_is_shown_the_wrapper() -> None:
+    line = (
+        r"`lambda: TorchRLWrapper\(PendulumEnv\(\.\.\.\)\)`; see marl_collect.interop"
+    )
+    with pytest.raises(TypeError, match=line):
+        Collector(PendulumEnv, frames_per_batch=7)

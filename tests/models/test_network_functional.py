@@ -123,3 +123,18 @@ class TestFunctional:
             network(centralised, share_params, num_cells=9).load_torchrl_state_dict(
                 theirs.state_dict()
             )
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_load_state_dict_names_the_converter_of_torchrls_weights(
+    share_params: bool,
+) -> None:
+    torchrl = pytest.importorskip("torchrl.modules")
+    theirs = torchrl.MultiAgentMLP(
+        INPUTS, OUTPUTS, N, centralized=True, share_params=share_params, depth=1
+    )
+    net = network(True, share_params)
+    for module, prefix in ((net, ""), (torch.nn.Sequential(net), "0.")):
+        state = {prefix + key: value for key, value in theirs.state_dict().items()}
+        with pytest.raises(RuntimeError, match="load_torchrl_state_dict"):
+            module.load_state_dict(state)

@@ -42,7 +42,9 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
         ({"pin_processes": 1}, "pin_processes must be True or False"),
         ({"create_env_kwargs": 3}, "create_env_kwargs must be a mapping"),
         ({"shared_memory": False}, "share memory in any case"),
-        ({"mp_start_method": "fork"}, "use start_method"),
+        ({"use_buffers": False}, "share memory in any case"),
+        ({"share_individual_td": True}, "have the same keys"),
+        ({"shutdown_timeout": 3.0}, "waits for 10 seconds"),
         ({"num_proceses": 2}, "Did you mean num_processes"),
     ],
 )
@@ -128,3 +130,44 @@ def test_threads_of_this_process_are_set_on_request_only() -> None:
         torch.set_num_threads(before)
     with pytest.raises(ValueError, match="num_threads must be an integer"):
         ParallelEnv(1, CountingEnv, num_threads=0)
+
+
+def noting_threads() -> CountingEnv:
+    """Build an environment that knows the number of torch's threads in its factory."""
+    env = CountingEnv()
+    vars(env)["threads"] = torch.get_num_threads()
+    return env
+
+
+@pytest.mark.parametrize("options", [{}, {"num_threads": 1}])
+def test_factories_have_the_threads_of_the_worker(options: dict[str, Any]) -> None:
+    before = torch.get_num_threads()
+    try:
+        with ParallelEnv(
+            1, noting_threads, num_sub_threads=3, preload=["torch"], **options
+        ) as env:
+            assert env.threads == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torchrls_keywords_mean_the_same_here() -> None:
+    start: Any = ParallelEnv
+    with start(
+        2, CountingEnv, mp_start_method="spawn", use_buffers=True, daemon=False
+    ) as env:
+        assert env.rollout(3).shape == (2, 3)
+    with pytest.raises(ValueError, match="start_method must be .* 'fork'"):
+        start(2, CountingEnv, mp_start_method="fork")
+    with pytest.raises(TypeError, match="start_method and its other name mp_start"):
+        start(2, CountingEnv, mp_start_method="spawn", start_method="spawn")
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, SerialEnv), (2, ParallelEnv)])
+def test_a_single_environment_may_stay_in_this_process(number: int, kind: Any) -> None:
+    start: Any = ParallelEnv
+    with start(number, CountingEnv, serial_for_single=True) as env:
+        assert type(env) is kind
+        assert env.rollout(3).shape == (number, 3)
+    with pytest.raises(TypeError, match="serial_for_single must be True or False"):
+        start(1, CountingEnv, serial_for_single=1)

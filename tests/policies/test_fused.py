@@ -1,6 +1,7 @@
 """A fused policy writes what the module writes, bit for bit where possible."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ from marl_collect.core.signature import IS_INIT
 from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
 from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
-from marl_collect.models.policy import make_policy
+from marl_collect.models.policy import make_head, make_policy
+from marl_collect.models.policy_options import PolicyOptions
+from marl_collect.policies.fused.branchless import without_branches
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
@@ -143,6 +146,55 @@ def test_every_head_writes_what_the_module_writes(
     what = environment(action)
     rows = check_equal(pair(make_policy(what), what, how=how), how)
     assert set(rows[0]) >= {("agents", "action"), ("agents", "action_log_prob")}
+
+
+def linear(n_inputs: int, n_outputs: int, n_agents: int, **options: Any) -> nn.Module:
+    del n_agents, options
+    return nn.Linear(n_inputs, n_outputs)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "centralised": {"centralised": True},
+    "share_params": {"share_params": False},
+    "agent_ids": {"agent_ids": True},
+    "network": {"network": linear},
+    "head": {"head": make_head},
+    "num_cells": {"num_cells": (8, 8, 8)},
+    "activation_class": {"activation_class": nn.ReLU},
+    "recurrent": {"recurrent": "lstm"},
+    "hidden_size": {"recurrent": "gru", "hidden_size": 16},
+    "num_layers": {"recurrent": "gru", "num_layers": 2},
+    "conv": {"conv": {"num_cells": [4]}},
+    "device": {"device": "cpu"},
+    "epsilon": {"epsilon": 0.3},
+    "return_log_prob": {"return_log_prob": False},
+    "check_mask": {"check_mask": False},
+    "check_finite": {"check_finite": True},
+    "default_interaction_type": {"default_interaction_type": MODE},
+}
+
+
+@pytest.mark.parametrize("action", ["categorical", "masked", "masked_one_hot"])
+@pytest.mark.parametrize("option", CHANGES)
+def test_a_policy_with_any_option_is_fused(option: str, action: str) -> None:
+    image: Any = spaces.Box(-1, 1, (12, 12, 2), np.float32)
+    what = environment(action, image if option == "conv" else VECTOR)
+    check_equal(pair(make_policy(what, **CHANGES[option]), what))
+
+
+def test_every_option_of_make_policy_has_a_change() -> None:
+    assert CHANGES.keys() == {field.name for field in fields(PolicyOptions)}
+
+
+def test_an_index_out_of_range_is_an_error_when_it_is_encoded() -> None:
+    index = torch.tensor([0, 2])
+    with without_branches():
+        encoded = nn.functional.one_hot(index, 3)
+        assert torch.equal(nn.functional.one_hot(index), encoded)
+        for wrong in (3, -1):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                nn.functional.one_hot(torch.tensor([0, wrong]), num_classes=3)
+    assert torch.equal(nn.functional.one_hot(index, 3), encoded)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -482,7 +534,7 @@ def test_a_policy_that_reads_changing_numbers_in_python_is_called() -> None:
 
     acting = pair(categorical(Scales()), environment())
     check_equal(acting, fused=False)
-    assert "reads values of observations" in acting[0].runner.explain()
+    assert "reads values in Python" in acting[0].runner.explain()
 
 
 def test_a_policy_with_data_dependent_shapes_is_called() -> None:

@@ -10,11 +10,13 @@ from tensordict import TensorDict
 from tensordict.nn import (
     InteractionType,
     NormalParamExtractor,
+    ProbabilisticTensorDictModule,
     TensorDictModule,
     TensorDictSequential,
 )
+from tensordict.nn.distributions import OneHotCategorical
 from torch import nn
-from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete
+from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete, one_hot
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
@@ -35,6 +37,7 @@ from torchrl.modules import (
     TanhDelta,
     TanhNormal,
 )
+from torchrl.modules import distributions as theirs
 
 VALUES = ("a", "action_value")
 RANDOM = InteractionType.RANDOM
@@ -139,6 +142,46 @@ def convolutional() -> TensorDictSequential:
     )
 
 
+def logits_of(
+    kind: Any, *, name: str = "logits", masked: bool = False
+) -> TensorDictSequential:
+    """Return an actor with a distribution of logits, and perhaps a mask."""
+    logits, mask = ("a", "logits"), ("a", "legal")
+    return TensorDictSequential(
+        TensorDictModule(multi_agent(4), [OBSERVATION], [logits]),
+        TensorDictModule(torch.isfinite, [logits], [mask]),
+        ProbabilisticTensorDictModule(
+            in_keys={name: logits} | ({"mask": mask} if masked else {}),
+            out_keys=[ACTION],
+            distribution_class=kind,
+            return_log_prob=True,
+        ),
+    )
+
+
+def location_of(kind: Any, *names: str) -> TensorDictSequential:
+    """Return an actor with a distribution of a location and, by name, a scale."""
+    keys = [("a", "loc"), ("a", "scale")][: len(names)]
+    return TensorDictSequential(
+        TensorDictModule(MLP(3, 3, num_cells=[8]), [OBSERVATION], keys[:1]),
+        TensorDictModule(torch.sigmoid, keys[:1], [("a", "scale")]),
+        ProbabilisticTensorDictModule(
+            in_keys=dict(zip(names, keys, strict=True)),
+            out_keys=[ACTION],
+            distribution_class=kind,
+            return_log_prob=len(names) > 1,
+        ),
+    )
+
+
+def independent(loc: torch.Tensor, scale: torch.Tensor) -> Any:
+    normal = torch.distributions.Normal(loc, scale)
+    return torch.distributions.Independent(normal, 1)
+
+
+vars(independent)["pure_forward"] = True
+
+
 def clamping() -> TensorDictModule:
     module = TensorDictModule(lambda x: x.clamp(-1, 1), [ACTION], [ACTION])
     module.pure_forward = True
@@ -161,17 +204,35 @@ CONTINUOUS: dict[str, Callable[[], Any]] = {
         deterministic(), process(safe=False)
     ),
     "OrnsteinUhlenbeckProcessModule, safe": lambda: delta(process()),
+    "IndependentNormal": lambda: location_of(theirs.IndependentNormal, "loc", "scale"),
+    "TruncatedNormal": lambda: location_of(theirs.TruncatedNormal, "loc", "scale"),
+    "TanhNormal": lambda: location_of(theirs.TanhNormal, "loc", "scale"),
+    "Independent of torch": lambda: location_of(independent, "loc", "scale"),
+    "Delta": lambda: location_of(theirs.Delta, "param"),
+    "TanhDelta": lambda: location_of(theirs.TanhDelta, "param"),
 }
 DISCRETE: dict[str, Callable[[], Any]] = {
     "ProbabilisticActor, Categorical": categorical,
     "QValueModule": greedy,
     "QValueModule, safe": lambda: greedy(safe=True),
     "QMIX": lambda: greedy(epsilon()),
+    "MaskedCategorical": lambda: logits_of(theirs.MaskedCategorical, masked=True),
+    "Ordinal": lambda: logits_of(theirs.Ordinal, name="scores"),
 }
-POLICIES = CONTINUOUS | DISCRETE
+ONE_HOT: dict[str, Callable[[], Any]] = {
+    "OneHotCategorical": lambda: logits_of(theirs.OneHotCategorical),
+    "tensordict's OneHotCategorical": lambda: logits_of(OneHotCategorical),
+    "MaskedOneHotCategorical": lambda: logits_of(
+        theirs.MaskedOneHotCategorical, masked=True
+    ),
+    "OneHotOrdinal": lambda: logits_of(theirs.OneHotOrdinal, name="scores"),
+}
+POLICIES = CONTINUOUS | DISCRETE | ONE_HOT
 
 
 def environment(name: str) -> Any:
+    if name in ONE_HOT:
+        return one_hot
     return discrete if name in DISCRETE else Noughts
 
 
@@ -206,6 +267,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
     return collecting
 
 
+@pytest.mark.filterwarnings("ignore:deterministic_sample wasn't found")
 @pytest.mark.parametrize("how", [RANDOM, InteractionType.DETERMINISTIC])
 @pytest.mark.parametrize("name", POLICIES)
 def test_fused_and_called_policies_write_the_same(

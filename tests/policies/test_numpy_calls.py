@@ -40,6 +40,14 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp to numbers": lambda x: x.clamp(-0.5, 0.5),
     "clamp to tensors": lambda x: torch.clamp(x, LOW, HIGH),
     "clamp below": lambda x: x.clamp(min=0.1),
+    "clamp_min": lambda x: torch.clamp_min(x, 0.1),
+    "clamp_max": lambda x: torch.clamp_max(x, LOW),
+    "square": lambda x: x**2,
+    "masked_fill": lambda x: x.masked_fill(OTHER > 0, 3),
+    "logsumexp": lambda x: x.logsumexp(-1, keepdim=True),
+    "logsumexp of masked rows": lambda x: torch.where(
+        LOW >= 0, x, -torch.inf
+    ).logsumexp(-1, keepdim=True),
     "addcmul": lambda x: torch.addcmul(x, OTHER, LOW, value=-0.5),
     "addcmul of rows": lambda x: torch.addcmul(x, LOW, HIGH),
     "compare": lambda x: x > 0.1,

@@ -99,3 +99,16 @@ def test_undeclared_parts_are_named_with_the_remedy(policy: Any, name: str) -> N
 
 def test_policies_on_other_devices_are_not_recordable() -> None:
     assert "is on meta" in str(why_not_recordable(nn.Linear(2, 2, device="meta")))
+
+
+def test_the_users_module_is_named_before_ours() -> None:
+    class Ours(nn.Module):
+        __module__ = "marl_collect.interop.benchmarl"
+
+    class Theirs(nn.Module):
+        pass
+
+    reason = str(why_not_recordable(nn.Sequential(Ours(), Theirs())))
+    assert reason.startswith("1 (")
+    assert "Theirs" in reason
+    assert "Ours" in str(why_not_recordable(nn.Sequential(Ours())))

@@ -222,3 +222,13 @@ def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_origina
         expected = net(ahead)
     torch.testing.assert_close(batch[OBSERVATION][:, 1:][follows], expected[follows])
     torch.testing.assert_close(batch[ACTION], batch[OBSERVATION].tanh())
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_torchrls_random_policy_takes_random_actions(kind: Any) -> None:
+    spec = Composite(a=Composite(action=Categorical(4, (2,)), shape=(2,)))
+    batches = []
+    for policy in (torchrl.modules.RandomPolicy(spec), None):
+        with kind(discrete, policy, frames_per_batch=20, seed=0) as collector:
+            batches.append(collector.next())
+    assert (batches[0] == batches[1]).all()

@@ -20,10 +20,12 @@ LENGTH = 10
 class Noughts(MultiAgentEnv):
     """Episodes of ten frames; the first number is the time, the others are random."""
 
-    def __init__(self, *, discrete: bool = False) -> None:
+    def __init__(self, *, discrete: bool = False, one_hot: bool = False) -> None:
         box: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        action: Any = spaces.Discrete(4) if discrete else box
-        group = GroupDescription(("a_0", "a_1"), box, action)
+        action: Any = spaces.Discrete(4) if discrete or one_hot else box
+        group = GroupDescription(
+            ("a_0", "a_1"), box, action, categorical_actions=not one_hot
+        )
         self._what = EnvDescription(
             "noughts",
             {"a": group},
@@ -66,3 +68,7 @@ class Noughts(MultiAgentEnv):
 
 def discrete() -> Noughts:
     return Noughts(discrete=True)
+
+
+def one_hot() -> Noughts:
+    return Noughts(one_hot=True)

@@ -170,6 +170,16 @@ def test_equal_returns_go_into_one_part(collected: Any) -> None:
     assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
 
 
+def test_a_part_that_is_far_from_its_share_is_a_warning(collected: Any) -> None:
+    trajectories = open_dataset(collected[0]).trajectories
+    same: Any = [trajectories._found[0]] * 10
+    tied = type(trajectories)(trajectories._batches, same)
+    words = r"\[0, 10\] episodes, .* about \[8, 2\]: 10 of 10 episodes have the return"
+    with pytest.warns(UserWarning, match=words):
+        parts = tied.split_by_return([0.8])
+    assert [len(part) for part in parts] == [0, 10]
+
+
 def test_a_selection_has_only_its_own_frames(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     short = trajectories.filter(lambda e: e.length <= 12)

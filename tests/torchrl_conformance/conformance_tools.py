@@ -103,7 +103,7 @@ class Walk(ParallelEnv):
         return self._observe(acted), rewards, terminated, truncated, self._infos(acted)
 
     def close(self) -> None:
-        """Note it."""
+        """Remember that it was closed, for the tests."""
         self.closed = True
 
     def _observe(self, agents: Any) -> Any:

@@ -179,6 +179,22 @@ DIFFERENCES: tuple[Difference, ...] = (
         below="0.14",
     ),
     Difference(
+        "test_a_view_knows_its_number_of_environments",
+        THEIRS,
+        TypeError,
+        "`env[0:1].num_workers` is the number of environments of a view.",
+        "Versions before 0.14 have no views.",
+        below="0.14",
+    ),
+    Difference(
+        "test_attributes_of_attributes_are_reached",
+        OURS,
+        AttributeError,
+        "`env.a.b` of a `ParallelEnv` is the attribute `b` of every environment's `a`.",
+        "`env.a` is the list of the environments' `a`. Use a method of the "
+        "environments: `env.method()`.",
+    ),
+    Difference(
         "test_a_rollout_may_end_with_the_last_environment",
         THEIRS,
         KeyError,
@@ -290,6 +306,27 @@ DIFFERENCES: tuple[Difference, ...] = (
         "Workers get new weights with `update_policy_weights_()` only.",
         "On the CPU they share the trainer's memory, so each optimiser step reaches "
         "them in the middle of a batch.",
+    ),
+    Difference(
+        "test_a_frame_that_terminated_is_also_truncated_at_the_end",
+        OURS,
+        AssertionError,
+        "`set_truncated` truncates a last frame that terminated, too.",
+        "A terminal state stays one: nothing may be bootstrapped from it.",
+    ),
+    Difference(
+        "test_a_state_has_an_entry_per_worker",
+        OURS,
+        AssertionError,
+        'The state of a collector has `"worker0"`, `"worker1"`, ....',
+        'It has `"policy_state_dict"` once, for all workers.',
+    ),
+    Difference(
+        "test_statistics_may_be_by_worker",
+        OURS,
+        TypeError,
+        '`stats(workers="per_worker")` has entries per worker.',
+        "`stats()` has returns and counters of all environments.",
     ),
     # Networks
     Difference(

@@ -244,3 +244,19 @@ def test_batches_nest(implementation: Any) -> None:
     env = serial(implementation, 2, implementation.batch_of(3))
     assert env.reset().batch_size == (2, 3)
     env.close()
+
+
+def test_a_batch_knows_its_number_of_environments(env: Any) -> None:
+    assert env.num_workers == SIZE
+
+
+def test_a_view_knows_its_number_of_environments(env: Any) -> None:
+    assert env[0:1].num_workers == 1
+
+
+def test_attributes_of_attributes_are_reached(implementation: Any) -> None:
+    with forked():
+        env = implementation.ParallelEnv(SIZE, implementation.make())
+        env.reset()
+    assert env.label.upper() == ["WALK", "WALK"]
+    env.close()

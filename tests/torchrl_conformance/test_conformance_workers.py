@@ -256,3 +256,21 @@ def test_without_a_policy_workers_act_at_random(implementation: Any) -> None:
         (batch,) = [batch.clone() for batch in collector]
     collector.shutdown()
     assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]
+
+
+def test_a_frame_that_terminated_is_also_truncated_at_the_end(sync: Any) -> None:
+    (one, _) = sync(set_truncated=True, frames_per_batch=2 * LENGTH)
+    assert one["next", "terminated"][:, -1].all()
+    assert one["next", "truncated"][:, -1].all()
+
+
+def test_a_state_has_an_entry_per_worker(running: Running) -> None:
+    state = running.collector.state_dict()
+    assert {"worker0", "worker1"} <= set(state)
+    assert "policy_state_dict" in state["worker0"]
+
+
+def test_statistics_may_be_by_worker(implementation: Any, running: Running) -> None:
+    if implementation.name == "torchrl" and not hasattr(running.collector, "stats"):
+        pytest.skip("this version of TorchRL has no statistics")
+    assert running.collector.stats(workers="per_worker")

@@ -206,6 +206,50 @@ def _clamp(arguments: Arguments, out: Array) -> list[Call]:
     return calls
 
 
+def _clamp_one(name: str, function: np.ufunc) -> Builder:
+    def build(arguments: Arguments, out: Array) -> list[Call]:
+        bound = arguments.operand(name, out)
+        return [_ufunc(function, arguments.first, bound, out=out)]
+
+    return build
+
+
+def _pow(arguments: Arguments, out: Array) -> list[Call] | None:
+    if arguments.value("exponent") != 2 or out.dtype != arguments.first.dtype:
+        return None
+    return [_ufunc(np.square, arguments.first, out=out)]
+
+
+def _masked_fill(arguments: Arguments, out: Array) -> list[Call]:
+    mask, value = array(arguments.value("mask")), arguments.operand("value")
+    return [
+        _copying(out, arguments.first),
+        partial(np.copyto, out, value, "same_kind", mask),
+    ]
+
+
+def _logsumexp(arguments: Arguments, out: Array) -> list[Call] | None:
+    first, dims = arguments.first, arguments.value("dim")
+    if out.dtype != first.dtype or not arguments.value("keepdim") or len(dims) != 1:
+        return None
+    (axis,) = dims
+    reduce_sum: Any = np.add.reduce
+    reduce_max: Any = np.maximum.reduce
+    limit = np.asarray(np.finfo(out.dtype).max)
+    highest, powers = np.empty_like(out), np.empty_like(first)
+    return [
+        partial(reduce_max, first, axis, None, highest, True),
+        # A row of infinities has no finite maximum.
+        _ufunc(np.maximum, highest, -limit, out=highest),
+        _ufunc(np.minimum, highest, limit, out=highest),
+        partial(np.subtract, first, highest, powers),
+        _ufunc(np.exp, powers, out=powers),
+        partial(reduce_sum, powers, axis, None, out, True),
+        _ufunc(np.log, out, out=out),
+        _ufunc(np.add, out, highest, out=out),
+    ]
+
+
 def _softplus(arguments: Arguments, out: Array) -> list[Call] | None:
     # Above the threshold torch returns the argument, as logaddexp does in float32.
     if out.dtype != np.float32:
@@ -314,6 +358,11 @@ _BUILDERS: dict[str, Builder] = {
     "rsub": _rsub,
     "relu": _relu,
     "clamp": _clamp,
+    "clamp_min": _clamp_one("min", np.maximum),
+    "clamp_max": _clamp_one("max", np.minimum),
+    "pow": _pow,
+    "masked_fill": _masked_fill,
+    "logsumexp": _logsumexp,
     "softplus": _softplus,
     "addcmul": _addcmul,
     "where": _where,

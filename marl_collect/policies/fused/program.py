@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 
+from marl_collect.policies.fused.draws import drawing
 from marl_collect.policies.fused.numpy_calls import (
     NumpyCalls,
     close,
@@ -33,6 +34,7 @@ from marl_collect.policies.fused.record import (
 Call = Callable[[], Any]
 
 _ARITHMETIC = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div"}
+_ZEROS = ("zeros", "new_zeros", "zeros_like")
 _COPIES = ("clone", "_to_copy", "contiguous")
 
 
@@ -230,10 +232,20 @@ def repeat(operation: TensorOp) -> Call | None:
     results = list(tensors(operation.result))
     if operation.name in _COPIES:
         return partial(results[0].copy_, operation.args[0])
-    if not operation.random:
-        for call in _candidates(operation, len(results)):
-            if _agrees(operation, call):
-                return call.into(results)
+    if operation.name in _ZEROS:
+        return results[0].zero_
+    return _fastest(operation, results)
+
+
+def _fastest(operation: TensorOp, results: list[torch.Tensor]) -> Call:
+    """Return the fastest call that writes the operation's results to their memory."""
+    if operation.random and len(results) == 1:
+        draw = drawing(operation, results[0])
+        if draw is not None and _agrees(operation, partial(_drawn, draw, results[0])):
+            return draw
+    for call in _candidates(operation, len(results)):
+        if _agrees(operation, partial(_computed, call)):
+            return call.into(results)
     return partial(_copy_results, operation, results)
 
 
@@ -283,13 +295,41 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
             yield _Candidate(operator, args, kwargs, names)
 
 
-def _agrees(operation: TensorOp, candidate: _Candidate) -> bool:
-    """Return whether ``candidate`` computes the same results as the operation."""
-    result = operation.function(*operation.args, **operation.kwargs)
-    expected = list(tensors(result))
-    found = [torch.empty_like(tensor) for tensor in expected]
+def _computed(
+    candidate: _Candidate, like: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    found = [torch.empty_like(tensor) for tensor in like]
+    candidate.into(found)()
+    return found
+
+
+def _drawn(
+    draw: Call, out: torch.Tensor, like: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    del like
+    draw()
+    return [out]
+
+
+def _agrees(
+    operation: TensorOp,
+    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> bool:
+    """Return whether ``compute`` returns the operation's results.
+
+    It must draw the same random numbers, and gets the results to know their shapes.
+    """
+    before = torch.get_rng_state()
     try:
-        candidate.into(found)()
+        result = operation.function(*operation.args, **operation.kwargs)
+        expected = list(tensors(result))
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        found = compute(expected)
+        if not torch.equal(torch.get_rng_state(), after):
+            return False
     except (TypeError, RuntimeError, ValueError, NotImplementedError):
         return False
+    finally:
+        torch.set_rng_state(before)
     return all(same(a, b) for a, b in zip(expected, found, strict=True))

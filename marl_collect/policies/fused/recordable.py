@@ -83,11 +83,20 @@ def why_not_recordable(policy: Any, state: Fingerprint | None = None) -> str | N
 def _why_not_pure(policy: Any) -> str | None:
     if not isinstance(policy, nn.Module):
         return None if says_pure(policy) else f"{_name(policy)} {_unsaid('')}"
+    if type(policy).__module__.startswith("torch._dynamo"):
+        return (
+            "torch.compile has compiled it; recording it instead is usually faster: "
+            "omit compile_policy"
+        )
+    problems: dict[str, str] = {}
     for path, module in policy.named_modules():
         reason = _problem(module, path)
         if reason is not None:
-            return f"{path or 'the policy'} ({_name(module)}) {reason}"
-    return None
+            # The user's own modules come before ours.
+            owner = "ours" if _from(type(module), ("marl_collect.",)) else "theirs"
+            text = f"{path or 'the policy'} ({_name(module)}) {reason}"
+            problems.setdefault(owner, text)
+    return problems.get("theirs", problems.get("ours"))
 
 
 def _unsaid(path: str) -> str:

@@ -177,8 +177,8 @@ class FusedRunner(PolicyRunner):
         else:
             self._missed += 1
             if state is not None:
-                # The module must draw the same numbers as the guard. New numbers would
-                # make the recorded outcome more likely than it is.
+                # The module must draw the same numbers as the guard. Redrawing here
+                # would bias the branch.
                 torch.set_rng_state(state)
             self._module.act(frame)
 
@@ -213,7 +213,7 @@ class FusedRunner(PolicyRunner):
     def _drop_what_fails(self) -> None:
         """Call the module from now on if a guard fails in most frames."""
         if self._current is not None and 2 * self._missed > self._frames:
-            reason = "it reads values that change from frame to frame, in Python"
+            reason = "it reads values in Python that change from frame to frame"
             self._compiled[self._last_setting] = _Refused(reason)
 
     def _compile(self, state: Fingerprint) -> _Compiled | _Refused:
@@ -309,7 +309,9 @@ class FusedRunner(PolicyRunner):
                     )
                 finite[key] |= not a.numel() or bool(a.isfinite().any())
         if not compared:
-            raise NotRepeatableError("it reads values of observations, in Python")
+            raise NotRepeatableError(
+                "it reads values in Python that differ from call to call"
+            )
         for key in keys:
             if not finite[key]:
                 raise NotRepeatableError(
