@@ -173,7 +173,7 @@ def test_the_old_name_of_the_limit_is_accepted_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
         found = evaluate(None, CountingEnv, episodes=4, **old)
     assert found == evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
-    with pytest.raises(TypeError, match="max_frames_per_traj and its old name"):
+    with pytest.raises(TypeError, match="max_frames_per_traj and its other name"):
         evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3, **old)
 
 
