@@ -170,8 +170,7 @@ def opening(_: ExitStack, frames: int) -> dict[str, Alternative]:
 def short_episodes() -> Dataset:
     """Return a dataset of many episodes of one frame."""
     path = folder() / "short episodes"
-    frames = collected()[1][0][0]
-    frames = torch.cat([frames] * 10)
+    frames: TensorDict = torch.cat([collected()[1][0][0]] * 10)
     for key in ("done", "terminated"):
         frames["next", key] = torch.ones_like(frames["next", key])
     with Writer(path, collected()[0]) as writer:
