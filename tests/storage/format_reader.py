@@ -29,7 +29,8 @@ def _batch(folder: Path, batch: Any, keys: Any, layouts: Any) -> Any:
     )
     tails, data = _rows(data, layout["tail"], batch["tails"])
     tables, data = np.split(data, [12 * n * len(packed)])
-    data, out = data[batch["notes"] :], {}
+    out: Any = {}
+    data = data[batch["notes"] :]
     for key, (codec, size) in zip(packed, batch["packed"], strict=True):
         ends, tables = tables[: 8 * n].view("<u8").astype(int), tables[12 * n :]
         frames, data = np.split(data[:size], ends[:-1]), data[size:]
@@ -37,8 +38,8 @@ def _batch(folder: Path, batch: Any, keys: Any, layouts: Any) -> Any:
             np.frombuffer(DECODE[codec](f) if f.size else b"", "u1") for f in frames
         ]
     for key in packed:  # Without bytes, the next frame has the value.
-        frames = enumerate(out[key])
-        out[key] = np.stack([f if f.size else out[key[1:]][i + 1] for i, f in frames])
+        rows = enumerate(out[key])
+        out[key] = np.stack([f if f.size else out[key[1:]][i + 1] for i, f in rows])
     records = _unpack(out.pop((), stored), layout["record"])
     parts, tail = [records[:, 4:], _unpack(tails, layout["tail"])], records[:, :4]
     for key, shape, name in ((tuple(k["key"]), k["shape"], k["dtype"]) for k in keys):
