@@ -137,7 +137,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "The environment factory is the first argument, the policy the second.",
     ),
-    "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(MyEnv\(\)\)"),
+    "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(Line\("),
     "a class for a policy": (
         lambda: run(line(), MultiAgentMLP),
         TypeError,

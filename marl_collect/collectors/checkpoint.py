@@ -41,7 +41,7 @@ def pack(
         "episodes": statistics.episodes,
         "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": own,
-        "workers": _storable(workers),
+        "workers": [_storable(worker) for worker in workers],
         **weights.state(),
     }
 
@@ -70,7 +70,7 @@ def unpack(
             "Pass a policy's weights to update_policy_weights_()."
         )
     _check_weights(state_dict, weights)
-    workers = list(_restored(state_dict["workers"]))
+    workers = [_restored(worker) for worker in state_dict["workers"]]
     if any("frame" not in one for worker in workers for one in worker["environments"]):
         raise KeyError(
             "The state was written by an earlier version of marl_collect and lacks the "

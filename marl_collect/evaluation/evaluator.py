@@ -389,8 +389,8 @@ def _played(
 
 
 def _derived(root: int, episodes: int) -> list[int]:
-    """Return the seeds of episodes, derived from a root seed."""
-    return [episode_seed(root, number, 0) for number in range(episodes)]
+    """Return the seeds of episodes: those of one environment of a collector."""
+    return [episode_seed(root, 0, number) for number in range(episodes)]
 
 
 def _root(seeds: Any) -> int:

@@ -91,9 +91,10 @@ def drawing_its_steps() -> CountingEnv:
 
 
 def test_play_and_evaluate_play_the_same_episodes() -> None:
-    pictures = play(drawing_its_steps, episodes=3, deterministic=False, seed=5)
+    policy = make_policy(CountingEnv)
+    pictures = play(drawing_its_steps, policy, episodes=3, seed=5)
     seen = [int(picture[0, 0, 0]) for picture in pictures]
-    played = evaluate(None, CountingEnv, episodes=3, deterministic=False, seeds=5)
+    played = evaluate(policy, CountingEnv, episodes=3, seeds=5, num_workers=2)
     assert seen == [t for length in played.lengths for t in range(length + 1)]
 
 
