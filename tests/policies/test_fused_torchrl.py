@@ -268,6 +268,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
 
 
 @pytest.mark.filterwarnings("ignore:deterministic_sample wasn't found")
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")  # TorchRL 0.11.
 @pytest.mark.parametrize("how", [RANDOM, InteractionType.DETERMINISTIC])
 @pytest.mark.parametrize("name", POLICIES)
 def test_fused_and_called_policies_write_the_same(

@@ -187,6 +187,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         below="0.14",
     ),
     Difference(
+        "test_attributes_of_attributes_are_reached[torchrl]",
+        THEIRS,
+        EOFError,
+        "`env.a.b` of a `ParallelEnv` is the attribute `b` of every environment's `a`.",
+        "Versions before 0.14 lose their workers.",
+        below="0.14",
+    ),
+    Difference(
         "test_attributes_of_attributes_are_reached",
         OURS,
         AttributeError,
