@@ -134,8 +134,7 @@ def test_weights_can_be_updated_after_a_worker_died_before_reading(
             # Only one that has delivered: what fails again at once is an error. A batch
             # with an older version may be of the process that was killed.
             while kind is MultiAsyncCollector and (
-                worker_of(batch) != k % 2
-                or int(batch["policy_version"].max()) < newest
+                worker_of(batch) != k % 2 or int(batch["policy_version"].max()) < newest
             ):
                 batch = collector.next()
             assert int(batch["policy_version"].max()) <= newest
