@@ -7,7 +7,7 @@ names it. Nothing here opens a file for writing.
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ _DEEPEST: Final = 100
 
 
 class DatasetError(ValueError):
-    """A file of a dataset is damaged, missing, or contradicts the index."""
+    """A file of a dataset is damaged, missing, or contradicts the journal."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ class Folder:
         self.locate(name)
         return (self.path / name).read_bytes()
 
-    def fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def fetch(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
         """Make ranges of the bytes of a file readable; here they are already."""
 
 

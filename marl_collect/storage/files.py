@@ -38,8 +38,7 @@ def size_of(folder: Path) -> int:
 def check_space(folder: Path, nbytes: int, what: str) -> None:
     """Check that numbers fit on a disk before they are written.
 
-    Where tensors are written through a memory map, or by HDF5, a full disk kills the
-    process instead of raising an error.
+    Where HDF5 writes, a full disk kills the process instead of raising an error.
 
     Args:
         folder: on the disk.

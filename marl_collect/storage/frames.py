@@ -100,7 +100,7 @@ class Segment:
 
 
 @final
-class _Place:
+class _StoredBatch:
     """A batch, where it is, and what is known about it."""
 
     def __init__(self, segment: Segment, entry: BatchEntry, extent: Extent) -> None:
@@ -130,7 +130,7 @@ class StoredFrames:
         )
         self._layouts: list[Layout] = []
         self._segments: list[Segment] = []
-        self._places: list[_Place] = []
+        self._stored_batches: list[_StoredBatch] = []
         self._parts: list[int] = []
         columns: list[tuple[int, ...]] = []
         for part, (folder, index) in enumerate(parts):
@@ -143,7 +143,9 @@ class StoredFrames:
             for entry in index.batches:
                 extent = index.extent(entry)
                 segment = numbers[entry.segment]
-                self._places.append(_Place(self._segments[segment], entry, extent))
+                self._stored_batches.append(
+                    _StoredBatch(self._segments[segment], entry, extent)
+                )
                 self._parts.append(part)
                 columns.append(
                     (
@@ -160,7 +162,7 @@ class StoredFrames:
         self._segment, self._layout, self._records, self._tails = table[:4]
         self._n_tails, self._length = table[4:6]
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
-        self._verified = np.zeros(len(self._places), np.bool_)
+        self._verified = np.zeros(len(self._stored_batches), np.bool_)
         # Layouts of the same places, and one layout for all contents of each kind.
         self._kinds: list[int] = []
         self._joined: list[Layout] = []
@@ -172,9 +174,9 @@ class StoredFrames:
             if kind == len(self._joined):
                 self._joined.append(layout)
             else:
-                self._joined[kind] = self._joined[kind].fitting(
-                    layout.record, layout.tail
-                )
+                # Usually a later layout can store all that earlier ones can.
+                before = self._joined[kind]
+                self._joined[kind] = layout.fitting(before.record, before.tail)
             self._kinds.append(kind)
         self._kind = np.array(self._kinds, np.int64)[self._layout]
         self._columns: dict[int, _Columns] = {}
@@ -212,7 +214,7 @@ class StoredFrames:
 
     def __len__(self) -> int:
         """Number of batches."""
-        return len(self._places)
+        return len(self._stored_batches)
 
     def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
         """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
@@ -246,25 +248,27 @@ class StoredFrames:
         columns = self._columns.get(kind)
         if columns is None:
             columns = self._columns[kind] = _Columns(layout, self.keys)
-        found: dict[Key, Bytes] = {}
+        content: dict[Key, Bytes] = {}
         if columns.tails:
-            self._read_pairs(columns, frames, batches, found)
+            self._read_pairs(columns, frames, batches, content)
         elif columns.records:
             stored = self._records_of(batches, frames - self.starts[batches])
             for key, column in columns.records.items():
-                found[key] = column.read(stored)
+                content[key] = column.read(stored)
         for key in columns.packed:
-            found[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
+            content[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
         if columns.packed:
-            self._unpack(columns.packed, frames, batches, found)
-        return {item.key: convert(found[item.key]) for item, convert in columns.tensors}
+            self._unpack(columns.packed, frames, batches, content)
+        return {
+            item.key: convert(content[item.key]) for item, convert in columns.tensors
+        }
 
     def _read_pairs(
         self,
         columns: "_Columns",
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
-        found: dict[Key, Bytes],
+        content: dict[Key, Bytes],
     ) -> None:
         """Read records, and the next values, which most frames share with records."""
         n = len(frames)
@@ -272,7 +276,7 @@ class StoredFrames:
         stored = self._records_of(batches, numbers)
         tail = columns.tail.read(stored).view("<u4")[:, 0]
         follows = tail == 0
-        own = np.flatnonzero(tail)
+        with_tail = np.flatnonzero(tail)
         if (follows & ((numbers + 1) % self._length[batches] == 0)).any() or (
             tail > self._n_tails[batches]
         ).any():
@@ -280,29 +284,29 @@ class StoredFrames:
                 f"A record in {self.name} refers to a place where nothing is."
             )
         # The following record is often the next one that is read anyway.
-        there = np.zeros(n, np.bool_)
-        there[:-1] = frames[1:] == frames[:-1] + 1
-        more = np.flatnonzero(follows & ~there)
+        adjacent = np.zeros(n, np.bool_)
+        adjacent[:-1] = frames[1:] == frames[:-1] + 1
+        absent = np.flatnonzero(follows & ~adjacent)
         following = np.arange(1, n + 1)
-        following[more] = np.arange(n, n + len(more))
-        following[own] = 0  # Replaced below.
-        if len(more):
-            others = self._records_of(batches[more], numbers[more] + 1)
+        following[absent] = np.arange(n, n + len(absent))
+        following[with_tail] = 0  # Replaced below.
+        if len(absent):
+            others = self._records_of(batches[absent], numbers[absent] + 1)
             stored = np.concatenate([stored, others])
-        tails = self._tails_of(batches[own], tail[own].astype(np.int64) - 1)
+        tails = self._tails_of(batches[with_tail], tail[with_tail].astype(np.int64) - 1)
         for key, column in columns.records.items():
             after_key = columns.shared.get(key)
             if after_key is None:
-                found[key] = column.read(stored[:n])
+                content[key] = column.read(stored[:n])
                 continue
             if column.constant is None:
                 values = column.read(stored)
-                found[key], after = values[:n], values.take(following, 0)
+                content[key], after = values[:n], values.take(following, 0)
             else:
-                found[key], after = column.read(stored[:n]), column.read(stored[:n])
-            found[after_key] = after
-            if len(own):
-                after[own] = columns.tails[after_key].read(tails)
+                content[key], after = column.read(stored[:n]), column.read(stored[:n])
+            content[after_key] = after
+            if len(with_tail):
+                after[with_tail] = columns.tails[after_key].read(tails)
 
     def _records_of(
         self, batches: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -386,26 +390,26 @@ class StoredFrames:
         edges = np.flatnonzero(np.diff(batches[order])) + 1
         for chosen in np.split(order, edges) if len(order) else []:
             batch = int(batches[chosen[0]])
-            place = self._places[batch]
+            stored_batch = self._stored_batches[batch]
             numbers = (frames[chosen] - self.starts[batch]).tolist()
             sources = {
                 key: [
                     (key[1:], number + 1) if follows else (key, number)
                     for number, follows in zip(
                         numbers,
-                        place.packed[key].follows[numbers].tolist(),
+                        stored_batch.packed[key].follows(numbers).tolist(),
                         strict=True,
                     )
                 ]
                 for key in keys
             }
-            place.segment.folder.fetch(
-                place.segment.name,
-                [
-                    self._packed(place, *source).place(source[1])
+            stored_batch.segment.folder.fetch(
+                stored_batch.segment.name,
+                (
+                    self._packed(stored_batch, *source).extent(source[1])
                     for key in keys
                     for source in dict.fromkeys(sources[key])
-                ],
+                ),
             )
             decoded: dict[tuple[Key, int], Bytes] = {}
             for key in keys:
@@ -414,31 +418,30 @@ class StoredFrames:
                     # A frame and the one after it are often both read: decode once.
                     before = decoded.get(source)
                     if before is None:
-                        self._packed(place, *source).read(
-                            place.segment.content, source[1], rows[target]
+                        self._packed(stored_batch, *source).read(
+                            stored_batch.segment.content, source[1], rows[target]
                         )
                         decoded[source] = rows[target]
                     else:
                         rows[target] = before
 
-    def _packed(self, place: _Place, key: Key, number: int) -> PackedFrames:
+    def _packed(
+        self, stored_batch: _StoredBatch, key: Key, number: int
+    ) -> PackedFrames:
         """Return the frames of a key, one of which has this number."""
-        packed = place.packed.get(key)
+        packed = stored_batch.packed.get(key)
         if packed is None or number >= len(packed.ends):
             raise DatasetError(f"{self.name} refers to a frame that is not there.")
         return packed
 
     def _check(self, batches: NDArray[np.int64]) -> None:
         """Check the files of batches, and what was not verified in them yet."""
-        for number in np.unique(self._segment[batches]).tolist():
-            segment = self._segments[number]
-            if segment.changed():
-                self._verified[self._segment == number] = False
+        self._forget_changed(batches)
         if not self._verified[batches].all():
             todo = np.unique(batches[~self._verified[batches]])
             for number in np.unique(self._segment[todo]).tolist():
                 extents = [
-                    self._places[batch].extent
+                    self._stored_batches[batch].extent
                     for batch in todo[self._segment[todo] == number].tolist()
                 ]
                 segment = self._segments[number]
@@ -449,11 +452,17 @@ class StoredFrames:
                 self._verify(batch)
                 self._verified[batch] = True
 
+    def _forget_changed(self, batches: NDArray[np.int64]) -> None:
+        """Forget what was verified in those files of batches that have changed."""
+        for number in np.unique(self._segment[batches]).tolist():
+            if self._segments[number].changed():
+                self._verified[self._segment == number] = False
+
     def _verify(self, batch: int) -> None:
         """Compare the checksum of all but the packed frames of a batch."""
-        place = self._places[batch]
-        extent, entry = place.extent, place.entry
-        segment = place.segment
+        stored_batch = self._stored_batches[batch]
+        extent, entry = stored_batch.extent, stored_batch.entry
+        segment = stored_batch.segment
         head = segment.content[extent.records : extent.frames]
         checksum = zlib.crc32(head)
         if checksum != entry.checksum:
@@ -468,7 +477,7 @@ class StoredFrames:
             end = begin + ENTRY * entry.count
             table = bytes(segment.content[begin:end])
             name = f"{segment.folder.named(segment.name)}: {'/'.join(key) or 'records'}"
-            place.packed[key] = PackedFrames.of(name, codec, table, first, size)
+            stored_batch.packed[key] = PackedFrames.of(name, codec, table, first, size)
             begin, first = end, first + size
 
     def verify(self, batch: int) -> None:
@@ -486,26 +495,26 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is missing, damaged, a link, or too small.
         """
-        place = self._places[batch]
-        extent, segment = place.extent, place.segment
-        segment.changed()
+        stored_batch = self._stored_batches[batch]
+        extent, segment = stored_batch.extent, stored_batch.segment
+        self._forget_changed(np.array([batch]))
         self._verified[batch] = False
         segment.folder.fetch(segment.name, [(extent.records, extent.end)])
         self._verify(batch)
-        for packed in place.packed.values():
-            for number in np.flatnonzero(~packed.follows).tolist():
+        for packed in stored_batch.packed.values():
+            for number in np.flatnonzero(~packed.follows()).tolist():
                 packed.stored(segment.content, number)
         self._verified[batch] = True
         return segment.content[extent.records : extent.end]
 
     def _notes(self, batch: int) -> tuple[EpisodeTable, dict[Key, Range]]:
         self._check(np.array([batch]))
-        place = self._places[batch]
-        segment, extent = place.segment, place.extent
+        stored_batch = self._stored_batches[batch]
+        segment, extent = stored_batch.segment, stored_batch.extent
         with naming(segment.folder.named(segment.name), "a data file with notes"):
             return read_notes(
                 bytes(segment.content[extent.notes : extent.frames]),
-                place.entry.episodes,
+                stored_batch.entry.episodes,
                 self._all,
                 self._rewards,
             )
@@ -516,7 +525,7 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is damaged, or an episode is outside of the batch.
         """
-        entry = self._places[batch].entry
+        entry = self._stored_batches[batch].entry
         table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
         places = np.unique(table.environment * entry.shape[1] + table.frame)
@@ -541,7 +550,7 @@ class StoredFrames:
         Raises:
             DatasetError: if the batch's mask contradicts the journal.
         """
-        entry = self._places[batch].entry
+        entry = self._stored_batches[batch].entry
         size, length = entry.shape
         if entry.frames == entry.count:
             return np.full(size, length)
@@ -570,7 +579,7 @@ class StoredFrames:
         """Check that episodes end where ``("next", "done")`` is True."""
         if not len(episodes) or all(item.key != _DONE for item in self._all):
             return
-        length = self._places[batch].entry.shape[1]
+        length = self._stored_batches[batch].entry.shape[1]
         at = self.starts[batch] + episodes.environment * length + episodes.frame
         if not bool(self.only(_DONE).read(at)[_DONE].all()):
             raise DatasetError(
@@ -581,8 +590,8 @@ class StoredFrames:
     def all_spans(self) -> Spans:
         """Return the valid frames of all batches."""
         begins, ends = [], []
-        for batch, place in enumerate(self._places):
-            begin, entry = int(self.starts[batch]), place.entry
+        for batch, stored_batch in enumerate(self._stored_batches):
+            begin, entry = int(self.starts[batch]), stored_batch.entry
             if entry.frames == entry.count:
                 begins.append(np.array([begin]))
                 ends.append(np.array([begin + entry.count]))
@@ -634,9 +643,9 @@ class StoredFrames:
         missing = int(episodes.length[number]) - (end - row_begin)
         spans = [(row_begin, end)]
         while missing:
-            entry = self._places[batch].entry
+            entry = self._stored_batches[batch].entry
             batch -= 1
-            before = self._places[batch].entry if batch >= 0 else None
+            before = self._stored_batches[batch].entry if batch >= 0 else None
             same = batch >= 0 and self._parts[batch] == self._parts[batch + 1]
             if (
                 before is None
@@ -675,8 +684,8 @@ class _Columns:
         self.shared = {key[1:]: key for key in layout.follows if key in self.sizes}
         wanted = {*self.sizes, *self.shared}
         self.records = {
-            key: Column(layout.record, *place)
-            for key, place in layout.records.items()
+            key: Column(layout.record, *bounds)
+            for key, bounds in layout.records.items()
             if key in wanted
         }
         self.tails = {

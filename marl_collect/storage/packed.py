@@ -113,12 +113,11 @@ class PackedFrames:
         ends += first
         return cls(name, codec, ends - sizes, ends, sums)
 
-    @property
-    def follows(self) -> NDArray[np.bool_]:
-        """``[n]``, for which frames nothing is stored."""
-        return self.begins == self.ends
+    def follows(self, numbers: Any = slice(None)) -> NDArray[np.bool_]:
+        """Return for which frames, of all or of some, nothing is stored: ``[n]``."""
+        return np.asarray(self.begins[numbers] == self.ends[numbers])
 
-    def place(self, number: int) -> tuple[int, int]:
+    def extent(self, number: int) -> tuple[int, int]:
         """Return where a stored frame begins and ends in the segment."""
         return int(self.begins[number]), int(self.ends[number])
 
@@ -128,7 +127,7 @@ class PackedFrames:
         Raises:
             DatasetError: if they are damaged.
         """
-        begin, end = self.place(number)
+        begin, end = self.extent(number)
         frame = segment[begin:end]
         if not len(frame) or zlib.crc32(frame) != self.sums[number]:
             raise DatasetError(

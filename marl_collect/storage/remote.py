@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,7 @@ class RemoteFolder(Folder):
             self.blocks[name] = bytearray(-(-size // _BLOCK))
         return super().locate(name, size)
 
-    def fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def fetch(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
         """Copy ranges of the bytes of a file, except what was copied before.
 
         Raises:
@@ -102,19 +102,23 @@ class RemoteFolder(Folder):
         """
         blocks = self.blocks[name]
         size = (self.path / name).stat().st_size
+        missing = sorted(
+            {
+                block
+                for begin, end in ranges
+                for block in range(begin // _BLOCK, -(-end // _BLOCK))
+                if not blocks[block]
+            }
+        )
         begins: list[int] = []
         ends: list[int] = []
-        for begin, end in sorted(ranges):
-            for block in range(begin // _BLOCK, -(-end // _BLOCK)):
-                if blocks[block]:
-                    continue
-                blocks[block] = 1
-                first, last = block * _BLOCK, min(size, (block + 1) * _BLOCK)
-                if ends and ends[-1] == first:
-                    ends[-1] = last
-                else:
-                    begins.append(first)
-                    ends.append(last)
+        for block in missing:
+            first, last = block * _BLOCK, min(size, (block + 1) * _BLOCK)
+            if ends and ends[-1] == first:
+                ends[-1] = last
+            else:
+                begins.append(first)
+                ends.append(last)
         if not begins:
             return
         store, root = self.store()
@@ -130,6 +134,8 @@ class RemoteFolder(Folder):
                     )
                 file.seek(begin)
                 file.write(content)
+        for block in missing:
+            blocks[block] = 1
 
     @contextmanager
     def _found(self, name: str) -> Iterator[None]:

@@ -411,3 +411,15 @@ def test_damage_after_opening_is_found(copy: Path) -> None:
                 read()
         (copy / DATA).write_bytes(content)
         assert same(dataset.transitions[:], frames)
+
+
+def test_damage_is_found_after_another_batch_was_verified(copy: Path) -> None:
+    path, parts = extent(copy, 1)
+    os.utime(path, (1, 1))  # Files that changed just now are always read again.
+    dataset = open_dataset(copy)
+    read_all(dataset)
+    flip(path, parts.records)
+    os.utime(path, (2, 2))
+    dataset.verify(0)  # Sees that the file has changed, but reads one batch only.
+    with pytest.raises(DatasetError, match="checksum of batch 1"):
+        dataset[1]

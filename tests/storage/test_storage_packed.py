@@ -84,8 +84,8 @@ def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path) -> Non
     ends[:, -1] = True
     _, packed = tables(tmp_path / "lz4")
     assert set(packed) == {IMAGE, NOISE, ("next", *IMAGE), ("next", *NOISE)}
-    assert np.array_equal(~packed["next", *IMAGE].follows, ends.flatten().numpy())
-    assert not packed[IMAGE].follows.any()
+    assert np.array_equal(~packed["next", *IMAGE].follows(), ends.flatten().numpy())
+    assert not packed[IMAGE].follows().any()
     assert packed[IMAGE].codec == "lz4"
     assert packed[NOISE].codec == "copy"  # Noise does not compress.
 
@@ -142,7 +142,7 @@ def test_a_damaged_frame_is_named_and_others_are_read(tmp_path: Path) -> None:
     description, data = batches(1)
     add(tmp_path / "d", description, data)
     path, packed = tables(tmp_path / "d")
-    flip(path, packed[IMAGE].place(19)[1] - 5, bit=2)
+    flip(path, packed[IMAGE].extent(19)[1] - 5, bit=2)
     dataset = open_dataset(tmp_path / "d")
     assert same(dataset.transitions[:10], data[0].reshape(-1)[:10])
     with pytest.raises(DatasetError, match=r"hunter/image is damaged: .* frame 19 of"):

@@ -428,3 +428,20 @@ def test_one_frame_of_one_key_takes_few_requests(
     found = open_dataset(url).transitions.select("values")[30]["values"]
     assert (found == open_dataset(tmp_path / "d").transitions[30]["values"]).all()
     assert 2 <= len(requests) <= most
+
+
+def test_a_request_that_failed_is_made_again(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://store/{uuid.uuid4().hex}"
+    copy(local, url)
+    dataset = open_dataset(url)
+    with monkeypatch.context() as patch:
+
+        def fail(*_arguments: Any, **_options: Any) -> Any:
+            raise ConnectionError("the network is down")
+
+        patch.setattr(MemoryFileSystem, "cat_ranges", fail)
+        with pytest.raises(ConnectionError):
+            dataset[0]
+    assert same(dataset[0], open_dataset(local)[0])
