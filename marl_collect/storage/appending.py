@@ -102,10 +102,10 @@ class DatasetFiles:
         here = json.loads(json.dumps(description.to_json()))
         different = difference(index.description.to_json(), here)
         if different is not None:
-            name, there, given = different
+            name, stored, described = different
             raise ValueError(
-                f"{path} holds a dataset of another kind: {name} is {there!r} "
-                f"there, but {given!r} here. Write to another folder."
+                f"{path} holds a dataset of another kind: {name} is {stored!r} "
+                f"there, but {described!r} here. Write to another folder."
             )
         for number, end in index.ends.items():
             folder.locate(segment_name(number), end)

@@ -191,9 +191,9 @@ def read_notes(
     # Damage is found by its checksum; this is a limit for what others have written.
     text = zlib.decompressobj().decompress(notes, size + len(keys) * _RANGE)
     table = EpisodeTable.from_bytes(text[:size], episodes, rewards)
-    found = json.loads(text[size:])
+    ranges = json.loads(text[size:])
     return table, {
-        item.key: Range.from_json(data) for item, data in zip(keys, found, strict=True)
+        item.key: Range.from_json(data) for item, data in zip(keys, ranges, strict=True)
     }
 
 

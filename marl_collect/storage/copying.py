@@ -73,12 +73,12 @@ def copy(
     (part,) = dataset.parts
     content = part.folder.read(JOURNAL)
     with ExitStack() as stack:
-        place = stack.enter_context(_opened(target, options[target], dataset))
-        done = _listed(place.folder, part.folder, content)
-        return _copy_batches(content, done, dataset, place)
+        output = stack.enter_context(_opened(target, options[target], dataset))
+        done = _listed(output.folder, part.folder, content)
+        return _copy_batches(content, done, dataset, output)
 
 
-def _copy_batches(content: bytes, done: int, dataset: Dataset, place: _Target) -> int:
+def _copy_batches(content: bytes, done: int, dataset: Dataset, output: _Target) -> int:
     """Copy the batches that are listed behind the first ``done`` bytes of a journal."""
     batch = copied = 0
     listed = written = done
@@ -88,16 +88,16 @@ def _copy_batches(content: bytes, done: int, dataset: Dataset, place: _Target) -
                 break
             if end > done:
                 copied += 1
-                if place.add(batch, dataset.contents.batches[batch]):
-                    place.list(content[written:end])
+                if output.add(batch, dataset.contents.batches[batch]):
+                    output.list(content[written:end])
                     written = end
             batch += 1
         elif not written:  # Without a journal, a killed copy could not go on.
-            place.list(content[:end])
+            output.list(content[:end])
             written = end
         listed = max(listed, end)
     if listed > written:
-        place.list(content[written:listed])
+        output.list(content[written:listed])
     return copied
 
 

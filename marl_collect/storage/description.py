@@ -91,11 +91,16 @@ class Metadata:
         Raises:
             TypeError: if a value is no text, or there is no such name.
         """
-        found = cls(**dict(data) | {"tags": tuple(data.get("tags", ()))})
-        texts = (found.author, found.license, found.description, *found.tags)
-        if not all(isinstance(text, str) for text in texts):
+        metadata = cls(**dict(data) | {"tags": tuple(data.get("tags", ()))})
+        texts = (
+            metadata.author,
+            metadata.license,
+            metadata.description,
+            *metadata.tags,
+        )
+        if not all(isinstance(text, str) for text in [*texts, *metadata.tags]):
             raise TypeError(f"Metadata must be texts, but are {data}.")
-        return found
+        return metadata
 
 
 NO_METADATA: Final = Metadata()

@@ -77,7 +77,7 @@ class OldDataset:
             files = {tuple(item["key"]): item for item in json.loads(listed)}
         size, length = entry["shape"]
         packed: dict[Key, _Packed] = {}
-        found: dict[Key, torch.Tensor] = {}
+        tensors: dict[Key, torch.Tensor] = {}
         # A frame under `next` may be stored as the root's following one.
         for field in sorted(self.keys, key=lambda field: field.key[0] == "next"):
             file = files.get(field.key, {"codec": None, "checksum": None})
@@ -97,8 +97,8 @@ class OldDataset:
             if content.size != field.nbytes * size * length:
                 raise DatasetError(f"{name} has {content.size:,} bytes.")
             tensor = torch.from_numpy(content.copy()).view(dtype_of(field.dtype))
-            found[field.key] = tensor.view(size, length, *field.shape)
-        return found
+            tensors[field.key] = tensor.view(size, length, *field.shape)
+        return tensors
 
     def _read(self, folder: str, name: str) -> bytes:
         path = self._path / folder / name

@@ -390,10 +390,10 @@ class Index:
     @property
     def ends(self) -> dict[int, int]:
         """Bytes of each segment that are listed."""
-        found: dict[int, int] = {}
+        ends: dict[int, int] = {}
         for entry in self.batches:
-            found[entry.segment] = self.extent(entry).end
-        return found
+            ends[entry.segment] = self.extent(entry).end
+        return ends
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Add an entry of the journal, and check it.

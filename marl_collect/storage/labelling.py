@@ -41,13 +41,13 @@ def label(
     check_local(path)
     folder = Path(path).absolute()
     about = Index.load(Folder(folder)).description
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "author": author,
         "license": license,
         "description": description,
         "tags": None if tags is None else tuple(tags),
     }
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in values.items() if value is not None}
     with FolderLock(folder / LOCK):
         files = DatasetFiles.opened(folder, about)
         try:

@@ -154,8 +154,8 @@ class Normalised(Loadable):
         items = self._source.__getitems__(indices)
         padding = items.get(VALID, None)
         for key, moments in self._moments.items():
-            for place in (key, ("next", *key)):
-                values = items.get(place, None)
+            for name in (key, ("next", *key)):
+                values = items.get(name, None)
                 if values is None:
                     continue
                 # Elements that never vary are 0.
@@ -163,7 +163,7 @@ class Normalised(Loadable):
                 if padding is not None:
                     shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
                     scaled *= padding.view(shape)
-                items.set(place, scaled)
+                items.set(name, scaled)
         return items
 
     def __repr__(self) -> str:

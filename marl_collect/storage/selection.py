@@ -162,8 +162,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
         """Select the episodes for which ``keep`` is true."""
-        kept = [bool(keep(episode)) for episode in self.episodes]
-        return self._take(np.flatnonzero(kept))
+        chosen = [bool(keep(episode)) for episode in self.episodes]
+        return self._take(np.flatnonzero(chosen))
 
     def split_by_return(
         self,

@@ -220,7 +220,7 @@ def _name_of(root: str, key: Key) -> str:
 
 def _encoded(name: str) -> str:
     """Return one part of a key as a name in the file."""
-    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", name)
 
 
 FORMAT: Final = Format(
