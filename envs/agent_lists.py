@@ -22,10 +22,11 @@ class AgentLists(ParallelEnv[str, Any, Any]):
     every agent. The observation and action spaces are a ``Tuple`` space or a list of
     spaces.
 
-    Agents that are done get the action 0 until the episode ends.
+    By default the episode ends with the first agent that is done. With
+    ``done_on_any=False``, agents that are done get the action 0 until the last one is.
 
     Example:
-        >>> env = gymnasium.make("rware-tiny-2ag-v2")
+        >>> env = gymnasium.make("rware-tiny-2ag-v2", disable_env_checker=True)
         >>> env = PettingZooWrapper(AgentLists(env), time_limit=500)
     """
 
@@ -112,14 +113,14 @@ class AgentLists(ParallelEnv[str, Any, Any]):
     ) -> tuple[Any, ...]:
         if isinstance(returned, tuple) and len(returned) == len(names):
             return returned
-        found = (
+        summary = (
             f"{len(returned)} values"
             if isinstance(returned, tuple)
             else f"{returned!r:.200}"
         )
         raise TypeError(
             f"{self.metadata['name']}: {method}() must return a tuple of "
-            f"{', '.join(names)}, as in Gymnasium, but returned {found}."
+            f"{', '.join(names)}, as in Gymnasium, but returned {summary}."
         )
 
     def _by_agent(self, name: str, values: Any) -> dict[str, Any]:
@@ -146,14 +147,14 @@ class AgentLists(ParallelEnv[str, Any, Any]):
 
 
 def _spaces(env: Any, name: str) -> Sequence[Space]:
-    found = getattr(env, name, None)
-    if isinstance(found, spaces.Tuple):
-        return cast("Sequence[Space]", found.spaces)
-    if isinstance(found, (list, tuple)) and found:
-        return found
+    agent_spaces = getattr(env, name, None)
+    if isinstance(agent_spaces, spaces.Tuple):
+        return cast("Sequence[Space]", agent_spaces.spaces)
+    if isinstance(agent_spaces, (list, tuple)) and agent_spaces:
+        return agent_spaces
     raise TypeError(
         f"{env} must have an {name} that is a Tuple space or a list of spaces, one per "
-        f"agent, but it is {found!r}."
+        f"agent, but it is {agent_spaces!r}."
     )
 
 

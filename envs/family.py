@@ -1,6 +1,7 @@
 """``Family``: the task provider of a library whose tasks are built by one function."""
 
 import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -26,7 +27,8 @@ class Family:
         listed: returns the tasks to list, without the prefix. Called only if all
             modules are installed.
         known: whether a task exists. It may be one that is not listed.
-        build: builds a task from its name and keyword arguments.
+        env: ``"module:class"`` of the environment, which is built from the name of a
+            task and keyword arguments. Imported when a task is built.
         defaults: returns the keyword arguments of a task and their defaults.
     """
 
@@ -36,7 +38,7 @@ class Family:
     distributions: tuple[str, ...]
     listed: Callable[[], Iterable[str]]
     known: Callable[[str], bool]
-    build: Callable[..., Any]
+    env: str
     defaults: Callable[[str], Mapping[str, Any]]
 
     def packages(self) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ class Family:
             UnknownTaskError: if the family has no task of this name.
             MissingPackageError: if a library is missing; names the extra to install.
         """
-        return partial(self.build, self._name(task))
+        return partial(_build, self.env, self._name(task))
 
     def settings(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of a task and their defaults.
@@ -87,3 +89,7 @@ class Family:
 
     def _missing(self) -> list[str]:
         return [m for m in self.modules if importlib.util.find_spec(m) is None]
+
+
+def _build(env: str, task: str, /, **kwargs: Any) -> Any:
+    return pkgutil.resolve_name(env)(task, **kwargs)

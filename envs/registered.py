@@ -41,13 +41,14 @@ def build(library: str, task: str, arguments: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: if an enumeration has no member of a given name.
     """
-    known = defaults(library, task)
-    given = {
-        name: _member(name, known.get(name), value) for name, value in arguments.items()
+    default_arguments = defaults(library, task)
+    converted = {
+        name: _member(name, default_arguments.get(name), value)
+        for name, value in arguments.items()
     }
     spec = gymnasium.spec(task)
     assert isinstance(spec.entry_point, str)
-    env: Any = load_env_creator(spec.entry_point)(**(spec.kwargs | given))
+    env: Any = load_env_creator(spec.entry_point)(**(spec.kwargs | converted))
     env.spec = spec
     return env
 

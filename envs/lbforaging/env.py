@@ -28,7 +28,8 @@ class LbForagingEnv(PettingZooBase):
                 ``PettingZooWrapper``.
 
         Raises:
-            ValueError: if a keyword does not fit.
+            TypeError: for an unknown keyword.
+            ValueError: if a value does not fit.
         """
         options, arguments = split_options(kwargs)
         env = registered.build("lbforaging", task, arguments)

@@ -1,7 +1,7 @@
 """Task provider of level-based foraging: an entry point of ``marl_collect.tasks``."""
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from marl_collect.envs import registered
 from marl_collect.envs.family import Family
@@ -18,12 +18,6 @@ _LISTED = (
 """Tasks of papers. The library registers 1,920."""
 
 
-def _build(task: str, **kwargs: Any) -> Any:
-    from marl_collect.envs.lbforaging.env import LbForagingEnv
-
-    return LbForagingEnv(task, **kwargs)
-
-
 FAMILY: Final = Family(
     name="lbforaging",
     extra="lbforaging",
@@ -31,6 +25,6 @@ FAMILY: Final = Family(
     distributions=("lbforaging",),
     listed=lambda: _LISTED,
     known=partial(registered.is_registered, "lbforaging"),
-    build=_build,
+    env="marl_collect.envs.lbforaging.env:LbForagingEnv",
     defaults=partial(registered.defaults, "lbforaging"),
 )

@@ -26,7 +26,8 @@ class MamujocoEnv(PettingZooBase):
                 ``agent_obsk=0``, and keywords of ``PettingZooWrapper``.
 
         Raises:
-            ValueError: if a keyword does not fit.
+            TypeError: for an unknown keyword.
+            ValueError: if a value does not fit.
         """
         options, arguments = split_options(kwargs)
         scenario, _, division = task.partition("-")

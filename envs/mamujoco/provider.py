@@ -26,12 +26,6 @@ ManySegmentAnt and ManySegmentSwimmer write a file of one name in every process.
 """
 
 
-def _build(task: str, **kwargs: Any) -> Any:
-    from marl_collect.envs.mamujoco.env import MamujocoEnv
-
-    return MamujocoEnv(task, **kwargs)
-
-
 def _defaults(task: str) -> dict[str, Any]:
     from gymnasium_robotics import mamujoco_v1
 
@@ -46,6 +40,6 @@ FAMILY: Final = Family(
     distributions=("gymnasium-robotics", "mujoco"),
     listed=lambda: _TASKS,
     known=_TASKS.__contains__,
-    build=_build,
+    env="marl_collect.envs.mamujoco.env:MamujocoEnv",
     defaults=_defaults,
 )

@@ -25,17 +25,11 @@ def _listed() -> list[str]:
     ]
 
 
-def _build(game: str, **kwargs: Any) -> Any:
-    from marl_collect.envs.openspiel.env import OpenSpielEnv
-
-    return OpenSpielEnv(game, **kwargs)
-
-
 def _defaults(game: str) -> dict[str, Any]:
     import pyspiel
 
-    (found,) = (g for g in pyspiel.registered_games() if g.short_name == game)
-    parameters: dict[str, Any] = found.parameter_specification
+    (game_type,) = (g for g in pyspiel.registered_games() if g.short_name == game)
+    parameters: dict[str, Any] = game_type.parameter_specification
     return parameters
 
 
@@ -46,6 +40,6 @@ FAMILY: Final = Family(
     distributions=("open-spiel", "shimmy"),
     listed=_listed,
     known=lambda game: game in _listed(),
-    build=_build,
+    env="marl_collect.envs.openspiel.env:OpenSpielEnv",
     defaults=_defaults,
 )

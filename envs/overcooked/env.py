@@ -76,8 +76,8 @@ class _Kitchen:
         self._horizon = horizon
         self._shaping = shaping
         shape = tuple(map(int, self._mdp.get_lossless_state_encoding_shape()))
-        seen = spaces.Box(0, np.inf, shape, np.float32)
-        self.observation_space = [seen] * len(_PLAYERS)
+        space = spaces.Box(0, np.inf, shape, np.float32)
+        self.observation_space = [space] * len(_PLAYERS)
         self.action_space = [spaces.Discrete(len(self._choices))] * len(_PLAYERS)
 
     def reset(self, *, seed: int | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -104,10 +104,10 @@ class _Kitchen:
         """Nothing to release."""
 
     def _observe(self) -> Sequence[Any]:
-        seen: Sequence[Any] = self._mdp.lossless_state_encoding(
+        observations: Sequence[Any] = self._mdp.lossless_state_encoding(
             self._state, self._horizon
         )
-        return seen
+        return observations
 
     def _configure(self) -> None:
         """Set the recipes of this layout: the library has one set for the process."""
@@ -122,14 +122,14 @@ def _library() -> Any:
     the time of the import: ``gym`` may be missing, and warns about NumPy 2.
     """
     name = "gym.envs.registration"
-    places = () if "gym" in sys.modules else ("gym", "gym.envs", name)
-    for place in places:
-        sys.modules[place] = ModuleType(place)
-    if places:
+    missing = () if "gym" in sys.modules else ("gym", "gym.envs", name)
+    for module in missing:
+        sys.modules[module] = ModuleType(module)
+    if missing:
         sys.modules[name].register = lambda **_: None  # type: ignore[attr-defined]
     try:
         from overcooked_ai_py.mdp import overcooked_mdp
     finally:
-        for place in places:
-            del sys.modules[place]
+        for module in missing:
+            del sys.modules[module]
     return overcooked_mdp

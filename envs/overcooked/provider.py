@@ -25,12 +25,6 @@ def _has_two_players(layout: Path) -> bool:
     return "2" in grid and "3" not in grid
 
 
-def _build(layout: str, **kwargs: Any) -> Any:
-    from marl_collect.envs.overcooked.env import OvercookedEnv
-
-    return OvercookedEnv(layout, **kwargs)
-
-
 def _defaults(layout: str) -> dict[str, Any]:
     from marl_collect.envs.overcooked.env import OvercookedEnv
 
@@ -45,6 +39,6 @@ FAMILY: Final = Family(
     distributions=("overcooked-ai",),
     listed=_listed,
     known=lambda layout: layout in _listed(),
-    build=_build,
+    env="marl_collect.envs.overcooked.env:OvercookedEnv",
     defaults=_defaults,
 )

@@ -80,6 +80,10 @@ class AECDriver:
         rows.select(agent, acts=False)
         self._record_ends()
         self._step_over_dead()
+        if env.agents and rows.cuts:
+            # The episode ends before the next turn, whose observation is its last.
+            agent = env.agent_selection
+            rows.write_observations({agent: env.observe(agent)})
         if rows.settle(over=not env.agents):
             self._write_state()
         else:

@@ -134,6 +134,12 @@ class Rows:
         self._frames += 1
         self.at_limit = self._frames == self._description.time_limit
 
+    @property
+    def cuts(self) -> bool:
+        """Whether this step ends the episode of agents that the environment goes on."""
+        any_left = self._description.done_on_any and bool(self.leaving)
+        return self.at_limit or any_left
+
     def join(self, agent: Any, *, acts: bool) -> None:
         """Write that ``agent`` joins."""
         spec = self._spec(agent)

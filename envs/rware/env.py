@@ -26,7 +26,8 @@ class RwareEnv(PettingZooBase):
                 ``PettingZooWrapper``.
 
         Raises:
-            ValueError: if a keyword does not fit.
+            TypeError: for an unknown keyword.
+            ValueError: if a value does not fit.
         """
         options, arguments = split_options(kwargs)
         env = registered.build("rware", task, arguments)

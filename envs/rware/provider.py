@@ -1,7 +1,7 @@
 """Task provider of the warehouse (RWARE): an entry point of ``marl_collect.tasks``."""
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from marl_collect.envs import registered
 from marl_collect.envs.family import Family
@@ -15,12 +15,6 @@ _LISTED = tuple(
 """Tasks of papers. The library registers 228."""
 
 
-def _build(task: str, **kwargs: Any) -> Any:
-    from marl_collect.envs.rware.env import RwareEnv
-
-    return RwareEnv(task, **kwargs)
-
-
 FAMILY: Final = Family(
     name="rware",
     extra="rware",
@@ -28,6 +22,6 @@ FAMILY: Final = Family(
     distributions=("rware",),
     listed=lambda: _LISTED,
     known=partial(registered.is_registered, "rware"),
-    build=_build,
+    env="marl_collect.envs.rware.env:RwareEnv",
     defaults=partial(registered.defaults, "rware"),
 )

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from marl_collect.cli.tasks import parse_settings
+from marl_collect.cli.policies import MLP, RANDOM
+from marl_collect.cli.tasks import is_own, is_task, parse_settings
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ def what_to_play(
     """Return what a command plays, with the settings of a run where there is one.
 
     Args:
-        task: name of a task, or the folder of a run.
+        task: name of a task, or the folder of a run. A folder with the name of a task
+            is given as ``./NAME``.
         policy: as for ``PolicyRequest``; None is the run's, or the default. With the
             policy of a run of the same task, the settings are those of the run.
         env: settings that replace the run's, as ``KEY=VALUE``.
@@ -50,12 +52,12 @@ def what_to_play(
     """
     settings = parse_settings(env or [])
     config = None
-    if ":" not in task and Path(task).is_dir():
+    if not is_own(task) and Path(task).is_dir() and not is_task(task):
         config = _config(Path(task))
         policy, task = policy or task, config["task"]
-    elif policy is not None and Path(policy).exists():
-        found = _config_of(Path(policy))
-        config = found if found and found["task"] == task else None
+    elif policy not in (None, MLP, RANDOM) and Path(policy).exists():
+        run_config = _config_of(Path(policy))
+        config = run_config if run_config and run_config["task"] == task else None
     if config is not None:
         settings = config["env_kwargs"] | settings
         limit = config["options"].get("max_frames_per_traj")

@@ -49,6 +49,19 @@ def is_own(task: str) -> bool:
     return ":" in task
 
 
+def is_task(name: str) -> bool:
+    """Return whether a provider knows a task; packages that it needs may be missing."""
+    for provider in _providers():
+        try:
+            provider.find_task(name)
+        except ImportError:
+            return True
+        except ValueError:
+            continue
+        return True
+    return False
+
+
 def available_tasks() -> dict[str, str]:
     """Return each task's name and the command that installs what it lacks."""
     found: dict[str, str] = {}

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli.progress import line, remaining
+from marl_collect.core.interruption import FINISHING
 from marl_collect.core.log_file import add_line
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class TrainingProgress:
             self._print(text, shown=self._live is None)
 
     def measured(self, costs: "Costs") -> None:
-        """Print the costs of a gradient step, and that measuring them took no time."""
+        """Print the costs of a gradient step, which were measured in training."""
         self._print(
             f"  A gradient step of {costs.minibatch_frames:,} frames takes "
             f"{costs.forward_ms + costs.backward_ms:,.0f} ms, measured in training."
@@ -95,10 +96,7 @@ class TrainingProgress:
 
     def interrupted(self) -> None:
         """Print that the run ends soon."""
-        self._print(
-            "Interrupted: finishing this batch, then saving. Press Ctrl-C again to "
-            "stop at once."
-        )
+        self._print(FINISHING)
 
     def evaluated(self, record: "EvaluationRecord") -> None:
         """Print an evaluation."""

@@ -10,6 +10,11 @@ from typing import Any, Self, final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _REPEAT_SECONDS = 1.0
+FINISHING = (
+    "Interrupted: finishing this batch, then saving. Press Ctrl-C again to stop at "
+    "once."
+)
+"""What a training program says when it ends after the batch."""
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, Self, final
 
 import torch
 
-from marl_collect.core.interruption import Interruption
+from marl_collect.core.interruption import FINISHING, Interruption
 from marl_collect.core.log_file import LOG, add_line
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.training.run_folder import LAST
@@ -68,7 +68,10 @@ class Checkpoint:
         if happened or time.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
         if happened:
-            self.print(f"Saved {self._folder / LAST}. Add --resume to go on.")
+            self.print(
+                f"Saved {self._folder / LAST}. To go on, begin with resume=True "
+                "(--resume in the examples)."
+            )
             raise SystemExit(self._interruption.exit_code)
 
     def save(self) -> None:
@@ -123,7 +126,4 @@ class Checkpoint:
         self.print(f"Resumed {path}.")
 
     def _tell(self) -> None:
-        sys.stderr.write(
-            "Interrupted: finishing this batch, then saving. Press Ctrl-C again to "
-            "stop at once.\n"
-        )
+        sys.stderr.write(f"{FINISHING}\n")

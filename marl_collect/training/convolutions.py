@@ -31,8 +31,8 @@ def layers(setting: str) -> dict[str, list[int]]:
         ValueError: for anything else; says what is expected.
     """
     parts = CONVOLUTIONS.get(setting, setting).split(",")
-    found = [_LAYER.fullmatch(part.strip()) for part in parts]
-    numbers = [tuple(map(int, match.groups())) for match in found if match]
+    matches = [_LAYER.fullmatch(part.strip()) for part in parts]
+    numbers = [tuple(map(int, match.groups())) for match in matches if match]
     if len(numbers) < len(parts):
         raise ValueError(
             f"conv is {setting!r}: expected {AUTO}, {', '.join(CONVOLUTIONS)}, or "

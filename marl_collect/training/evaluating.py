@@ -154,10 +154,10 @@ def _played(
     evaluator: Evaluator, frames: int, seed: int, first: int, last: int
 ) -> EvaluationRecord:
     """Play the episodes with the numbers from ``first`` to ``last - 1``."""
-    found = evaluator.evaluate(last, seeds=seed, first=first)
+    evaluation = evaluator.evaluate(last, seeds=seed, first=first)
     wrong = {
         group
-        for episode in found.episodes
+        for episode in evaluation.episodes
         for group, returns in episode.returns.items()
         if not all(map(math.isfinite, returns))
     }
@@ -168,7 +168,7 @@ def _played(
         )
     return EvaluationRecord(
         frames,
-        sum(len(returns) for returns in found.episodes[0].returns.values()),
-        [round(value, 3) for value in found.team_returns],
-        found.lengths,
+        sum(len(returns) for returns in evaluation.episodes[0].returns.values()),
+        [round(value, 3) for value in evaluation.team_returns],
+        evaluation.lengths,
     )

@@ -4,7 +4,8 @@ Source of the JSON format: Gorsane et al., "Towards a Standardised Performance
 Evaluation Protocol for Cooperative MARL", arXiv 2209.10485, and marl-eval's README.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import comb
 from typing import Any
 
 from rich import box
@@ -60,7 +61,7 @@ TABLES: dict[str, list[Column]] = {
     "costs": [SETUP, *COSTS],
 }
 _SEEDS = 5
-"""Runs of each setup from which a test can tell two setups apart."""
+"""Runs of each setup from which a test can tell apart two of up to four setups."""
 _LEVEL = 0.05
 _TERMINAL = 80
 """Characters in a line of a table."""
@@ -203,31 +204,39 @@ def conclusion(
         summaries: of at least one setup.
         random: evaluation of random actions, if measured.
     """
-    found = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
+    returns = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
     scores = {s.setup: s.scores for s in summaries}
-    best, *others = sorted(found, key=lambda setup: -found[setup].value)
+    best, *others = sorted(returns, key=lambda setup: -returns[setup].value)
     text = f"{best} has the highest team return."
+    pairs = len(returns) * (len(returns) - 1) // 2
     if min(map(len, scores.values())) < _SEEDS:
-        return (
-            f"{text} With fewer than {_SEEDS} seeds of each setup, no difference is "
-            "shown."
+        text += (
+            f" With fewer than {_SEEDS} seeds of each setup, no difference is shown."
         )
-    pairs = len(found) * (len(found) - 1) / 2
-    lower = [
-        setup
-        for setup in others
-        if rank_sum_p(scores[best], scores[setup]) * pairs < _LEVEL
-    ]
-    close = [setup for setup in others if setup not in lower]
-    if lower:
-        text += f" Shown to be lower (p < {_LEVEL}): {_listed(lower)}."
-    if close:
-        text += f" Not shown to differ from it: {_listed(close)}."
+    else:
+        lower = [
+            setup
+            for setup in others
+            if rank_sum_p(scores[best], scores[setup]) * pairs < _LEVEL
+        ]
+        close = [setup for setup in others if setup not in lower]
+        if lower:
+            text += f" Shown to be lower (p < {_LEVEL}): {_listed(lower)}."
+        if close:
+            text += f" Not shown to differ from it: {_listed(close)}."
+        if close and _least_p(scores) * pairs >= _LEVEL:
+            text += f" So many setups need more than {_SEEDS} seeds."
     if random is not None:
-        low = [setup for setup in (best, *others) if found[setup].low <= random.team]
+        low = [setup for setup in (best, *others) if returns[setup].low <= random.team]
         if low:
             text += f" Not shown to exceed random actions: {_listed(low)}."
     return text
+
+
+def _least_p(scores: Mapping[str, Sequence[float]]) -> float:
+    """Return the p-value of two setups whose scores do not overlap."""
+    fewest, next_fewest, *_ = sorted(map(len, scores.values()))
+    return 2 / comb(fewest + next_fewest, fewest)
 
 
 def _listed(names: Sequence[str]) -> str:

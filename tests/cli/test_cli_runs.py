@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,17 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         what_to_play(str(tmp_path), None, None, None, default="mlp")
+
+
+def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pettingzoo")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "simple_tag_v3")
+    (tmp_path / "random").mkdir()
+    for policy, expected in ((None, "mlp"), ("random", "random")):
+        play = what_to_play("simple_tag_v3", policy, None, None, default="mlp")
+        assert (play.task, play.policy) == ("simple_tag_v3", expected)
+    play = what_to_play("./simple_tag_v3", None, None, None, default="mlp")
+    assert play.task == TASK

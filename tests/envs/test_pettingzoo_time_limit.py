@@ -107,3 +107,37 @@ def test_the_limit_is_in_the_description_and_in_the_data() -> None:
 def test_a_limit_below_one_is_an_error() -> None:
     with pytest.raises(ValueError, match="time_limit must be at least 1, but is 0"):
         parallel(Script(), time_limit=0)
+
+
+@pytest.mark.parametrize("done_on_any", [True, False])
+def test_the_last_observation_of_a_cut_episode_is_that_of_the_next_turn(
+    *, done_on_any: bool
+) -> None:
+    pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    batches = []
+    for limit in (4, None):
+        keywords = {} if limit is None else {"time_limit": limit}
+        collector = Collector(
+            partial(
+                PettingZooEnv,
+                "tictactoe_v3",
+                parallel=False,
+                done_on_any=done_on_any,
+                **keywords,
+            ),
+            frames_per_batch=4,
+            total_frames=4,
+            max_frames_per_traj=None if limit else 4,
+            seed=0,
+        )
+        with collector:
+            batches.append(collector.next().clone())
+    cut, expected = batches
+    assert expected["next", "truncated"][0, 3].all()
+    assert (cut["next", "truncated"] == expected["next", "truncated"]).all()
+    for group in ("player_1", "player_2"):
+        name = ("next", group, "observation", "observation")
+        assert (cut[name] == expected[name]).all()
+    # Four moves have been made; the player whose turn is next sees all of them.
+    seen = cut["next", "player_1", "observation", "observation"][0, 3]
+    assert int(seen.sum()) == 4

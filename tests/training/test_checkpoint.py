@@ -159,7 +159,7 @@ def test_a_loop_goes_on_exactly_after_a_signal(
         assert program.returncode == code, text
         assert "Traceback" not in text
         if number != signal.SIGKILL:
-            assert "Add --resume" in text
+            assert "To go on, begin with resume=True (--resume in the examples)" in text
     slow.unlink()
     log = (tmp_path / "stopped" / "progress.log").read_text()
     assert "120 frames\n" in log

@@ -22,7 +22,7 @@ def test_nothing_is_claimed_below_five_seeds() -> None:
     setups = [scored("a", 0, 1, 0, 1), scored("b", 9, 8, 9, 8, 9)]
     assert conclusion(setups, RANDOM) == (
         "b has the highest team return. With fewer than 5 seeds of each setup, no "
-        "difference is shown."
+        "difference is shown. Not shown to exceed random actions: a."
     )
 
 
@@ -36,7 +36,9 @@ def test_the_conclusion_tells_setups_apart_by_a_corrected_test() -> None:
     )
     # With more pairs, the same scores show less.
     more = [scored(f"more_{i}", 8, 11, 12, 13, 9) for i in range(3)]
-    assert "Shown to be" not in conclusion([low, near, best, *more])
+    text = conclusion([low, near, best, *more])
+    assert "Shown to be" not in text
+    assert text.endswith("So many setups need more than 5 seeds.")
 
 
 def test_identical_setups_are_rarely_told_apart() -> None:
