@@ -40,7 +40,8 @@ Flagged = Array | Mapping[str, Array]
 class Step:
     """The result of ``BatchedEnv.advance``. K is the number of worlds.
 
-    The engine copies the arrays at once, so a simulator may use them again.
+    The engine copies the arrays at once, so a simulator may use them again; those of
+    ``first`` after the next call of ``begin`` or ``advance``.
 
     Attributes:
         observations: after the step, and before any world begins anew; see
@@ -115,8 +116,9 @@ class BatchedEnv(TensorDictEnv):
         Args:
             which: the worlds that begin, bool ``[K]``; None for all. The state of
                 other worlds must not change.
-            seeds: a seed in ``[0, 2**31)`` for each world, int64 ``[K]``. Those of
-                worlds that do not begin are the seeds of their running episodes.
+            seeds: a seed for each world, int64 ``[K]``: in ``[0, 2**31)``, or as given
+                to ``evaluate``. Those of worlds that do not begin are the seeds of
+                their running episodes.
 
         Returns:
             Observations of all worlds. Only the rows of ``which`` are used.
@@ -317,8 +319,7 @@ class WorldBatch(EnvBatch):
                 f"{source.name!r}: found {list(observations)}. Expected "
                 f"{list(target.shape)}."
             )
-        for part in source.inner:
-            value = value[int(part) if isinstance(value, Sequence) else part]
+        value = inner_value(value, source.inner)
         if type(value) is not np.ndarray or value.shape != target.shape:
             value = _array(
                 value, target.shape, self.description.name, "/".join(source.key)
@@ -524,3 +525,10 @@ def _leaf_actions(
             clipped = np.empty_like(array)
             call = partial(np.clip, array, space.low, space.high, clipped)
         yield key[2:], call
+
+
+def inner_value(value: Any, path: Sequence[str]) -> Any:
+    """Return what is at ``path`` in nested mappings and sequences."""
+    for part in path:
+        value = value[int(part) if isinstance(value, Sequence) else part]
+    return value

@@ -152,13 +152,13 @@ class BatchFlags:
                 return
         self.some = True
         for index, (done, terminations, truncations) in enumerate(self._groups):
-            alive = ~done.astype(np.bool_)
+            alive = ~done.astype(np.bool_, copy=False)
             if terminated is not None:
                 terminations |= alive & terminated[index]
             if truncated is not None:
                 truncations |= alive & truncated[index]
             np.logical_or(terminations, truncations, out=done)
-            self._idle(index, done[..., 0].astype(np.bool_))
+            self._idle(index, done[..., 0].astype(np.bool_, copy=False))
         if ends:
             self._settle()
 

@@ -78,7 +78,13 @@ def _mixed(entropy: Sequence[Any]) -> Any:
 
 
 def _words(number: int) -> list[np.uint32]:
-    """Return a non-negative integer as 32-bit words, the lowest first."""
+    """Return a non-negative integer as 32-bit words, the lowest first.
+
+    Raises:
+        ValueError: if it is negative.
+    """
+    if number < 0:
+        raise ValueError(f"A seed must be a non-negative integer, but is {number}.")
     words = [np.uint32(number & 0xFFFFFFFF)]
     while number := number >> 32:
         words.append(np.uint32(number & 0xFFFFFFFF))

@@ -5,8 +5,9 @@ from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import accumulate, pairwise
 from numbers import Integral
-from typing import Annotated, Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, cast, final
 
+import numpy as np
 from torch import nn
 
 from marl_collect.buffers.slots import Slots
@@ -20,7 +21,7 @@ from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
     Option,
@@ -36,6 +37,7 @@ from marl_collect.rollout.episodes import Episode
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
 _LONG = 10_000  # Frames of an episode, after which a warning names the limit.
 _SLOT = 0  # There is only one.
+_MOST_SEED = 2**63  # Seeds are 64-bit integers in arrays.
 
 
 @dataclass(frozen=True)
@@ -198,9 +200,11 @@ class Evaluator(Closing):
         """Run whole episodes and return their returns and lengths.
 
         The same seed gives the same episodes, regardless of earlier evaluations and of
-        the number of workers: their seeds are derived from it, and the noise of actions
-        from these. With another number of environments per worker, the last bit of a
-        network's outputs may differ, as with any other number of rows.
+        the number of workers: their seeds are derived from it, and from these random
+        actions and the noise of ``make_policy``'s heads. Policies that draw from
+        torch's generator repeat with equal workers only. With another number of
+        environments per worker, or a ``first`` that is no multiple of ``environments``,
+        the last bit of a network's outputs may differ.
 
         Args:
             episodes: number of episodes.
@@ -262,7 +266,7 @@ class Evaluator(Closing):
     def _play(self, root: int, seeds: Sequence[int], first: int = 0) -> Evaluation:
         workers = self._workers
         count = sum(workers.sizes)
-        # An episode has the same row in its worker, however many workers there are.
+        # Whatever the number of workers, an episode has the same row in its worker.
         shares = [tuple(seeds[k::count]) for k in range(count)]
         workers.play(root, shares)
         played = _played(workers, list(map(len, shares)), self._limit)
@@ -290,7 +294,8 @@ class Evaluator(Closing):
 def evaluate(arguments: EvaluationArguments) -> Evaluation:
     """Run whole episodes and return their returns and lengths.
 
-    The same seeds give the same episodes, whatever the number of workers.
+    The same seeds give the same episodes, whatever the number of workers, unless the
+    policy draws from torch's generator.
 
     The arguments are the fields of ``EvaluationArguments``.
 
@@ -390,7 +395,8 @@ def _played(
 
 def _derived(root: int, episodes: int) -> list[int]:
     """Return the seeds of episodes: those of one environment of a collector."""
-    return [episode_seed(root, 0, number) for number in range(episodes)]
+    seeds = episode_seeds(root, np.zeros(1, np.int64), np.arange(episodes))
+    return cast(list[int], seeds.tolist())
 
 
 def _root(seeds: Any) -> int:
@@ -415,6 +421,8 @@ def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
             )
     if single:
         return int(seeds), ()
+    if any(seed >= _MOST_SEED for seed in given):
+        raise ValueError(f"Seeds of episodes must be less than 2**63: {max(given)}.")
     if len(given) != episodes:
         raise ValueError(
             f"There are {episodes} episodes, but {len(given)} seeds: pass one seed per "

@@ -51,8 +51,8 @@ class Plan:
         generation: how often the worker was restarted. Each generation has its own
             noise.
         given_seeds: seeds of each environment's first episodes, which replace the
-            derived ones. Then the noise of an episode is derived from its seed, and the
-            rollout may end when all these episodes have.
+            derived ones. The noise of these episodes is derived from their seeds, and
+            the rollout may end when all of them have.
     """
 
     seed: int
@@ -169,6 +169,7 @@ class RunningEpisodes:
         self.plan = plan
         size = len(plan.environments)
         self._index = np.array(plan.environments, np.int64)
+        self._given_counts = np.array([len(s) for s in plan.given_seeds], np.int64)
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
         self._returns = {
@@ -206,11 +207,14 @@ class RunningEpisodes:
     @property
     def given_ended(self) -> bool:
         """Whether all episodes with given seeds have ended, if there are any."""
-        given = self.plan.given_seeds
-        return bool(given) and all(
-            number >= len(seeds)
-            for number, seeds in zip(self._numbers.tolist(), given, strict=True)
-        )
+        counts = self._given_counts
+        return bool(len(counts)) and bool((self._numbers >= counts).all())
+
+    def with_given_seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of ``rows`` whose running episode has a given seed."""
+        if not len(self._given_counts):
+            return rows[:0]
+        return rows[self._numbers[rows] < self._given_counts[rows]]
 
     def seed(self, k: int) -> int:
         """Return the seed of environment k's running episode."""
@@ -271,12 +275,15 @@ class RunningEpisodes:
     def limits(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the frames at which trajectories are cut.
 
+        An episode that is too long already, after a state of a collector with a higher
+        limit was loaded, is cut in the first frame.
+
         Args:
             frames: first frame of each running episode in the slot.
         """
         limit = self.plan.max_frames_per_traj
         assert limit is not None
-        return frames + (limit - 1) - self._lengths
+        return np.maximum(frames, frames + (limit - 1) - self._lengths)
 
     def state(self) -> list[dict[str, Any]]:
         """Return the state of each environment, for ``load``.

@@ -217,7 +217,7 @@ class Rollout:
                 self._begin_next_episodes(frame, writer, begins)
                 limits = self._limits(begins)
                 limit = NEVER if limits is None else int(limits.min())
-                if self._episodes.given_ended and not is_async:
+                if not is_async and self._episodes.given_ended:
                     break
             if progress.preempted():
                 break
@@ -280,9 +280,8 @@ class Rollout:
         begins[rows] = frame + 1
         writer.ended(rows, frame)
         self._begin(rows)
-        if self._episodes.plan.given_seeds:
-            for k in rows.tolist():
-                self._acting.redraw(k, frame + 1, self._generators)
+        for k in self._episodes.with_given_seeds(rows).tolist():
+            self._acting.redraw(k, frame + 1, self._generators)
         writer.began(rows, frame + 1)
 
     def take_last(self) -> list[LastObservation]:
@@ -377,9 +376,8 @@ class Rollout:
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         seeds = self._episodes.begin(rows)
-        if self._episodes.plan.given_seeds:
-            for k, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
-                self._generators.restart(k, seed)
+        for k in self._episodes.with_given_seeds(rows).tolist():
+            self._generators.restart(k, self._episodes.seed(k))
         if self._chooses:
             pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
             self._policy.begin_episodes(dict(pairs))

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.batched import BatchedEnv, Observations, Step
+from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.testing.check_play import Snapshot, StopError, differences
 from marl_collect.testing.check_rows import Rules
 
@@ -196,9 +196,7 @@ class WorldPlay:
                 return
 
     def _begin(self, worlds: list[int], streams: Array, episodes: Array) -> None:
-        seeds = [
-            episode_seed(self._seed, int(streams[k]), int(episodes[k])) for k in worlds
-        ]
+        seeds = episode_seeds(self._seed, streams[worlds], episodes[worlds]).tolist()
         _try("begin", lambda: self._engine.reset(worlds, seeds))
 
     def _act(self, clock: Array, streams: Array) -> None:
@@ -269,11 +267,9 @@ class _Watched(BatchedEnv):
             if key[1:2] != ("observation",) or field.dtype.kind not in "iu":
                 continue
             value: Any = observations.get(key[0])
-            for name in key[2:]:
-                value = None if value is None else value[name]
             if value is None:
                 continue
-            array = np.asarray(value)
+            array = np.asarray(inner_value(value, key[2:]))
             lost = array[array.astype(field.dtype) != array]
             if lost.size:
                 self._findings.append(

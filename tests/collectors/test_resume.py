@@ -414,3 +414,24 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker
         for batch in expected:
             assert (own(second) == batch).all()
     assert int(expected[0]["collector", "traj_ids"].min()) > int(before)
+
+
+def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:
+    def make() -> CountingEnv:
+        return CountingEnv(deaths=False, min_length=200, max_length=200)
+
+    def collector(limit: int) -> Collector:
+        return Collector(
+            [make] * 2, frames_per_batch=30, max_frames_per_traj=limit, seed=0
+        )
+
+    with collector(40) as before:
+        for _ in range(2):
+            before.next()  # 30 frames of each environment.
+        state = before.state_dict()
+    with collector(20) as after:
+        after.load_state_dict(state)
+        batch = torch.cat([after.next().clone() for _ in range(4)], 1)
+    # The running episodes are cut at once, and those after them every 20 frames.
+    ends = batch["next", "truncated"][..., 0].nonzero().tolist()
+    assert ends == [[k, t] for k in range(2) for t in (0, 20, 40)]

@@ -21,3 +21,8 @@ def test_environments_and_episodes_broadcast() -> None:
     found = episode_seeds(3, np.arange(2)[:, None], np.arange(4, 9)[None])
     expected = [[episode_seed(3, k, e) for e in range(4, 9)] for k in range(2)]
     assert found.tolist() == expected
+
+
+def test_negative_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match="non-negative integer, but is -1"):
+        episode_seeds(-1, np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -148,6 +148,7 @@ def test_some_environments_are_unused_if_there_are_fewer_seeds() -> None:
         ({"seeds": [1, 2, -3]}, ValueError, "non-negative integers, but found -3"),
         ({"seeds": [1, 2, 0.5]}, ValueError, "non-negative integers, but found 0.5"),
         ({"seeds": -1}, ValueError, "non-negative integers, but found -1"),
+        ({"seeds": [1, 2, 2**63]}, ValueError, r"must be less than 2\*\*63"),
         ({"seed": 1}, TypeError, "takes seeds"),
         (
             {"seeds": [1, 2, 3], "on_worker_failure": "restart"},

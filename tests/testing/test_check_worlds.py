@@ -52,6 +52,21 @@ class Walkers(BatchedEnv):
         return np.stack([self.at, self.at[:, ::-1]], 2).astype(np.float32)
 
 
+class Observes(Walkers):
+    """Has a Tuple of an integer and an array as observation. Correct."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        space = spaces.Tuple(
+            (spaces.Discrete(41), spaces.Box(-20, 20, (1,), np.float32))
+        )
+        group = GroupDescription(("w_0", "w_1"), space, spaces.Discrete(3))
+        self._description = EnvDescription("walkers", {"w": group}, time_limit=12)
+
+    def look(self) -> Any:
+        return self.at + 20, self.at[..., None].astype(np.float32)
+
+
 class BeginsAll(Walkers):
     def begin(self, which: Any, seeds: Any) -> Any:
         return super().begin(None, seeds)
@@ -154,6 +169,7 @@ class Raises(Walkers):
         partial(Walkers, 1),
         partial(Walkers, 70),
         partial(Walkers, done_on_any=True),
+        Observes,
         partial(CountingWorlds, 3, action_mask=True, state=True, episode_reward=True),
         partial(CountingWorlds, 3, image=(4, 4, 3), done_on_any=True),
         partial(CountingWorlds, 3, resets_itself=True),
