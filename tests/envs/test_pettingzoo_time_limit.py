@@ -116,7 +116,7 @@ def test_the_last_observation_of_a_cut_episode_is_that_of_the_next_turn(
     pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     batches = []
     for limit in (4, None):
-        keywords = {} if limit is None else {"time_limit": limit}
+        keywords: Any = {} if limit is None else {"time_limit": limit}
         collector = Collector(
             partial(
                 PettingZooEnv,
