@@ -43,6 +43,7 @@ import marl_collect, marl_collect.envs, marl_collect.models, pathlib, sys
 home = pathlib.Path(marl_collect.__file__).resolve()
 assert not home.is_relative_to(sys.argv[1]), f"imported from the checkout: {home}"
 assert (home.parent / "py.typed").exists()
+assert (home.parent / "cli" / "viewer" / "page.html").exists()
 from marl_collect import Collector
 from marl_collect.testing.counting import CountingEnv
 batch = next(iter(Collector(CountingEnv, frames_per_batch=10, total_frames=10)))

@@ -41,6 +41,7 @@ EXAMPLES = {
         "collect simple_spread_v3 --episodes 5 --policy random --seed 0 --out data"
     ),
     "inspect": "inspect data",
+    "view": "view data --save best.html --episode 0",
     "copy": "copy data copied",
     "merge": "merge data data --out twice",
     "compact": "compact twice --out compacted",

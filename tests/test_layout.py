@@ -287,7 +287,7 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
     }
     assert {top for top in tops if not top.endswith(".dist-info")} == {"marl_collect"}
     assert {name for name in held if name.endswith(".py")} == expected
-    assert "marl_collect/py.typed" in held
+    assert {"marl_collect/py.typed", "marl_collect/cli/viewer/page.html"} <= held
     assert any(name.endswith("/licenses/LICENSE") for name in held)
 
     installed = str(tmp_path / "installed")

@@ -21,6 +21,7 @@ from marl_collect.cli.datasets import (
 from marl_collect.cli.listing import envs, info
 from marl_collect.cli.play import play
 from marl_collect.cli.render import render
+from marl_collect.cli.view import view
 
 app = typer.Typer(
     name="marl-collect",
@@ -35,6 +36,7 @@ app.command()(compare)
 app.command()(play)
 app.command()(render)
 app.command()(inspect)
+app.command()(view)
 app.command()(copy)
 app.command()(merge)
 app.command()(compact)

@@ -1,5 +1,6 @@
 """Takes one picture of an environment."""
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,40 @@ def take(env: MultiAgentEnv) -> Picture:
             "render_mode=rgb_array); your own must return an image from render()."
         )
     return np.array(image, np.uint8)
+
+
+def to_picture(pixels: Any) -> Picture:
+    """Return a stored image as ``[height, width, 3]``.
+
+    Args:
+        pixels: uint8 ``[height, width, channels]`` or ``[channels, height, width]``; of
+            other numbers of channels than 3, the first one is shown in grey.
+    """
+    image = np.asarray(pixels)
+    if image.shape[-1] > 4 and image.shape[0] <= 4:  # noqa: PLR2004 - RGB and alpha
+        image = image.transpose(1, 2, 0)
+    colours = image[..., :3] if image.shape[-1] in (3, 4) else image[..., :1]
+    return np.ascontiguousarray(np.broadcast_to(colours, (*image.shape[:2], 3)))
+
+
+def to_png(picture: Picture) -> bytes:
+    """Return a picture as a PNG file, without a library of images."""
+    height, width, _ = picture.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # Each begins with "no filter".
+    rows[:, 1:] = picture.reshape(height, -1)
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    chunks = [
+        (b"IHDR", size + bytes([8, 2, 0, 0, 0])),  # 8 bits, RGB
+        (b"IDAT", zlib.compress(rows.tobytes(), 6)),
+        (b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(data).to_bytes(4, "big")
+        + kind
+        + data
+        + zlib.crc32(kind + data).to_bytes(4, "big")
+        for kind, data in chunks
+    )
 
 
 def require_single(env: Any) -> MultiAgentEnv:

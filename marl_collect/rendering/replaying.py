@@ -1,6 +1,6 @@
 """Takes pictures of a recorded episode by repeating its actions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.core.description import Key
 from marl_collect.core.env import MultiAgentEnv, require_factory
-from marl_collect.rendering.pictures import require_single, take
+from marl_collect.rendering.pictures import Picture, require_single, take
 
 
 def to_frames(
@@ -36,6 +36,17 @@ def to_frames(
         ValueError: if the environment renders nothing, does not repeat episodes, or
             differs from the record; names frame and key.
     """
+    return np.stack(list(replay_pictures(create_env_fn, rollout, seed=seed)))
+
+
+def replay_pictures(
+    create_env_fn: Callable[[], Any], rollout: TensorDictBase, *, seed: int
+) -> Iterator[Picture]:
+    """Yield the pictures of ``to_frames`` one by one; long episodes take no memory.
+
+    Raises:
+        ValueError: as ``to_frames``.
+    """
     require_factory(create_env_fn, "create_env_fn")
     if rollout.ndim != 1:
         raise ValueError(
@@ -43,14 +54,14 @@ def to_frames(
         )
     env = require_single(create_env_fn())
     try:
-        return _pictures(env, rollout, seed)
+        yield from _pictures(env, rollout, seed)
     finally:
         env.close()
 
 
 def _pictures(
     env: MultiAgentEnv, rollout: TensorDictBase, seed: int
-) -> NDArray[np.uint8]:
+) -> Iterator[Picture]:
     description = env.description
     if not description.repeats:
         raise ValueError(
@@ -76,7 +87,7 @@ def _pictures(
             )
 
     engine.reset([0], [seed])
-    frames = [take(env)]
+    yield take(env)
     last = len(rollout) - 1
     advice = f"Check the factory and the episode's seed, here {seed}."
     for t in range(len(rollout)):
@@ -85,7 +96,7 @@ def _pictures(
         for key, taken in actions.items():
             memory[key][0] = taken[t]
         engine.step()
-        frames.append(take(env))
+        yield take(env)
         if t < last and memory["done",][0, 0]:
             raise ValueError(
                 f"{description.name} differs from the record: its episode ends "
@@ -95,4 +106,3 @@ def _pictures(
         following = rollout.get(("next", *key), None)
         if following is not None:  # compact_obs leaves it out.
             compare(key, following[last].numpy(), f"after frame {last}, the last one,")
-    return np.stack(frames)

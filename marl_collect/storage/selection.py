@@ -57,7 +57,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         self._frames = frames
         self._contents = contents
-        self._table = table
+        self.table = table
         self._spans = spans
         self._batches = batches
 
@@ -84,17 +84,17 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def episodes(self) -> list[EndedEpisode]:
         """Environment, length, end and returns of each episode, without reading it."""
-        return self._table.episodes()
+        return self.table.episodes()
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each episode, ``[n]``."""
-        return self._table.length
+        return self.table.length
 
     @property
     def returns(self) -> NDArray[np.float64]:
         """Undiscounted return of each episode, summed over all agents, ``[n]``."""
-        return self._table.team_returns
+        return self.table.team_returns
 
     @property
     def seeds(self) -> list[int | None]:
@@ -106,13 +106,21 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         if not any(item.key == TRAJ_IDS for item in self._contents.keys):
             return [None] * len(self)
-        first = self._spans.begin[self._spans.first[:-1]]
-        ids = self._frames.only(TRAJ_IDS).read(first)[TRAJ_IDS].tolist()
+        ids = self.first(TRAJ_IDS).tolist()
         runs = [self._contents.runs[run].seed for run in self.run_numbers]
         return [
             None if seed is None else episode_seed(seed, n >> 32, n & 0xFFFFFFFF)
             for seed, n in zip(runs, ids, strict=True)
         ]
+
+    def first(self, key: Key) -> torch.Tensor:
+        """Return one key in the first frame of each episode, ``[n, ...]``.
+
+        Raises:
+            KeyError: if there is no such key.
+        """
+        begin = self._spans.begin[self._spans.first[:-1]]
+        return self._frames.only(key).read(begin)[key]
 
     @property
     def description(self) -> DatasetDescription:
@@ -157,7 +165,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         frames = self._frames.select(*keys)
         return Trajectories(
-            frames, self._contents, self._table, self._spans, self._batches
+            frames, self._contents, self.table, self._spans, self._batches
         )
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
@@ -232,13 +240,13 @@ class Trajectories(Sequence[TensorDict], Loadable):
             raise KeyError(
                 f"There is no group {group!r}; expected {', '.join(groups)}."
             )
-        return self._table.returns[group].sum(1)
+        return self.table.returns[group].sum(1)
 
     def _take(self, chosen: NDArray[np.int64]) -> "Trajectories":
         return Trajectories(
             self._frames,
             self._contents,
-            self._table.take(chosen),
+            self.table.take(chosen),
             self._spans.take(chosen),
             self._batches[chosen],
         )
@@ -288,7 +296,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return NSteps(self._frames, self._contents, self._spans, n, gamma)
 
     def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
-        spans, lengths = self._spans.take(chosen), self._table.length[chosen]
+        spans, lengths = self._spans.take(chosen), self.table.length[chosen]
         return read_padded(
             self._frames,
             self._contents,

@@ -1,0 +1,138 @@
+"""``marl-collect view``: a page with the episodes of a dataset."""
+
+import os
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.tasks import find_factory, is_own
+
+if TYPE_CHECKING:
+    from marl_collect.cli.viewer.episodes import Episodes
+    from marl_collect.storage.description import DatasetDescription
+
+
+def view(
+    path: Annotated[
+        str,
+        typer.Argument(help="Folder or URL of a dataset."),
+    ],
+    *,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one HTML file that needs no server, such as x.html, instead "
+            "of opening the page."
+        ),
+    ] = None,
+    episode: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Number of an episode to save. Repeatable.  [default: those with the "
+            "highest, the median and the lowest return]",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Task that draws the episodes, such as your own `module:name`.  "
+            "[default: the dataset's, if its family is registered]",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page; 0 is a free one.")
+    ] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Look at the episodes of a dataset in a browser.
+
+    The page plays an episode: its stored pictures, or those of its actions repeated in
+    the environment; rewards, returns, actions, masks, and what the policy wrote. It is
+    served to this machine only, until Ctrl-C.
+
+    Example: `marl-collect view data`, or `marl-collect view data --save best.html`
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
+    with user_errors(OSError, ValueError, ImportError):
+        from marl_collect.cli.viewer import server
+
+        chosen = tuple(dict.fromkeys(episode or ()))
+        if chosen and save is None:
+            raise ValueError("--episode chooses what --save writes: add --save x.html.")
+        shown = _episodes(path, task)
+        chosen = shown.known(chosen)
+        answers: server.Answers = {
+            "/about": shown.about,
+            "/episodes": partial(shown.listed, chosen=chosen if save else None),
+            "/episode": shown.episode,
+            "/picture": shown.picture,
+        }
+        if save is not None:
+            with err.status("Drawing and writing the episodes"):
+                server.save(save, answers, _requests(shown, chosen))
+            size = save.stat().st_size / 1e6
+            out.print(f"{save}: {size:,.1f} MB", soft_wrap=True, highlight=False)
+            return
+        serving = server.server(answers, port)
+    address = f"http://127.0.0.1:{serving.server_port}/"
+    out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
+    if browser:
+        webbrowser.open(address)
+    try:
+        serving.serve_forever()
+    except KeyboardInterrupt:
+        serving.server_close()
+
+
+def _episodes(path: str, task: str | None) -> "Episodes":
+    """Return the episodes of a dataset.
+
+    Raises:
+        FileNotFoundError: if there is no dataset.
+        ValueError: if it is damaged, or there is no such task.
+    """
+    from marl_collect.cli.viewer.episodes import Episodes
+    from marl_collect.storage import open_dataset
+
+    dataset = open_dataset(path)
+    return Episodes(dataset, _factory(dataset.contents.description, task))
+
+
+def _factory(
+    about: "DatasetDescription", task: str | None
+) -> "Callable[[], Any] | str":
+    """Return what builds the environment that draws episodes, or why nothing does."""
+    kwargs = dict(about.env_kwargs)
+    if task is not None:
+        return find_factory(task, kwargs, pictures=True)
+    if is_own(about.task):  # Its code is not run because a file says so.
+        return (
+            f"{about.task} is code outside the registered families. If you trust it, "
+            f"add --task {about.task} to draw the episodes."
+        )
+    try:
+        return find_factory(about.task, kwargs, pictures=True)
+    except (ValueError, ImportError) as error:
+        return f"The episodes cannot be drawn. {error}"
+
+
+def _requests(shown: "Episodes", chosen: Sequence[int]) -> Iterator[str]:
+    """Yield the requests of the page for some episodes."""
+    begin = 0
+    yield "/about"
+    while begin is not None:
+        yield f"/episodes?begin={begin}"
+        begin = shown.listed(begin, chosen)["next"]
+    for number in chosen:
+        for begin in shown.parts(number):
+            yield f"/episode?number={number}&begin={begin}"
+        for source, frame in shown.pictures(number):
+            yield f"/picture?number={number}&source={source}&frame={frame}"

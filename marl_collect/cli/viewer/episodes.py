@@ -1,0 +1,322 @@
+"""A dataset as JSON values and pictures: its episodes, and the frames of one episode."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from marl_collect.core.description import FLAGS, Key
+from marl_collect.policies.assigned import ACTS, NOBODY, POLICY_ID
+from marl_collect.rendering.pictures import to_picture, to_png
+from marl_collect.rendering.replaying import replay_pictures
+from marl_collect.storage.dataset import Dataset
+
+FRAMES: Final = 2_000
+"""Frames of an episode that are sent at once; the page asks for the others."""
+_CELLS: Final = 20_000
+"""Returns of agents in one part of the list, which arrives part by part."""
+_LINES: Final = 32
+"""Components of one key that are drawn; the page says how many there are."""
+_HIDDEN: Final = {*FLAGS, "mask", ACTS, "action_mask", POLICY_ID, "collector"}
+"""Keys that are no lines: they are drawn in other ways, or follow from the frame."""
+_RANDOM: Final = "random actions"
+
+
+@final
+class Episodes:
+    """The complete episodes of a dataset, as the page asks for them.
+
+    Args:
+        dataset: to show.
+        factory: of the environment, to draw episodes without stored pictures by
+            repeating their actions; or the reason why there is none.
+    """
+
+    def __init__(self, dataset: Dataset, factory: Callable[[], Any] | str) -> None:
+        self._dataset = dataset
+        self._trajectories = dataset.trajectories
+        self._factory = factory
+        groups = dataset.contents.description.environment.groups
+        self._agents = [
+            (name, i) for name, g in groups.items() for i in range(g.n_agents)
+        ]
+        self._shapes = {
+            field.key: tuple(field.shape) for field in self._trajectories.keys
+        }
+        self._stored = list(self._stored_pictures())
+        # Requests for the pictures of an episode come one after the other.
+        self._frames = lru_cache(1)(self._read)
+        self._replayed = lru_cache(1)(self._replay)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the page shows besides the list."""
+        contents = self._dataset.contents
+        groups = contents.description.environment.groups
+        return {
+            "title": contents.description.task,
+            "name": self._dataset.name,
+            "frames": contents.totals.frames,
+            "episodes": len(self._trajectories),
+            "agents": [
+                {"name": groups[group].agents[row], "group": group}
+                for group, row in self._agents
+            ],
+            "policies": self._policies[0],
+        }
+
+    def listed(self, begin: int, chosen: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return a part of the list as columns, from one of the episodes on.
+
+        Args:
+            begin: position of the first one.
+            chosen: numbers of the episodes of the list; None for all.
+        """
+        numbers = np.arange(len(self._trajectories)) if chosen is None else chosen
+        part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
+        table = self._trajectories.table
+        returns = np.concatenate([table.returns[g][part] for g in table.returns], 1)
+        return {
+            "next": begin + len(part) if begin + len(part) < len(numbers) else None,
+            "number": part.tolist(),
+            "length": table.length[part].tolist(),
+            "terminated": table.terminated[part].tolist(),
+            "team": _plain(table.team_returns[part]),
+            "returns": _plain(returns),
+            "policies": self._policies[1][part].tolist(),
+        }
+
+    def episode(self, number: int, begin: int) -> dict[str, Any]:
+        """Return ``FRAMES`` frames of an episode, from frame ``begin`` on."""
+        frames = self._frames(number)
+        end = begin + FRAMES
+        run = self._run_numbers[number]
+        return {
+            "begin": begin,
+            "length": int(self._trajectories.lengths[number]),
+            "frames": FRAMES,
+            "seed": self._seeds[number],
+            "run": run,
+            "sources": [
+                {"name": "/".join(key), "agent": agent} for key, agent in self._stored
+            ],
+            "drawn": not self._stored,
+            "agents": [
+                self._agent(frames, run, position, begin, end)
+                for position in range(len(self._agents))
+            ],
+            "shared": self._lines(frames, (), None, begin, end),
+        }
+
+    def picture(self, number: int, source: int, frame: int) -> bytes:
+        """Return a PNG of the state in which the actions of a frame were taken.
+
+        Args:
+            number: of the episode.
+            source: of ``episode``; drawn from the actions if there are none.
+            frame: of the episode.
+
+        Raises:
+            ValueError: if the episode cannot be drawn; says why.
+        """
+        if not self._stored:
+            return self._replayed(number)[frame]
+        key, agent = self._stored[source]
+        values = self._frames(number)[key][frame]
+        return to_png(to_picture(values if agent is None else values[agent]))
+
+    def pictures(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield source and frame of every picture of an episode that can be drawn."""
+        length = int(self._trajectories.lengths[number])
+        try:
+            sources = len(self._stored) or len(self._replayed(number)[:1])
+        except (ValueError, ImportError):
+            return
+        yield from ((s, t) for s in range(sources) for t in range(length))
+
+    def parts(self, number: int) -> range:
+        """Return the first frames of the parts in which an episode is sent."""
+        return range(0, int(self._trajectories.lengths[number]), FRAMES)
+
+    def known(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
+        """Return these episodes; without any, the best, the median and the worst.
+
+        Raises:
+            ValueError: if there is no such episode.
+        """
+        n = len(self._trajectories)
+        for number in chosen:
+            if number >= n:
+                raise ValueError(
+                    f"There is no episode {number}: {self._dataset.name} has {n} "
+                    "complete episodes, numbered from 0."
+                )
+        order = np.argsort(-self._trajectories.returns, kind="stable").tolist()
+        typical = [order[i] for i in (0, n // 2, -1)] if n else []
+        return chosen or tuple(dict.fromkeys(typical))
+
+    @property
+    def _rows(self) -> int:
+        return max(100, _CELLS // max(1, len(self._agents)))
+
+    @cached_property
+    def _seeds(self) -> list[int | None]:
+        return self._trajectories.seeds
+
+    @cached_property
+    def _run_numbers(self) -> list[int]:
+        return self._trajectories.run_numbers
+
+    @cached_property
+    def _policies(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The names of policies, and whose each agent's is in each episode, ``[n, a]``."""
+        runs = np.array(self._run_numbers, np.int64)
+        whose = np.zeros((len(runs), len(self._agents)), np.int64)
+        labels: dict[str, int] = {}
+        first = {
+            group: self._trajectories.first((group, POLICY_ID)).numpy()
+            for group in dict.fromkeys(group for group, _ in self._agents)
+            if (group, POLICY_ID) in self._shapes
+        }
+        for run in np.unique(runs).tolist():
+            chosen = np.flatnonzero(runs == run)
+            for position, (group, row) in enumerate(self._agents):
+                ids = np.full(len(chosen), NOBODY)
+                if group in first:
+                    ids = first[group][chosen, row]
+                for one in np.unique(ids).tolist():
+                    name = self._name(run, one) if group in first else self._label(run)
+                    label = labels.setdefault(name, len(labels))
+                    whose[chosen[ids == one], position] = label
+        return list(labels), whose
+
+    def _names(self, run: int) -> list[str]:
+        names = self._trajectories.runs[run].policy.get("names")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    def _name(self, run: int, policy_id: int) -> str:
+        names = self._names(run)
+        if policy_id == NOBODY:
+            return _RANDOM
+        return (
+            names[policy_id] if 0 <= policy_id < len(names) else f"policy {policy_id}"
+        )
+
+    def _label(self, run: int) -> str:
+        policy = self._trajectories.runs[run].policy
+        if policy.get("kind") == "random":
+            return _RANDOM
+        kind = str(policy.get("kind", f"policy of run {run}"))
+        return f"{kind} {str(policy.get('sha256', ''))[:8]}".strip()
+
+    def _read(self, number: int) -> Mapping[Any, torch.Tensor]:
+        return self._trajectories[number]
+
+    def _agent(
+        self,
+        frames: Mapping[Any, torch.Tensor],
+        run: int,
+        position: int,
+        begin: int,
+        end: int,
+    ) -> dict[str, Any]:
+        group, row = self._agents[position]
+        reward = frames["next", group, "reward"][:, row, 0].double()
+        agent: dict[str, Any] = {
+            "reward": _plain(reward[begin:end].numpy()),
+            "return": _plain(reward.cumsum(0)[begin:end].numpy()),
+            "lines": self._lines(frames, (group,), row, begin, end),
+        }
+        if (group, "mask") in self._shapes:
+            agent["acts"] = _bits(frames[group, "mask"][begin:end, row])
+        if (group, "action_mask") in self._shapes:
+            legal = frames[group, "action_mask"][begin:end, row]
+            agent["legal"] = [_bits(frame) for frame in legal]
+        space = self._dataset.contents.description.environment.groups[group].action
+        if isinstance(space, spaces.Discrete):
+            agent["n_actions"] = int(space.n)
+        if (group, POLICY_ID) in self._shapes:
+            ids = frames[group, POLICY_ID][begin:end, row].tolist()
+            name = {one: self._name(run, one) for one in set(ids)}
+            agent["policy"] = [name[one] for one in ids]
+        return agent
+
+    def _lines(
+        self,
+        frames: Mapping[Any, torch.Tensor],
+        prefix: Key,
+        row: int | None,
+        begin: int,
+        end: int,
+    ) -> list[dict[str, Any]]:
+        """Return the numbers over time of each key of an agent, or of the root."""
+        groups = self._dataset.contents.description.environment.groups
+        pictures = {key for key, _ in self._stored}
+        lines = []
+        for key in self._shapes:
+            at_root = not prefix and key[0] not in {"next", *groups}
+            if not (at_root or (prefix and key[: len(prefix)] == prefix)):
+                continue
+            if key in pictures or key[len(prefix)] in _HIDDEN:
+                continue
+            values = frames[key][begin:end]
+            if row is not None:
+                values = values[:, row]
+            values = values.reshape(len(values), -1)
+            if key[len(prefix) :] == ("action",) and values.shape[1] > 1:
+                group = groups[prefix[0]]
+                if group.one_hot:
+                    values = values.int().argmax(1, keepdim=True)
+            shown = values[:, :_LINES].double().numpy()
+            lines.append(
+                {
+                    "name": "/".join(key[len(prefix) :]),
+                    "size": values.shape[1],
+                    "values": _plain(shown.T),
+                }
+            )
+        return lines
+
+    def _stored_pictures(self) -> Iterator[tuple[Key, int | None]]:
+        """Yield the keys of stored pictures, each with the agent that sees it."""
+        groups = self._dataset.contents.description.environment.groups
+        for field in self._trajectories.keys:
+            per_agent = field.key[0] in groups
+            shape = field.shape[1:] if per_agent else field.shape
+            if field.dtype != "uint8" or len(shape) != 3 or field.key[0] == "next":
+                continue
+            if not per_agent:
+                yield field.key, None
+            else:
+                n_agents = groups[field.key[0]].n_agents
+                yield from ((field.key, agent) for agent in range(n_agents))
+
+    def _replay(self, number: int) -> list[bytes]:
+        """Return a PNG of each state of an episode, by repeating its actions."""
+        seed = self._seeds[number]
+        if isinstance(self._factory, str):
+            raise ValueError(self._factory)
+        if seed is None:
+            raise ValueError("The seed of this episode was not stored.")
+        rollout = self._trajectories[number]
+        pictures = replay_pictures(self._factory, rollout, seed=seed)
+        return [to_png(picture) for picture in pictures]
+
+
+def _plain(values: NDArray[Any]) -> list[Any]:
+    """Return numbers of seven digits as lists; None for those that JSON lacks."""
+    flat = [
+        float(f"{value:.7g}") if np.isfinite(value) else None
+        for value in values.reshape(-1).tolist()
+    ]
+    if values.ndim == 1:
+        return flat
+    width = values.shape[-1]
+    return [flat[i * width : (i + 1) * width] for i in range(len(values))]
+
+
+def _bits(values: torch.Tensor) -> str:
+    return "".join("1" if value else "0" for value in values.tolist())

@@ -1,0 +1,193 @@
+"""``marl-collect view`` shows datasets to a browser of this machine, or in one file."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from marl_collect import record
+from marl_collect.cli.main import app
+from marl_collect.cli.viewer import server
+from marl_collect.cli.viewer.episodes import Episodes
+from marl_collect.rendering.pictures import to_picture, to_png
+from marl_collect.storage import open_dataset
+from marl_collect.testing.counting import CountingEnv
+
+TASK = "marl_collect.testing.counting:CountingEnv"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("view") / "data"
+    record(folder, CountingEnv, None, episodes=4, seed=0, num_workers=1)
+    return folder
+
+
+@pytest.fixture
+def shown(data: Path) -> Episodes:
+    return Episodes(open_dataset(data), "There is no environment here.")
+
+
+def saved(page: str) -> Any:
+    (text,) = re.findall(r'<script id="saved"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["view", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_the_list_has_the_returns_and_lengths_of_the_dataset(
+    data: Path, shown: Episodes
+) -> None:
+    trajectories = open_dataset(data).trajectories
+    part = shown.listed(0)
+    assert part["next"] is None
+    assert part["length"] == trajectories.lengths.tolist()
+    assert part["team"] == pytest.approx(trajectories.returns.tolist())
+    assert np.sum(part["returns"], 1) == pytest.approx(part["team"])
+    names = shown.about()["policies"]
+    assert {names[i] for row in part["policies"] for i in row} == {"random actions"}
+
+
+def test_an_episode_has_what_each_agent_did(data: Path, shown: Episodes) -> None:
+    frames = open_dataset(data).trajectories[1]
+    answer = shown.episode(1, 0)
+    for known, agent in zip(shown.about()["agents"], answer["agents"], strict=True):
+        group = known["group"]
+        row = [a["name"] for a in shown.about()["agents"] if a["group"] == group].index(
+            known["name"]
+        )
+        reward = frames["next", group, "reward"][:, row, 0].double()
+        assert agent["reward"] == pytest.approx(reward.tolist(), rel=1e-6)
+        assert agent["return"][-1] == pytest.approx(float(reward.sum()), rel=1e-6)
+        (lines,) = [one for one in agent["lines"] if one["name"] == "action"]
+        assert len(lines["values"][0]) == answer["length"] == len(frames)
+        assert (
+            lines["values"][0]
+            == frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0].tolist()
+        )
+
+
+def test_an_episode_that_cannot_be_drawn_says_why(shown: Episodes) -> None:
+    with pytest.raises(ValueError, match="no environment here"):
+        shown.picture(0, 0, 0)
+    assert list(shown.pictures(0)) == []
+
+
+def test_a_png_has_the_pixels(tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v3")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 7), np.uint8)
+    picture = to_picture(pixels)  # Channels first, as some environments store them.
+    assert np.array_equal(imageio.imread(to_png(picture)), pixels.transpose(1, 2, 0))
+
+
+@pytest.fixture
+def address(shown: Episodes) -> Iterator[str]:
+    answers = {"/about": shown.about, "/picture": shown.picture}
+    serving = server.server(answers)
+    thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{serving.server_port}"
+    serving.shutdown()
+    thread.join()
+    serving.server_close()
+
+
+def status(request: urllib.request.Request | str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_server_sends_the_page_its_data_and_errors(
+    address: str, shown: Episodes
+) -> None:
+    code, page = status(address)
+    assert code == 200
+    assert saved(page) is None
+    code, text = status(f"{address}/about")
+    assert (code, json.loads(text)) == (200, shown.about())
+    code, text = status(f"{address}/picture?number=0&source=0&frame=0")
+    assert (code, json.loads(text)) == (400, {"error": "There is no environment here."})
+    assert status(f"{address}/picture?number=x")[0] == 400
+    assert status(f"{address}/../secret")[0] == 404
+
+
+def test_the_server_refuses_the_pages_of_other_servers(address: str) -> None:
+    other = urllib.request.Request(f"{address}/about", headers={"Host": "evil.example"})
+    assert status(other)[0] == 403
+
+
+def test_no_name_in_the_data_becomes_a_script() -> None:
+    name = "</script><script>alert(1)</script>"
+    page = server.page({"/about": {"title": name}})
+    assert page.count("<script") == 2
+    assert saved(page) == {"/about": {"title": name}}
+    assert "innerHTML" not in page
+    assert not re.findall(r"https?://", page)
+
+
+def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.html"
+    code, text = run(str(data), "--save", str(file), "--episode=2", "--episode=0")
+    assert code == 0, text
+    answers = saved(file.read_text())
+    assert answers["/episodes?begin=0"]["number"] == [2, 0]
+    assert {r for r in answers if r.startswith("/episode?")} == {
+        "/episode?number=2&begin=0",
+        "/episode?number=0&begin=0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--save=x.html", "--episode=9"], "no episode 9.* has 4 complete episodes"),
+        (["--episode=1"], "add --save"),
+        (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
+    ],
+)
+def test_wrong_arguments_are_errors(
+    data: Path, arguments: list[str], message: str
+) -> None:
+    code, text = run(str(data), *arguments)
+    assert code == 1
+    assert re.search(message, " ".join(text.split()))
+
+
+def test_pictures_are_drawn_by_repeating_the_actions(tmp_path: Path) -> None:
+    pytest.importorskip("mpe2")
+    from marl_collect.envs import PettingZooEnv
+
+    data, file = tmp_path / "data", tmp_path / "x.html"
+    make = PettingZooEnv
+    record(
+        data, lambda: make("simple_spread_v3"), None, episodes=1, seed=0, num_workers=1
+    )
+    code, text = run(str(data), "--save", str(file), "--task=simple_spread_v3")
+    assert code == 0, text
+    pictures = {r: a for r, a in saved(file.read_text()).items() if "picture" in r}
+    assert len(pictures) == 25
+    assert len(set(pictures.values())) > 20
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_is_valid(tmp_path: Path) -> None:
+    (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
+    (tmp_path / "page.js").write_text(script)
+    subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True)
