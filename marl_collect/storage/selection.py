@@ -24,7 +24,7 @@ from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.transitions import Transitions
-from marl_collect.storage.windows import NSteps, Sequences, nested, read_padded
+from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
 _TOLERATED_SHARE: Final = 0.1
 """Difference of a part from its share, of all episodes, that is no surprise."""
@@ -82,9 +82,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return (self[i] for i in range(len(self)))
 
     @property
-    def episodes(self) -> list[EndedEpisode]:
+    def episodes(self) -> Sequence[EndedEpisode]:
         """Environment, length, end and returns of each episode, without reading it."""
-        return self._table.episodes()
+        return self._table
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -147,7 +147,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def transitions(self) -> Transitions:
         """The frames of these episodes."""
-        return Transitions(self._frames, self._contents, self._spans.joined())
+        return Transitions(self._frames, self._spans.joined())
 
     def select(self, *keys: str | Key) -> "Trajectories":
         """Return the same episodes with these keys, and those below them, only.
@@ -245,7 +245,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
         numbers = self._spans.take(chosen).frames()
-        return nested(self._frames.read(numbers), [len(numbers)], self._contents)
+        return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
@@ -269,9 +269,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if the numbers do not fit.
         """
         stride = length if stride is None else stride
-        return Sequences(
-            self._frames, self._contents, self._spans, length, stride, burn_in
-        )
+        return Sequences(self._frames, self._spans, length, stride, burn_in)
 
     def n_step(self, n: int, *, gamma: float = 0.99) -> NSteps:
         """Return transitions over ``n`` frames, for n-step returns.
@@ -285,13 +283,12 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
                 reward is selected.
         """
-        return NSteps(self._frames, self._contents, self._spans, n, gamma)
+        return NSteps(self._frames, self._spans, n, gamma)
 
     def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
         spans, lengths = self._spans.take(chosen), self._table.length[chosen]
         return read_padded(
             self._frames,
-            self._contents,
             spans.frames(),
             lengths,
             np.zeros_like(lengths),

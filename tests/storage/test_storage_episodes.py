@@ -34,7 +34,7 @@ def stream(
 def test_an_episode_across_batches_is_one_episode() -> None:
     finder = EpisodeFinder()
     no, yes = False, True
-    assert finder.add(stream([[1.0, 2.0]], [[no, no]])) == []
+    assert not finder.add(stream([[1.0, 2.0]], [[no, no]]))
     (ended,) = finder.add(stream([[4.0, 8.0]], [[yes, no]]))
     assert (ended.length, ended.frame, ended.returns) == (3, 0, {"g": (7.0,)})
     (ended,) = finder.add(stream([[16.0, 32.0]], [[no, yes]]))
@@ -52,6 +52,10 @@ def test_rows_are_independent_and_several_episodes_may_end_in_one_batch() -> Non
         (1, 2, 3),
     ]
     assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
+    assert found[-1] == list(found)[2]
+    assert list(found[1:]) == list(found)[1:]
+    with pytest.raises(IndexError):
+        _ = found[3]
 
 
 def test_an_abandoned_episode_is_not_mixed_with_the_next_one() -> None:
@@ -68,7 +72,7 @@ def test_invalid_frames_are_ignored() -> None:
     finder = EpisodeFinder()
     mask = torch.tensor([[True, True, False]])
     batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
-    assert finder.add(batch) == []
+    assert not finder.add(batch)
     (ended,) = finder.add(stream([[4.0]], [[1]]))
     assert (ended.length, ended.team_return) == (3, 7.0)
 

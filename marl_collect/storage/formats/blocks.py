@@ -27,7 +27,7 @@ from marl_collect.storage.description import (
     RunDescription,
 )
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import KeyField, keys_from_json
+from marl_collect.storage.index import KeyField, keys_from_json, root_of
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
@@ -143,12 +143,8 @@ class Header:
 
     def root_of(self, key: Key) -> Key | None:
         """Return the root key that ``key`` repeats one frame later, if there is one."""
-        fields = {field.key: field for field in self.keys}
-        root = fields.get(key[1:]) if key[0] == "next" else None
-        mine = fields[key]
-        if root is None or (root.shape, root.dtype) != (mine.shape, mine.dtype):
-            return None
-        return root.key
+        (item,) = (field for field in self.keys if field.key == key)
+        return root_of(item, self.keys)
 
 
 @final
@@ -198,8 +194,7 @@ def read_blocks(
         lengths = chosen.lengths.tolist()
         yield Block(flatten(chosen.cat()), lengths, runs[begin])
         done += sum(lengths)
-        if progress is not no_progress:  # Objects of 100,000 episodes take seconds.
-            progress(done, header.frames, chosen.episodes)
+        progress(done, header.frames, chosen.episodes)
 
 
 def write_blocks(
