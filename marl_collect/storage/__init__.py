@@ -18,7 +18,7 @@ file                      content
 ``statistics.py``         its returns, lengths and ranges of values
 ``card.py``               a description of the dataset in Markdown
 ``joining.py``            joins datasets, as a view or in a new folder
-``compacting.py``         writes a dataset anew; converts those of format 2
+``compacting.py``         ``compact`` and ``save``: write a dataset anew
 ``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
 ``index.py``              the journal: description, runs, layouts, batches
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
     from marl_collect.storage.compacting import compact as compact
+    from marl_collect.storage.compacting import save as save
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
     from marl_collect.storage.dataset import open_dataset as open_dataset
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
-    from marl_collect.storage.formats.saving import save as save
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader
