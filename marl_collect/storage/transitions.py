@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from marl_collect.core.description import Key
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.loading import Loadable, Moments
-from marl_collect.storage.spans import Spans
+from marl_collect.storage.spans import Spans, check_numbers
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -59,15 +59,10 @@ class Transitions(Loadable):
                 f"{len(self)} booleans, but is {given.dtype} {list(given.shape)}."
             )
         numbers = given.astype(np.int64)
-        if numbers.size and not (
-            -len(self) <= numbers.min() and numbers.max() < len(self)
-        ):
-            raise IndexError(
-                f"Frame {index} is out of range: there are {len(self)} frames."
-            )
+        check_numbers(numbers.reshape(-1), len(self), "frame")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
-        found = self._read(numbers.reshape(-1))
-        return found if numbers.ndim else found[0]
+        frames = self._read(numbers.reshape(-1))
+        return frames if numbers.ndim else frames[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
         """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""

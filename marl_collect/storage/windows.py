@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import VALID
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans, ranges
+from marl_collect.storage.spans import Spans, check_numbers, ranges
 
 
 @final
@@ -70,9 +70,7 @@ class Sequences(Loadable):
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
         items = np.asarray(indices)
-        wrong = items[(items < -len(self)) | (items >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Piece {wrong[0]} is out of range of {len(self)} pieces.")
+        check_numbers(items, len(self), "piece")
         items = items % len(self)
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         first = self._episodes[episode]
@@ -139,10 +137,8 @@ class NSteps(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
-        first = np.asarray(indices)
-        wrong = first[(first < 0) | (first >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Frame {wrong[0]} is out of range of {len(self)} frames.")
+        check_numbers(np.asarray(indices), len(self), "frame")
+        first = np.asarray(indices) % len(self)
         episode = np.searchsorted(self._episodes, first, side="right") - 1
         end = np.minimum(first + self._n, self._episodes[episode + 1])
         steps = end - first

@@ -95,13 +95,14 @@ class Header:
                     "formats do not have: leave the key out with select()."
                 )
         frames = int(trajectories.lengths.sum())
+        contents = trajectories.contents
         return cls(
-            trajectories.description,
-            trajectories.runs,
+            contents.description,
+            tuple(contents.runs),
             keys,
             len(trajectories),
             frames,
-            trajectories.metadata,
+            contents.metadata,
         )
 
     def to_json(self) -> dict[str, Any]:
