@@ -56,7 +56,7 @@ NEWER_PYTHONS ?= 3.12 3.13
 
 EXTRAS ?=
 
-.PHONY: demo check test test-random-order test-fast test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo check test test-random-order test-fast test-processes test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -73,6 +73,10 @@ test-random-order: $(STAMP_ALL)
 
 test-fast: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --fast $(ARGS)
+
+# With test-fast, these are all the tests.
+test-processes: $(STAMP_ALL)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --processes $(ARGS)
 
 # See scripts/check.py for the order.
 check: $(STAMP_ALL)

@@ -29,7 +29,8 @@ STEPS = (
     "format-check",
     "docs",
     "typecheck",
-    "test",
+    "test-fast",
+    "test-processes",
     "test-tensordict",
 )
 """Targets of the Makefile, cheapest first."""

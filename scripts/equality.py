@@ -18,13 +18,14 @@ from typing import Any
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
+from same_steps import Tally, compare
+
 from marl_collect.envs.pettingzoo.fast_path import (
     installed_versions,
     raw_environment,
     world_of,
 )
 from marl_collect.envs.pettingzoo.tasks import find_task
-from marl_collect.testing.equality import Tally, compare
 
 RESULTS = Path(__file__).with_suffix(".json")
 

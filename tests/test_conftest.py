@@ -151,6 +151,8 @@ def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 failed, 2 passed, 8 deselected" in run.stdout
     assert not (tmp_path / "started").exists()
+    run = run_alone(tmp_path, body, "true", "--processes", "--collect-only", "-q")
+    assert set(re.findall(r"::test_(\w+)", run.stdout)) == set(STARTING)
 
 
 def test_fast_fails_with_tests_that_start_a_process_and_are_not_listed(

@@ -214,9 +214,10 @@ def torchrl_runners(name: str, n_envs: int) -> list[PolicyRunner]:
 
 def rollout(stack: ExitStack) -> dict[str, Alternative]:
     """Return batches of an environment with negligible cost, and its steps alone."""
+    from workloads.free import FreeEnv
+
     from marl_collect.collectors import Collector
     from marl_collect.envs import PettingZooWrapper
-    from marl_collect.testing.free import FreeEnv
 
     env = FreeEnv(AGENTS, INPUTS)
     env.reset()

@@ -95,7 +95,7 @@ _STOCK: Mapping[str, Callable[[], Any]] = {
 
 def _free(agents: int, size: int) -> Callable[..., Any]:
     def make() -> Any:
-        from marl_collect.testing.free import FreeEnv
+        from workloads.free import FreeEnv
 
         return FreeEnv(agents, size)
 

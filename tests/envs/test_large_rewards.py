@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from workloads.free import FreeEnv
 
 from marl_collect import Collector
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.free import FreeEnv
 
 
 def paying(reward: float, agents: int) -> Any:

@@ -9,13 +9,13 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 from tensordict.nn import TensorDictModule
 from zoo_tools import NESTED, BoundEnv, legal, nested, scripted
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.testing.check_env import check_env
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 
 def test_rows_hold_what_the_environment_returns() -> None:
@@ -317,7 +317,7 @@ def test_an_environment_without_possible_agents_is_an_error() -> None:
 
 
 def test_the_task_may_be_a_module_and_a_callable() -> None:
-    env = PettingZooEnv("marl_collect.testing.free:FreeEnv", n_agents=2, size=5)
+    env = PettingZooEnv("workloads.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}
     assert env.observation_space["agent"]["observation"].shape == (2, 5)
 

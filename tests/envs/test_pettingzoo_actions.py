@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv
 from zoo_tools import legal, scripted
 
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.zoo import Script, ScriptedEnv
 
 
 @pytest.mark.parametrize(

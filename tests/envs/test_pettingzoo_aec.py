@@ -7,11 +7,12 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedTurns
+
 from marl_collect import MarlGroupMapType
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.testing.check_env import check_env
-from marl_collect.testing.zoo import Script, ScriptedTurns
 
 torch = pytest.importorskip("torch")
 

@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from workloads.free import FreeEnv
 from zoo_tools import NESTED, BoundEnv, nested, scripted
 
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
-from marl_collect.testing.free import FreeEnv
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 
 @pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])

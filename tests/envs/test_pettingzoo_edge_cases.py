@@ -8,12 +8,12 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 from zoo_tools import BoundEnv, scripted
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import check_env
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 torch = pytest.importorskip("torch")
 

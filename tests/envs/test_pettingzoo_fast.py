@@ -12,6 +12,8 @@ pytest.importorskip("pettingzoo")
 pytest.importorskip("pygame")
 
 from pettingzoo.utils.conversions import aec_to_parallel
+from same_steps import compare
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
@@ -19,8 +21,6 @@ from marl_collect.envs.pettingzoo import fast_path as pettingzoo_fast
 from marl_collect.envs.pettingzoo.fast_path import PROVEN, world_of
 from marl_collect.envs.pettingzoo.mpe_physics import Physics, patch
 from marl_collect.envs.pettingzoo.tasks import find_task
-from marl_collect.testing.equality import compare
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 RESULTS = SCRIPTS / "equality.json"

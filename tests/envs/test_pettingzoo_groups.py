@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script
 from zoo_tools import scripted
 
 from marl_collect import MarlGroupMapType
-from marl_collect.testing.zoo import Script
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 from zoo_tools import BoundEnv, legal, scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 MASKED = spaces.Dict(

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
+
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import check_env
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 AGENTS = [f"agent_{i}" for i in range(4)]
 REASONS = ["terminated", "truncated", "both"]

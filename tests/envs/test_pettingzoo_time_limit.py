@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 from zoo_tools import BoundEnv
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy, check_env
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
-from marl_collect.testing.zoo import Script, ScriptedEnv, ScriptedTurns
 
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 ALL = {f"agent_{i}": (4, "terminated") for i in range(3)}

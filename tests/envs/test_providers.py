@@ -101,7 +101,7 @@ def test_similar_names_come_from_all_families() -> None:
 
 
 def test_module_and_name_may_build_a_multi_agent_env() -> None:
-    env = pettingzoo.find_task("marl_collect.testing.free:FreeEnv")(n_agents=2)
+    env = pettingzoo.find_task("workloads.free:FreeEnv")(n_agents=2)
     assert env.description.group_map == {"agent": ["agent_0", "agent_1"]}
     env.close()
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from support.zoo import Script, ScriptedEnv
 
 from marl_collect.core.description import allocate
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.zoo import Script, ScriptedEnv
 
 
 class BoundEnv:

@@ -294,6 +294,8 @@ def open_files() -> int:
 
 def prepare() -> None:
     """Start the fork servers, whose files stay open, and allow no core dumps."""
+    # A shell lets commands that it starts in the background ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     MultiSyncCollector(CountingEnv, frames_per_batch=1).shutdown()
     ParallelEnv(1, CountingEnv).close()

@@ -178,8 +178,9 @@ def test_rows_of_agents_that_died_are_zero() -> None:
 
 def test_an_agent_that_comes_back_acts_again() -> None:
     pytest.importorskip("pettingzoo")
+    from support.zoo import Script, ScriptedEnv
+
     from marl_collect.envs import PettingZooWrapper
-    from marl_collect.testing.zoo import Script, ScriptedEnv
 
     script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})
 

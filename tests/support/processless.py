@@ -1,6 +1,6 @@
-"""``pytest --fast`` runs every test that starts no process.
+"""``pytest --fast`` runs every test that starts no process, ``--processes`` the others.
 
-``tests/processes.txt`` lists the tests that start one; such a run does not begin them.
+``tests/processes.txt`` lists the tests that start one; ``--fast`` does not begin them.
 It refuses to start a process, and a test that tries fails, so that the list is
 complete. ``pytest --list-processes FILES`` writes the lines of these files anew: it
 begins every test, and leaves it where it or a fixture starts a process.
@@ -179,9 +179,12 @@ def listed() -> set[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the two options."""
+    """Add the options."""
     parser.addoption(
         "--fast", action="store_true", help="run only tests that start no process"
+    )
+    parser.addoption(
+        "--processes", action="store_true", help="run only tests that --fast leaves out"
     )
     parser.addoption(
         "--list-processes",
@@ -205,11 +208,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Begin no test that is listed."""
+    """Begin no test that is listed, or these tests only."""
     for item in items:
         item.stash[_ID] = item.nodeid
-    if config.getoption("fast"):
+    if config.getoption("fast") or config.getoption("processes"):
         left = _matching(items, listed())
+        if config.getoption("processes"):
+            left = set(items) - left
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=list(left))
 

@@ -305,21 +305,21 @@ def test_code_in_a_folder_of_pip_is_a_library_s(
     installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with ``pip install --target``: the folder is not called site-packages."""
-    package = tmp_path / "fingerprint_package"
+    # A name of its own: an imported module stays.
+    name = f"fingerprint_package_{'of_pip' if installed else 'of_a_user'}"
+    package = tmp_path / name
     package.mkdir()
     (package / "__init__.py").write_text(
         "LEVEL = 1.0\ndef level():\n    return LEVEL\n"
     )
     if installed:
-        (tmp_path / "fingerprint_package-1.0.dist-info").mkdir()
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    module: Any = importlib.import_module("fingerprint_package")
+    module: Any = importlib.import_module(name)
     _is_library.cache_clear()
     before = Fingerprint(module.level)
     module.LEVEL = 2.0
     assert before.holds() is installed
-    monkeypatch.delitem(sys.modules, "fingerprint_package")
-    _is_library.cache_clear()
 
 
 def test_a_class_whose_module_is_a_descriptor_can_be_marked() -> None:

@@ -102,7 +102,7 @@ class Script:
 class _Spaces:
     """Methods that both kinds of environment share."""
 
-    metadata = {  # noqa: RUF012 - PettingZoo's
+    metadata = {
         "name": "scripted_v0",
         "render_modes": ["rgb_array"],
     }
@@ -148,8 +148,8 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
 
     def reset(
         self,
-        seed: int | None = None,  # noqa: ARG002 - the script leaves nothing open
-        options: dict[str, Any] | None = None,  # noqa: ARG002
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin the script."""
         self.steps = 0
@@ -220,8 +220,8 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
 
     def reset(
         self,
-        seed: int | None = None,  # noqa: ARG002 - the script leaves nothing open
-        options: dict[str, Any] | None = None,  # noqa: ARG002
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> None:
         """Begin the script."""
         self.steps = 0

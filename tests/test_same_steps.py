@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
-from marl_collect.testing.equality import compare
-from marl_collect.testing.free import FreeEnv
-from marl_collect.testing.zoo import Script, ScriptedEnv
+from same_steps import compare
+from support.zoo import Script, ScriptedEnv
+from workloads.free import FreeEnv
 
 
 def compared(one: Any, two: Any, *, with_state: bool = True) -> Any:
