@@ -27,5 +27,6 @@ if TYPE_CHECKING:
     from marl_collect.envs.pettingzoo.env import PettingZooWrapper as PettingZooWrapper
     from marl_collect.envs.pettingzoo.tasks import available_envs as available_envs
     from marl_collect.envs.rware.env import RwareEnv as RwareEnv
+    from marl_collect.envs.vmas.env import VmasEnv as VmasEnv
 
 __getattr__, __dir__ = lazy.attach(__name__)

@@ -17,7 +17,7 @@ from marl_collect.envs.errors import (
 @final
 @dataclass(frozen=True)
 class Family:
-    """A ``TaskProvider`` of the tasks ``"<name>/<task>"``, built on ``PettingZooBase``.
+    """A ``TaskProvider`` of the tasks ``"<name>/<task>"``.
 
     Attributes:
         name: prefix of the tasks.
@@ -30,6 +30,8 @@ class Family:
         env: ``"module:class"`` of the environment, which is built from the name of a
             task and keyword arguments. Imported when a task is built.
         defaults: returns the keyword arguments of a task and their defaults.
+        batched: whether the environment is a ``BatchedEnv``. Otherwise it is built on
+            ``PettingZooBase`` and has the keywords of ``PettingZooWrapper`` too.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Family:
     known: Callable[[str], bool]
     env: str
     defaults: Callable[[str], Mapping[str, Any]]
+    batched: bool = False
 
     def packages(self) -> tuple[str, ...]:
         """Return the distributions whose versions determine the data."""
@@ -63,13 +66,15 @@ class Family:
     def settings(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of a task and their defaults.
 
-        First those of the task, then those of ``PettingZooWrapper``.
+        First those of the task, then those of ``PettingZooWrapper``, if it has them.
 
         Raises:
             UnknownTaskError: if the family has no task of this name.
             MissingPackageError: if a library is missing; names the extra to install.
         """
         settings = dict(self.defaults(self._name(task)))
+        if self.batched:
+            return settings
         from marl_collect.envs.pettingzoo.description import PettingZooOptions
 
         wrapping = {option.name: option.default for option in fields(PettingZooOptions)}

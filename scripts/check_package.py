@@ -109,6 +109,7 @@ USES: dict[str, tuple[str, ...]] = {
     "mamujoco": (_INFO.format("mamujoco/Ant-4x2"),),
     "overcooked": (_INFO.format("overcooked/cramped_room"),),
     "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
+    "vmas": (_INFO.format("vmas/navigation"),),
     "ray": (_RAY,),
     "torchrl": (_TORCHRL,),
     "benchmarl": (_BENCHMARL,),

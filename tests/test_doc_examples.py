@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOT_RUN = "<!-- not run -->\n"
 BLOCK = re.compile(rf"({NOT_RUN})?```python\n(.*?)```", re.DOTALL)
 NEEDS = {
-    "environments.md": "rware",
+    "environments.md": "vmas",
     "meltingpot.md": "dmlab2d",
     "quickstart.md": "imageio_ffmpeg",
     "rendering.md": "imageio_ffmpeg",

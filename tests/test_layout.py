@@ -55,6 +55,7 @@ FAMILIES = [
     {"overcooked_ai_py"},
     {"pyspiel", "shimmy"},
     {"rware"},
+    {"vmas"},
 ]
 
 

@@ -50,7 +50,7 @@ def to_picture(pixels: Any) -> Picture:
             other numbers of channels than 3, the first one is shown in grey.
     """
     image = np.asarray(pixels)
-    if image.shape[-1] > 4 and image.shape[0] <= 4:  # noqa: PLR2004 - RGB and alpha
+    if image.shape[-1] > 4 and image.shape[0] <= 4:  # RGB and alpha
         image = image.transpose(1, 2, 0)
     colours = image[..., :3] if image.shape[-1] in (3, 4) else image[..., :1]
     return np.ascontiguousarray(np.broadcast_to(colours, (*image.shape[:2], 3)))

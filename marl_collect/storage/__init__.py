@@ -8,7 +8,7 @@ file                      content
 ``background.py``         writes in a thread while the next batch is collected
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``episodes.py``           finds episodes in batches
-``appending.py``          appends to the files, so that a crash loses nothing
+``appending.py``          appends so that a crash loses nothing; ``label``
 ``dataset.py``            opens a dataset as a list of TensorDicts
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
@@ -18,8 +18,7 @@ file                      content
 ``statistics.py``         its returns, lengths and ranges of values
 ``card.py``               a description of the dataset in Markdown
 ``joining.py``            joins datasets, as a view or in a new folder
-``compacting.py``         writes a dataset anew; converts those of format 2
-``labelling.py``          ``label``: author, license, description, tags
+``compacting.py``         ``compact`` and ``save``: write a dataset anew
 ``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
 ``index.py``              the journal: description, runs, layouts, batches
@@ -44,9 +43,11 @@ from typing import TYPE_CHECKING
 from marl_collect import lazy
 
 if TYPE_CHECKING:
+    from marl_collect.storage.appending import label as label
     from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
     from marl_collect.storage.compacting import compact as compact
+    from marl_collect.storage.compacting import save as save
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
     from marl_collect.storage.dataset import open_dataset as open_dataset
@@ -58,10 +59,8 @@ if TYPE_CHECKING:
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
-    from marl_collect.storage.formats.saving import save as save
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
-    from marl_collect.storage.labelling import label as label
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.loading import Moments as Moments
     from marl_collect.storage.recording import record as record

@@ -3,25 +3,25 @@
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 from marl_collect.core.atomic import sync_folder
+from marl_collect.core.closing import Closing
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.description import DatasetDescription, difference
-from marl_collect.storage.files import LOCK
+from marl_collect.storage.description import DatasetDescription, Metadata, difference
+from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
+    FORMAT,
     JOURNAL,
+    VERSION,
     BatchEntry,
     Index,
-    Layout,
-    header_entry,
     journal_line,
-    load_journal,
 )
 from marl_collect.storage.remote import check_local
 
@@ -31,102 +31,75 @@ upload a file as a whole."""
 
 
 @final
-class DatasetFiles:
-    """The journal and the data files of a folder whose lock the caller holds.
+class DatasetFiles(Closing):
+    """The journal and the data files of a folder, which no other process writes to.
 
     Attributes:
         index: what is listed.
     """
 
     def __init__(
-        self,
-        path: Path,
-        index: Index,
-        size: int,
-        checksum: int,
-        *,
-        durable: bool = True,
+        self, path: Path, description: DatasetDescription, *, durable: bool = True
     ) -> None:
-        """Open the journal; cut off what was not written completely.
+        """Begin a dataset in a folder, or continue the one that is there.
+
+        What was not written completely is cut off.
 
         Args:
             path: of the folder.
-            index: content of the journal.
-            size: of the journal.
-            checksum: of its last line.
+            description: of the dataset.
             durable: whether what was added is on disk when a method returns.
+
+        Raises:
+            ValueError: if the dataset that is there has another description. The
+                message names the first difference.
+            BlockingIOError: if this or another process writes to the folder.
         """
         self._durable = durable
-        self.index = index
-        self._checksum = checksum
-        # Files are opened relative to the folder, which may be moved meanwhile.
-        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        self._data = self._segment = -1
+        self._folder = self._journal = self._data = self._segment = -1
         self._end = 0
+        self._lock = FolderLock(path / LOCK)
         try:
-            self._journal = self._open(JOURNAL, size)
-            ends = index.ends
-            if ends:
-                self._open_segment(*max(ends.items()))
+            # Files are opened relative to the folder, which may be moved meanwhile.
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self.index = _load(path, description)
+            self._journal = self._open(JOURNAL, self.index.size)
+            if not self.index.size:
+                self._append(
+                    {"format": FORMAT, "format_version": VERSION}
+                    | description.to_json()
+                )
+                sync_folder(path)
+            if self.index.batches:
+                last = self.index.batches[-1]
+                self._open_segment(last.segment, last.end)
         except BaseException:
             self.close()
             raise
 
-    @classmethod
-    def opened(
-        cls, path: Path, description: DatasetDescription, *, durable: bool = True
-    ) -> Self:
-        """Begin a dataset, or continue the one that is there.
+    @property
+    def owned(self) -> bool:
+        """Whether this process may write: False after ``close`` and in a fork."""
+        return self._lock.held
 
-        Raises:
-            ValueError: if the one that is there has another description. The message
-                names the first difference.
-        """
-        if not (path / JOURNAL).exists():
-            files = cls(path, Index(description), 0, 0, durable=durable)
-            try:
-                files.note(header_entry(description), take=False)
-                sync_folder(path)
-            except BaseException:
-                files.close()
-                raise
-            return files
-        folder = Folder(path)
-        folder.locate(JOURNAL)
-        begun = (path / JOURNAL).read_bytes().count(b"\n")
-        if not begun and not folder.has(segment_name(0)):
-            (path / JOURNAL).unlink()  # Its writer was killed early.
-            return cls.opened(path, description, durable=durable)
-        index, size, checksum = load_journal(folder)
-        # JSON turns tuples into lists, and keys of mappings into strings.
-        here = json.loads(json.dumps(description.to_json()))
-        different = difference(index.description.to_json(), here)
-        if different is not None:
-            name, stored, described = different
-            raise ValueError(
-                f"{path} holds a dataset of another kind: {name} is {stored!r} "
-                f"there, but {described!r} here. Write to another folder."
-            )
-        for number, end in index.ends.items():
-            folder.locate(segment_name(number), end)
-        return cls(path, index, size, checksum, durable=durable)
-
-    def note(self, entry: Mapping[str, Any], *, take: bool = True) -> None:
+    def note(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to the journal; it is on disk when this returns."""
-        line, self._checksum = journal_line(entry, self._checksum)
+        self.index.take(json.loads(self._append(entry)))
+
+    def _append(self, entry: Mapping[str, Any]) -> bytes:
+        """Append a line, and return its JSON text."""
+        line, self.index.checksum = journal_line(entry, self.index.checksum)
         _write_all(self._journal, [line])
         self._sync(self._journal)
-        if take:
-            self.index.take(json.loads(line[9:]))
+        self.index.size += len(line)
+        return line[9:]
 
-    def add(
-        self, layout: Layout, entry: BatchEntry, parts: Iterable[Any]
-    ) -> BatchEntry:
+    def add(self, entry: BatchEntry, parts: Sequence[Any]) -> BatchEntry:
         """Append a batch to a data file, and list it.
 
         Args:
-            layout: of the batch.
-            entry: of the batch; layout, segment and offset are set here.
+            entry: of the batch; segment and offset are set here, and an equal layout
+                that is listed already is used.
             parts: its bytes.
 
         Raises:
@@ -141,23 +114,23 @@ class DatasetFiles:
                     errno.ENOENT, "The dataset was removed while a writer had it open"
                 )
         layouts = self.index.layouts
-        if layout not in layouts:
-            self.note({"layout": layout.to_json()})
-            layout = layouts[-1]
+        equal = [n for n, known in enumerate(layouts) if known.equals(entry.layout)]
+        if not equal:
+            self.note({"layout": entry.layout.to_json()})
+            equal = [len(layouts) - 1]
         entry = replace(
             entry,
-            layout=layouts.index(layout),
+            layout=layouts[equal[0]],
             segment=self._segment,
             offset=self._end,
         )
-        end = self.index.extent(entry).end
         written = _write_all(self._data, parts)
-        if written != end - self._end:
+        if written != entry.end - self._end:
             raise AssertionError((written, entry))
         self._sync(self._data)
-        self.note({"batch": asdict(entry)})
-        self._end = end
-        return self.index.batches[-1]
+        self.note({"batch": entry.to_json(equal[0])})
+        self._end = entry.end
+        return entry
 
     def remove(self, path: Path) -> None:
         """Remove a dataset without batches; the folder stays if it has other files."""
@@ -169,9 +142,10 @@ class DatasetFiles:
                 path.rmdir()
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files and release the folder; may be called twice."""
+        self._lock.close()
         for name in ("_journal", "_data", "_folder"):
-            descriptor = getattr(self, name, -1)
+            descriptor = getattr(self, name)
             if descriptor >= 0:
                 setattr(self, name, -1)
                 os.close(descriptor)
@@ -200,10 +174,31 @@ class DatasetFiles:
         return descriptor
 
 
-def _write_all(descriptor: int, parts: Iterable[Any]) -> int:
+def _load(path: Path, description: DatasetDescription) -> Index:
+    """Return the index of the dataset in a folder, empty if there is none."""
+    folder = Folder(path)
+    if not folder.has(JOURNAL):
+        return Index(description)
+    if b"\n" not in folder.read(JOURNAL) and not folder.has(segment_name(0)):
+        return Index(description)  # Its writer was killed early.
+    index = Index.load(folder)
+    # JSON turns tuples into lists, and keys of mappings into strings.
+    here = json.loads(json.dumps(description.to_json()))
+    different = difference(index.description.to_json(), here)
+    if different is not None:
+        name, stored, described = different
+        raise ValueError(
+            f"{path} holds a dataset of another kind: {name} is {stored!r} "
+            f"there, but {described!r} here. Write to another folder."
+        )
+    for number, end in index.ends.items():
+        folder.locate(segment_name(number), end)
+    return index
+
+
+def _write_all(descriptor: int, parts: Sequence[Any]) -> int:
     """Write all parts, and return their number of bytes."""
-    pieces = list(parts)
-    content = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
     done = 0
     while done < len(content):
         done += os.write(descriptor, content[done:])
@@ -229,3 +224,45 @@ def check_target(path: Path) -> None:
             f"{path} holds {min(others)!r} but no {JOURNAL}, so it is not a dataset. "
             "Write to a new or empty folder."
         )
+
+
+def label(
+    path: str | Path,
+    *,
+    author: str | None = None,
+    license: str | None = None,  # noqa: A002 - the field's word
+    description: str | None = None,
+    tags: Sequence[str] | None = None,
+) -> Metadata:
+    """Change the metadata of a dataset; exports and cards have them.
+
+    Args:
+        path: the folder of a dataset.
+        author: who made it; None, here and below, leaves what there is.
+        license: such as ``"CC-BY-4.0"``.
+        description: text.
+        tags: words to find it by.
+
+    Returns:
+        All metadata of the dataset.
+
+    Raises:
+        FileNotFoundError: if the folder holds no dataset.
+        TypeError: if a value is no text.
+        BlockingIOError: if a writer has the dataset open.
+    """
+    check_local(path)
+    folder = Path(path).absolute()
+    about = Index.load(Folder(folder)).description
+    values: dict[str, Any] = {
+        "author": author,
+        "license": license,
+        "description": description,
+        "tags": None if tags is None else tuple(tags),
+    }
+    changes = {name: value for name, value in values.items() if value is not None}
+    with DatasetFiles(folder, about) as files:
+        metadata = replace(files.index.metadata, **changes)
+        metadata = Metadata.from_json(metadata.to_json())  # Checks the types.
+        files.note({"metadata": metadata.to_json()})
+    return metadata

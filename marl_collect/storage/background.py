@@ -3,23 +3,15 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import final
 
 from tensordict import TensorDictBase
 
 from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.storage.episodes import EndedEpisode
-
-
-class BatchWriter(Protocol):
-    """Accepts batches: a ``Writer`` or an ``EpisodeWriter``."""
-
-    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
-        """Write a batch, and return the episodes written by this call."""
-
-    def close(self) -> None:
-        """Write what is still buffered."""
+from marl_collect.storage.whole import EpisodeWriter
+from marl_collect.storage.writer import Writer
 
 
 @final
@@ -33,7 +25,7 @@ class BackgroundWriter(Closing):
 
     def __init__(
         self,
-        writer: BatchWriter,
+        writer: Writer | EpisodeWriter,
         on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
     ) -> None:
         """Start the thread; it owns ``writer``.

@@ -6,15 +6,14 @@ See ``docs/storage_format.md`` for the order of its parts.
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
-from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
+from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
     RECORDS,
     TAIL,
@@ -22,6 +21,7 @@ from marl_collect.storage.index import (
     Index,
     KeyField,
     Layout,
+    root_of,
 )
 from marl_collect.storage.packed import (
     PACKED_FROM,
@@ -39,37 +39,18 @@ _MOSTLY: Final = 0.5
 frames, and records are packed if that reduces them to this share."""
 
 
-@final
-@dataclass(frozen=True)
-class Chunk:
-    """An encoded batch.
-
-    Attributes:
-        layout: in which it is encoded; a new one if those of the index do not fit.
-        entry: of the journal.
-        parts: its bytes, in order.
-    """
-
-    layout: Layout
-    entry: BatchEntry
-    parts: Sequence[Any]
-
-
 def choose_layout(
     keys: Sequence[KeyField], tensors: Mapping[Key, torch.Tensor]
 ) -> Layout:
     """Decide by the first batch how each key is stored."""
-    fields = {item.key: item for item in keys}
     packed: list[Key] = []
     follows: list[Key] = []
-    for key, item in fields.items():
-        root = fields.get(key[1:]) if key[0] == "next" else None
-        if root is not None and (root.shape, root.dtype) != (item.shape, item.dtype):
-            root = None
+    for item in keys:
+        key, root = item.key, root_of(item, keys)
         if item.nbytes >= PACKED_FROM:
             packed.append(key)
         elif root is not None:
-            equal = _following(tensors[key], tensors[root.key])[:, :-1]
+            equal = _following(tensors[key], tensors[root])[:, :-1]
             if not equal.size or equal.mean() >= _MOSTLY:
                 follows.append(key)
     return Layout(keys, packed, follows)
@@ -80,9 +61,9 @@ def encode(
     layout: Layout,
     tensors: Mapping[Key, torch.Tensor],
     valid: Sequence[int],
-    episodes: Sequence[EndedEpisode],
+    episodes: EpisodeTable,
     compression: str,
-) -> Chunk:
+) -> tuple[BatchEntry, list[Any]]:
     """Encode a batch; segment and offset of the entry are 0.
 
     Args:
@@ -92,6 +73,10 @@ def encode(
         valid: number of valid frames of each row.
         episodes: which ended in the batch.
         compression: of packed frames.
+
+    Returns:
+        The entry, whose layout is a new one if that of the batch before does not fit,
+        and the bytes, in parts.
     """
     shape = next(iter(tensors.values())).shape[:2]
     count = shape[0] * shape[1]
@@ -137,8 +122,8 @@ def encode(
         frames += blobs
         packed.append((codec, sum(map(len, blobs))))
     ranges = [range_of(tensors[item.key], valid).to_json() for item in index.keys]
-    table = EpisodeTable.of(episodes, index.rewards).to_bytes()
-    notes = zlib.compress(table + json.dumps(ranges, allow_nan=False).encode())
+    text = json.dumps(ranges, allow_nan=False).encode()
+    notes = zlib.compress(episodes.to_bytes() + text)
     head = [
         b"" if RECORDS in layout.packed else encoded.tobytes(),
         layout.tail.encode(tails).tobytes(),
@@ -148,21 +133,14 @@ def encode(
     checksum = 0
     for part in head:
         checksum = zlib.crc32(part, checksum)
-    sums = {
-        name: tuple(
-            sum(episode.returns[name][agent] for episode in episodes)
-            for agent in range(n_agents)
-        )
-        for name, n_agents in index.rewards.items()
-    }
     entry = BatchEntry(
         len(index.runs) - 1,
         (shape[0], shape[1]),
         sum(valid),
         len(episodes),
-        sum(episode.length for episode in episodes),
-        sums,
-        layout=0,
+        int(episodes.length.sum()),
+        {name: tuple(r.sum(0).tolist()) for name, r in episodes.returns.items()},
+        layout,
         segment=0,
         offset=0,
         tails=len(stored),
@@ -170,7 +148,7 @@ def encode(
         notes=len(notes),
         checksum=checksum,
     )
-    return Chunk(layout, entry, [*head, *frames])
+    return entry, [*head, *frames]
 
 
 def read_notes(

@@ -1,4 +1,4 @@
-"""``compact``: writes a dataset anew, with larger batches and one layout."""
+"""Writes datasets anew: ``compact`` joins batches, ``save`` selects episodes."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +17,17 @@ from marl_collect.storage.description import (
     RunDescription,
 )
 from marl_collect.storage.files import check_unlocked, completed
-from marl_collect.storage.format2 import OldDataset
+from marl_collect.storage.format2 import read_format2
+from marl_collect.storage.formats.blocks import (
+    Header,
+    Progress,
+    no_progress,
+    read_blocks,
+    write_blocks,
+)
 from marl_collect.storage.index import JOURNAL, OLD_INDEX
 from marl_collect.storage.remote import check_local
+from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
 _FRAMES: Final = 20_000
@@ -61,8 +69,7 @@ def compact(
     check_unlocked(folder)
     old = (folder / OLD_INDEX).exists() and not (folder / JOURNAL).exists()
     if old:
-        converted = OldDataset(folder)
-        description, batches = converted.description, converted.batches()
+        description, batches = read_format2(folder)
         metadata = Metadata()
     else:
         dataset = open_dataset(folder)
@@ -138,3 +145,39 @@ def _fits(
         and frames <= _FRAMES
         and nbytes <= _BYTES
     )
+
+
+def save(
+    trajectories: Trajectories,
+    path: str | Path,
+    *,
+    compression: Compression = "lz4",
+    progress: Progress | None = None,
+) -> Dataset:
+    """Write some of the episodes of a dataset to a new one.
+
+    To delete episodes, save the others. Runs, seeds, and metadata are kept.
+
+    Args:
+        trajectories: the episodes, such as ``dataset.trajectories[:100]``, with all
+            keys or with those that were selected.
+        path: a folder that does not exist, or is empty.
+        compression: of large frames such as images, as for ``record``.
+        progress: called after every block; see ``export_dataset``.
+
+    Returns:
+        The new dataset, opened.
+
+    Raises:
+        ValueError: if there are no episodes.
+        KeyError: if keys that say where episodes end were not selected.
+        FileExistsError: if something is at ``path``.
+    """
+    check_compression(compression)
+    check_local(path)
+    header = Header.of(trajectories)
+    report = progress or no_progress
+    with completed(Path(path).absolute(), "save", or_empty=True) as temporary:
+        blocks = read_blocks(trajectories, header, no_progress)
+        write_blocks(temporary, header, blocks, compression, report)
+    return open_dataset(path)

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from marl_collect.core.atomic import sync, sync_folder
 from marl_collect.storage.appending import check_target
@@ -18,18 +18,6 @@ from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
 
 _SYNCED: Final = 2**26
 """Bytes that are written between two waits for the disk."""
-
-
-class _Target(Protocol):
-    @property
-    def folder(self) -> Folder:
-        """What the dataset is written to."""
-
-    def add(self, batch: int, entry: BatchEntry) -> bool:
-        """Check a batch and write its bytes; return whether to list it now."""
-
-    def list(self, lines: bytes) -> None:
-        """List everything added before; ``lines`` are those not written yet."""
 
 
 def copy(
@@ -70,15 +58,17 @@ def copy(
             "only."
         )
     dataset = open_dataset(source, storage_options=options[source])
-    (part,) = dataset.parts
-    content = part.folder.read(JOURNAL)
+    ((folder, _),) = dataset.parts
+    content = folder.read(JOURNAL)
     with ExitStack() as stack:
         output = stack.enter_context(_opened(target, options[target], dataset))
-        done = _listed(output.folder, part.folder, content)
+        done = _listed(output.folder, folder, content)
         return _copy_batches(content, done, dataset, output)
 
 
-def _copy_batches(content: bytes, done: int, dataset: Dataset, output: _Target) -> int:
+def _copy_batches(
+    content: bytes, done: int, dataset: Dataset, output: "_Store | _Local"
+) -> int:
     """Copy the batches that are listed behind the first ``done`` bytes of a journal."""
     batch = copied = 0
     listed = written = done
@@ -120,7 +110,7 @@ def _listed(target: Folder, source: Folder, content: bytes) -> int:
 @contextmanager
 def _opened(
     target: str | Path, options: Mapping[str, Any] | None, dataset: Dataset
-) -> Iterator[_Target]:
+) -> Iterator["_Store | _Local"]:
     folder = open_folder(target, options)
     if isinstance(folder, RemoteFolder):
         yield _Store(folder, dataset)
@@ -146,18 +136,20 @@ class _Store:
         self._changed: set[int] = set()
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
+        """Check a batch; return whether to upload its file now."""
         self._dataset.stored_bytes(batch)
         self._changed.add(entry.segment)
         batches = self._dataset.contents.batches
         return batch + 1 < len(batches) and batches[batch + 1].segment != entry.segment
 
     def list(self, lines: bytes) -> None:
-        (part,) = self._dataset.parts
+        """Upload what was added before, then the journal with further lines."""
+        ((source, index),) = self._dataset.parts
         for segment in sorted(self._changed):
             name = segment_name(segment)
             # Also what was copied earlier: an object is replaced as a whole.
-            part.folder.fetch(name, [(0, part.contents.ends[segment])])
-            self.folder.upload(part.folder.path / name, name)
+            source.fetch(name, [(0, index.ends[segment])])
+            self.folder.upload(source.path / name, name)
         self._changed.clear()
         self._journal = self._journal[: self._journal.rfind(b"\n") + 1] + lines
         with tempfile.TemporaryDirectory() as name:
@@ -177,6 +169,7 @@ class _Local:
         self._waiting = 0
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
+        """Check a batch and write its bytes; return whether to list it now."""
         content = self._dataset.stored_bytes(batch)
         descriptor = self._files.get(entry.segment)
         if descriptor is None:
@@ -189,6 +182,7 @@ class _Local:
         return self._waiting >= _SYNCED
 
     def list(self, lines: bytes) -> None:
+        """List everything added before."""
         self.close()
         path = self.folder.path / JOURNAL
         new = not path.exists()

@@ -1,7 +1,6 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final, overload
@@ -9,7 +8,6 @@ from typing import Any, final, overload
 from tensordict import TensorDictBase
 
 from marl_collect.core import notebooks
-from marl_collect.core.tensordicts import assemble
 from marl_collect.options import method
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
@@ -24,15 +22,6 @@ from marl_collect.storage.transitions import Transitions
 
 
 @final
-@dataclass(frozen=True)
-class Part:
-    """A folder of a dataset, and the content of its index as of opening."""
-
-    folder: Folder
-    contents: Index
-
-
-@final
 class Dataset(Sequence[TensorDictBase]):
     """The complete batches of a folder, in the order in which they were written.
 
@@ -40,19 +29,18 @@ class Dataset(Sequence[TensorDictBase]):
     Open a dataset with ``open_dataset``; ``concatenate`` makes one of several folders.
 
     Attributes:
-        parts: its folders; several after ``concatenate``.
+        parts: its folders, each with its index as of opening; several after
+            ``concatenate``.
         name: its folders in one line.
         contents: description, runs, totals and list of batches, as of opening.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[tuple[Folder, Index]]) -> None:
         """Prepare reading; the parts must be of one kind."""
         self.parts = tuple(parts)
-        self.name = ", ".join(part.folder.named() for part in self.parts)
-        self.contents = join_indexes([part.contents for part in self.parts])
-        self._frames = StoredFrames(
-            self.name, [(part.folder, part.contents) for part in self.parts]
-        )
+        self.name = ", ".join(folder.named() for folder, _ in self.parts)
+        self.contents = join_indexes([index for _, index in self.parts])
+        self._frames = StoredFrames(self.name, self.parts)
 
     @property
     def path(self) -> Path:
@@ -65,12 +53,12 @@ class Dataset(Sequence[TensorDictBase]):
             raise ValueError(
                 f"This dataset has {len(self.parts)} folders, not one: {self.name}."
             )
-        (part,) = self.parts
-        if isinstance(part.folder, RemoteFolder):
+        ((folder, _),) = self.parts
+        if isinstance(folder, RemoteFolder):
             raise ValueError(  # noqa: TRY004 - not a type
                 f"{self.name} is not on this machine: copy it with `marl-collect copy`."
             )
-        return part.folder.path
+        return folder.path
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -91,14 +79,8 @@ class Dataset(Sequence[TensorDictBase]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         batch = range(len(self))[index]
-        shape = self.contents.batches[batch].shape
-        groups = self.contents.description.environment.groups
-        tensors = {
-            key: tensor.view(*shape, *tensor.shape[1:])
-            for key, tensor in self._frames.read(self._frames.frames(batch)).items()
-        }
-        n_agents = {name: group.n_agents for name, group in groups.items()}
-        return assemble(tensors, shape, n_agents, time=True)
+        tensors = self._frames.read(self._frames.frames(batch))
+        return self._frames.nested(tensors, self.contents.batches[batch].shape)
 
     def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
         """Yield the episodes that ended in all batches, or in one batch.
@@ -108,13 +90,13 @@ class Dataset(Sequence[TensorDictBase]):
         """
         batches = range(len(self)) if batch is None else [range(len(self))[batch]]
         for number in batches:
-            yield from self._frames.episodes(number).episodes()
+            yield from self._frames.episodes(number)
 
     @cached_property
     def statistics(self) -> Statistics:
         """Returns, lengths and the range of each key; reads no frames."""
         ranges = map(self._frames.ranges, range(len(self)))
-        return Statistics.of(list(self.episodes()), ranges)
+        return Statistics.of(self._frames.all_episodes(), ranges)
 
     def card(self) -> str:
         """Return what the dataset holds and how to load it, as Markdown."""
@@ -146,7 +128,7 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
-        return Transitions(self._frames, self.contents, self._frames.all_spans())
+        return Transitions(self._frames, self._frames.all_spans())
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> Loader:
@@ -201,4 +183,4 @@ def open_dataset(
         DatasetError: if its index is damaged, or of a newer version.
     """
     folder = open_folder(path, storage_options)
-    return Dataset([Part(folder, Index.load(folder))])
+    return Dataset([(folder, Index.load(folder))])

@@ -92,13 +92,8 @@ class Metadata:
             TypeError: if a value is no text, or there is no such name.
         """
         metadata = cls(**dict(data) | {"tags": tuple(data.get("tags", ()))})
-        texts = (
-            metadata.author,
-            metadata.license,
-            metadata.description,
-            *metadata.tags,
-        )
-        if not all(isinstance(text, str) for text in [*texts, *metadata.tags]):
+        texts = (metadata.author, metadata.license, metadata.description)
+        if not all(isinstance(text, str) for text in (*texts, *metadata.tags)):
             raise TypeError(f"Metadata must be texts, but are {data}.")
         return metadata
 
@@ -127,13 +122,7 @@ class RunDescription:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values."""
-        return {
-            "seed": self.seed,
-            "policy": dict(self.policy),
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-            "started": self.started,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -1,8 +1,8 @@
 """Finds the episodes in a stream of batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,8 @@ class EndedEpisode:
 
 
 @final
-@dataclass(frozen=True)
-class EpisodeTable:
+@dataclass(frozen=True, eq=False)
+class EpisodeTable(Sequence[EndedEpisode]):
     """Ended episodes as arrays, each ``[n]``.
 
     Attributes:
@@ -57,32 +57,25 @@ class EpisodeTable:
     returns: Mapping[str, NDArray[np.float64]]
 
     @classmethod
-    def of(
-        cls, episodes: Sequence[EndedEpisode], rewards: Mapping[str, int]
-    ) -> "EpisodeTable":
-        """Return a table; ``rewards`` are the groups and their numbers of agents."""
-        rows = [(e.environment, e.frame, e.length, e.terminated) for e in episodes]
-        table = np.array(rows, np.int64).reshape(-1, 4)
-        returns = {
-            name: np.array([e.returns[name] for e in episodes]).reshape(-1, agents)
-            for name, agents in rewards.items()
-        }
-        environment, frame, length, terminated = table.T
-        return cls(environment, frame, length, terminated.astype(np.bool_), returns)
-
-    @classmethod
     def joined(
         cls, tables: Sequence["EpisodeTable"], rewards: Mapping[str, int]
     ) -> "EpisodeTable":
-        """Return the episodes of all tables."""
-        if not tables:
-            return cls.of([], rewards)
+        """Return the episodes of all tables.
+
+        Args:
+            tables: in order; none gives a table without episodes.
+            rewards: groups with rewards, each with its number of agents.
+        """
+        tables = [cls.from_bytes(b"", 0, rewards), *tables]
         return cls(
-            np.concatenate([t.environment for t in tables]),
-            np.concatenate([t.frame for t in tables]),
-            np.concatenate([t.length for t in tables]),
-            np.concatenate([t.terminated for t in tables]),
-            {n: np.concatenate([t.returns[n] for t in tables]) for n in rewards},
+            np.concatenate([table.environment for table in tables]),
+            np.concatenate([table.frame for table in tables]),
+            np.concatenate([table.length for table in tables]),
+            np.concatenate([table.terminated for table in tables]),
+            {
+                name: np.concatenate([table.returns[name] for table in tables])
+                for name in rewards
+            },
         )
 
     @staticmethod
@@ -94,7 +87,37 @@ class EpisodeTable:
         """Number of episodes."""
         return len(self.length)
 
-    def take(self, chosen: NDArray[np.int64]) -> "EpisodeTable":
+    @overload
+    def __getitem__(self, index: int) -> EndedEpisode: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "EpisodeTable": ...
+
+    def __getitem__(self, index: int | slice) -> "EndedEpisode | EpisodeTable":
+        """Return an episode, or some of them."""
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        (episode,) = self.take(np.arange(len(self))[[index]])
+        return episode
+
+    def __iter__(self) -> Iterator[EndedEpisode]:
+        """Yield the episodes as objects."""
+        returns = [
+            [(name, tuple(agents)) for agents in values.tolist()]
+            for name, values in self.returns.items()
+        ]
+        columns = zip(
+            self.environment.tolist(),
+            self.frame.tolist(),
+            self.length.tolist(),
+            self.terminated.tolist(),
+            strict=True,
+        )
+        for number, (environment, frame, length, terminated) in enumerate(columns):
+            agents = dict(group[number] for group in returns)
+            yield EndedEpisode(environment, frame, length, terminated, agents)
+
+    def take(self, chosen: NDArray[Any]) -> "EpisodeTable":
         """Return some of the episodes."""
         return EpisodeTable(
             self.environment[chosen],
@@ -111,27 +134,6 @@ class EpisodeTable:
         for values in self.returns.values():
             sums += values.sum(1)
         return sums
-
-    def episodes(self) -> list[EndedEpisode]:
-        """Return the episodes as objects."""
-        returns = {name: values.tolist() for name, values in self.returns.items()}
-        columns = zip(
-            self.environment.tolist(),
-            self.frame.tolist(),
-            self.length.tolist(),
-            self.terminated.tolist(),
-            strict=True,
-        )
-        return [
-            EndedEpisode(
-                environment,
-                frame,
-                length,
-                terminated,
-                {name: tuple(values[i]) for name, values in returns.items()},
-            )
-            for i, (environment, frame, length, terminated) in enumerate(columns)
-        ]
 
     def to_bytes(self) -> bytes:
         """Return the table as it is stored in a batch."""
@@ -169,80 +171,65 @@ class EpisodeTable:
         )
 
 
-@dataclass
-class _Running:
-    """The part of an environment's running episode that is in earlier batches."""
-
-    trajectory: int | None
-    length: int
-    returns: dict[str, NDArray[np.float64]]
-    whole: bool = True
-
-
 @final
 class EpisodeFinder:
     """Follows episodes from batch to batch."""
 
     def __init__(self) -> None:
         """Begin with no episode running."""
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[int | None, bool, int, list[Any]]] = {}
+        """By row: trajectory, whether its beginning was seen, and the frames and
+        returns of each group in earlier batches."""
         self._begun: dict[int, int] = {}
         """Each environment's trajectory that began last, unless it has ended."""
         self._last_ended: dict[int, int] = {}
         """Each environment's trajectory that ended last."""
 
-    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+    def add(self, batch: TensorDictBase) -> EpisodeTable:
         """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
 
         Raises:
             ValueError: if an episode continues in another row, after another episode
                 of its row, or after its end.
         """
-        done = _array(batch["next", "done"])[..., 0]
-        terminated = _array(batch["next", "terminated"])[..., 0]
-        ids: NDArray[Any] | None = None
+        pieces, first, ends = _pieces(batch)
+        trajectories: list[Any] = [None] * len(pieces)
         if TRAJ_IDS in batch.keys(include_nested=True):
             ids = _array(batch[TRAJ_IDS])
-        rewards = _rewards(batch)
+            trajectories = ids[pieces.environment, first].tolist()
+        whole = np.ones(len(pieces), np.bool_)
         begun = first_frames(batch)
-        ended: list[EndedEpisode] = []
-        for b, frames in enumerate(valid_frames(batch)):
-            begin = 0
-            for t in [*np.flatnonzero(done[b, :frames]).tolist(), frames]:
-                end = min(t + 1, frames)
-                if begin == end:
-                    continue
-                trajectory = None if ids is None else int(ids[b, begin])
-                is_first = begun is None or bool(begun[b, begin])
-                running = self._continue(b, trajectory, is_first=is_first)
-                running.length += end - begin
-                for name, values in rewards.items():
-                    total = values[b, begin:end].sum(0, dtype=np.float64)
-                    running.returns[name] = running.returns.get(name, 0.0) + total
-                if t < frames:
-                    if running.whole:
-                        ended.append(_ended(b, t, bool(terminated[b, t]), running))
-                    del self._running[b]
-                    if trajectory is not None:
-                        self._begun.pop(trajectory >> 32, None)
-                        self._last_ended[trajectory >> 32] = trajectory
-                begin = end
-        return ended
-
-    def _continue(self, b: int, trajectory: int | None, *, is_first: bool) -> _Running:
-        """Return the running episode of row ``b``.
-
-        Args:
-            b: the row.
-            trajectory: its id, None if the batch has none.
-            is_first: whether its next frame may be the first of an episode.
-        """
-        running = self._running.get(b)
-        if running is None or running.trajectory != trajectory:
-            if trajectory is not None:
+        if begun is not None:
+            whole &= begun[pieces.environment, first]
+        returns = list(pieces.returns.values())
+        for number, (b, trajectory, begin, is_end) in enumerate(
+            zip(
+                pieces.environment.tolist(),
+                trajectories,
+                first.tolist(),
+                ends.tolist(),
+                strict=True,
+            )
+        ):
+            running = None if begin else self._running.pop(b, None)
+            if running is not None and running[0] == trajectory:
+                _, whole[number], frames_before, returns_before = running
+                pieces.length[number] += frames_before
+                for values, before in zip(returns, returns_before, strict=True):
+                    values[number] += before
+            elif trajectory is not None:
                 self._begin(b, trajectory)
-            running = self._running[b] = _Running(trajectory, 0, {}, is_first)
-        return running
+            if not is_end:
+                self._running[b] = (
+                    trajectory,
+                    bool(whole[number]),
+                    int(pieces.length[number]),
+                    [values[number].copy() for values in returns],
+                )
+            elif trajectory is not None:
+                self._begun.pop(trajectory >> 32, None)
+                self._last_ended[trajectory >> 32] = trajectory
+        return pieces.take(np.flatnonzero(ends & whole))
 
     def _begin(self, b: int, trajectory: int) -> None:
         """Note a new trajectory; raise an error if it continues an old one."""
@@ -265,17 +252,40 @@ class EpisodeFinder:
         self._begun[environment] = trajectory
 
 
+def _pieces(
+    batch: TensorDictBase,
+) -> tuple[EpisodeTable, NDArray[np.int64], NDArray[np.bool_]]:
+    """Cut the valid frames of each row behind the ends of episodes.
+
+    Returns:
+        The pieces ``[n]`` as if each were an episode, the first frame of each in its
+        row, and whether its episode ends.
+    """
+    size, frames = batch.shape[:2]
+    valid = np.arange(frames) < np.array(valid_frames(batch))[:, None]
+    done = _array(batch["next", "done"])[..., 0] & valid
+    is_last = valid.copy()
+    is_last[:, :-1] &= done[:, :-1] | ~valid[:, 1:]
+    row, last = np.nonzero(is_last)
+    first = np.zeros_like(last)
+    first[1:] = np.where(row[1:] == row[:-1], last[:-1] + 1, 0)
+    returns = {}
+    for name, values in _rewards(batch).items():
+        returns[name] = np.where(valid[..., None], values, 0).astype(np.float64)
+        returns[name] = returns[name].reshape(size * frames, -1)
+        if len(row):
+            returns[name] = np.add.reduceat(returns[name], row * frames + first)
+    terminated = _array(batch["next", "terminated"])[..., 0][row, last]
+    table = EpisodeTable(row, last, last + 1 - first, terminated, returns)
+    return table, first, done[row, last]
+
+
 def valid_frames(batch: TensorDictBase) -> list[int]:
     """Return the number of valid frames of each row; they are the first ones."""
     if VALID in batch.keys(include_nested=True):
         return [int(count) for count in _array(batch[VALID]).sum(-1)]
     size, frames = batch.shape[:2]
     return [frames] * size
-
-
-def _ended(b: int, frame: int, terminated: bool, running: _Running) -> EndedEpisode:  # noqa: FBT001
-    returns = {name: tuple(total.tolist()) for name, total in running.returns.items()}
-    return EndedEpisode(b, frame, running.length, terminated, returns)
 
 
 def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
@@ -291,12 +301,12 @@ def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
 
 
 def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:
-    """Return the rewards ``[B, T, n]`` of each group."""
-    found: dict[str, NDArray[Any]] = {}
-    for name, value in batch["next"].items():
+    """Return the rewards ``[B, T, n]`` of each group, in the order of keys."""
+    rewards: dict[str, NDArray[Any]] = {}
+    for name, value in sorted(batch["next"].items()):
         if isinstance(value, TensorDictBase) and "reward" in value.keys():
-            found[name] = _array(value["reward"])[..., 0]
-    return found
+            rewards[name] = _array(value["reward"])[..., 0]
+    return rewards
 
 
 def _array(tensor: Any) -> NDArray[Any]:

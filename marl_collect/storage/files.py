@@ -1,9 +1,9 @@
 """Folders that reach the disk completely or not at all, and locks."""
 
 import errno
+import fcntl
 import os
 import shutil
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -155,7 +155,8 @@ class FolderLock(Closing):
     def close(self) -> None:
         """Release the lock; in a fork it stays with the process that took it."""
         if self.held:
-            _unlock(self._file.fileno())  # This also releases copies held by forks.
+            # This also releases copies held by forks.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
 
@@ -165,13 +166,12 @@ def check_unlocked(folder: Path) -> None:
     Raises:
         BlockingIOError: if one has.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
     try:
-        descriptor = os.open(folder / LOCK, flags)
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:  # There is no lock, or it may not be read.
         return
     try:
-        _lock_shared(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -184,14 +184,14 @@ def check_unlocked(folder: Path) -> None:
 
 
 def _open_locked(path: Path) -> IO[bytes]:
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     while True:
         # Who may open the file may lock it, so nobody else may, whatever the umask.
         file = os.fdopen(os.open(path, flags, 0o600), "r+b")
-        with suppress(AttributeError, PermissionError):  # Windows; another's file.
+        with suppress(PermissionError):  # Another's file.
             os.fchmod(file.fileno(), 0o600)  # Older versions made it readable.
         try:
-            _lock(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(file, path):
                 return file
         except OSError as error:
@@ -222,28 +222,4 @@ def _release_in_child() -> None:
         lock.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-    _lock_shared = _lock
-
-    def _unlock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _lock_shared(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-    def _unlock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+os.register_at_fork(after_in_child=_release_in_child)

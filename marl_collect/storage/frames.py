@@ -8,9 +8,11 @@ from typing import Any, Final, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
 from marl_collect.storage.chunks import read_notes
 from marl_collect.storage.episodes import EpisodeTable
@@ -18,7 +20,6 @@ from marl_collect.storage.index import (
     RECORDS,
     TAIL,
     BatchEntry,
-    Extent,
     Index,
     KeyField,
     Layout,
@@ -26,6 +27,7 @@ from marl_collect.storage.index import (
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.ranges import Range
 from marl_collect.storage.records import Bytes, Column
+from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Spans
 
 _DONE: Final = ("next", "done")
@@ -81,6 +83,15 @@ class Segment:
         return True
 
     @property
+    def path(self) -> str:
+        """Its name in messages."""
+        return self.folder.named(self.name)
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Make ranges of its bytes readable, which may be in an object store."""
+        self.folder.fetch(self.name, ranges)
+
+    @property
     def content(self) -> memoryview:
         """Its listed bytes."""
         if self._map is None:
@@ -100,15 +111,6 @@ class Segment:
 
 
 @final
-class _StoredBatch:
-    """A batch, where it is, and what is known about it."""
-
-    def __init__(self, segment: Segment, entry: BatchEntry, extent: Extent) -> None:
-        self.segment, self.entry, self.extent = segment, entry, extent
-        self.packed: dict[Key, PackedFrames] = {}
-
-
-@final
 class StoredFrames:
     """The frames of one or several folders, by number.
 
@@ -121,57 +123,50 @@ class StoredFrames:
     def __init__(self, name: str, parts: Sequence[tuple[Folder, Index]]) -> None:
         """Prepare reading; no data file is opened."""
         self.name = name
-        self.keys: tuple[KeyField, ...] = next(
-            (index.keys for _, index in parts if index.keys), ()
-        )
-        self._all = self.keys
-        self._rewards: dict[str, int] = next(
-            (index.rewards for _, index in parts if index.keys), {}
-        )
+        first = next((index for _, index in parts if index.keys), parts[0][1])
+        self.keys = self._all = first.keys
+        self._rewards = first.rewards
+        groups = first.description.environment.groups
+        self._groups = {name: group.n_agents for name, group in groups.items()}
         self._layouts: list[Layout] = []
         self._segments: list[Segment] = []
-        self._stored_batches: list[_StoredBatch] = []
+        self._entries: list[BatchEntry] = []
         self._parts: list[int] = []
+        self._packed: dict[int, dict[Key, PackedFrames]] = {}  # Of verified batches.
         columns: list[tuple[int, ...]] = []
         for part, (folder, index) in enumerate(parts):
-            first_layout = len(self._layouts)
             self._layouts += index.layouts
-            numbers: dict[int, int] = {}
+            numbers = {id(layout): n for n, layout in enumerate(self._layouts)}
+            segments: dict[int, int] = {}
             for number, end in index.ends.items():
-                numbers[number] = len(self._segments)
+                segments[number] = len(self._segments)
                 self._segments.append(Segment(folder, number, end))
-            for entry in index.batches:
-                extent = index.extent(entry)
-                segment = numbers[entry.segment]
-                self._stored_batches.append(
-                    _StoredBatch(self._segments[segment], entry, extent)
+            self._entries += index.batches
+            self._parts += [part] * len(index.batches)
+            columns += [
+                (
+                    segments[entry.segment],
+                    numbers[id(entry.layout)],
+                    entry.offset,
+                    entry.tails_at,
+                    entry.tails,
+                    entry.shape[1],
+                    entry.count,
                 )
-                self._parts.append(part)
-                columns.append(
-                    (
-                        segment,
-                        first_layout + entry.layout,
-                        extent.records,
-                        extent.tails,
-                        entry.tails,
-                        entry.shape[1],
-                        entry.count,
-                    )
-                )
+                for entry in index.batches
+            ]
         table = np.array(columns, np.int64).reshape(-1, 7).T
         self._segment, self._layout, self._records, self._tails = table[:4]
         self._n_tails, self._length = table[4:6]
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
-        self._verified = np.zeros(len(self._stored_batches), np.bool_)
+        self._verified = np.zeros(len(self._entries), np.bool_)
         # Layouts of the same places, and one layout for all contents of each kind.
         self._kinds: list[int] = []
         self._joined: list[Layout] = []
         for layout in self._layouts:
-            kind = next(
-                (k for k, other in enumerate(self._joined) if other.alike(layout)),
-                len(self._joined),
-            )
-            if kind == len(self._joined):
+            alike = [layout.alike(other) for other in self._joined]
+            kind = alike.index(True) if True in alike else len(alike)
+            if kind == len(alike):
                 self._joined.append(layout)
             else:
                 # Usually a later layout can store all that earlier ones can.
@@ -185,7 +180,7 @@ class StoredFrames:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
         unknown = np.zeros_like(self._verified)
-        return self.__dict__ | {"_verified": unknown, "_columns": {}}
+        return self.__dict__ | {"_verified": unknown, "_packed": {}, "_columns": {}}
 
     def select(self, *keys: str | Key) -> "StoredFrames":
         """Return the same frames with these keys, and those below them, only.
@@ -214,7 +209,7 @@ class StoredFrames:
 
     def __len__(self) -> int:
         """Number of batches."""
-        return len(self._stored_batches)
+        return len(self._entries)
 
     def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
         """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
@@ -240,6 +235,27 @@ class StoredFrames:
                 out[key][torch.from_numpy(chosen)] = tensor
         return out
 
+    def in_group(self, key: Key) -> bool:
+        """Return whether a root key is of the agents of a group."""
+        return key[0] in self._groups
+
+    def nested(
+        self,
+        tensors: Mapping[Key, torch.Tensor],
+        shape: Sequence[int],
+        *,
+        time: bool = True,
+    ) -> TensorDict:
+        """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
+
+        Args:
+            tensors: by key.
+            shape: batch size.
+            time: whether the last dimension is time.
+        """
+        shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
+        return assemble(shaped, shape, self._groups, time=time, kind=Sample)
+
     def _read(
         self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
     ) -> dict[Key, torch.Tensor]:
@@ -252,7 +268,7 @@ class StoredFrames:
         if columns.tails:
             self._read_pairs(columns, frames, batches, content)
         elif columns.records:
-            stored = self._records_of(batches, frames - self.starts[batches])
+            stored = self._stored(batches, frames - self.starts[batches], tails=False)
             for key, column in columns.records.items():
                 content[key] = column.read(stored)
         for key in columns.packed:
@@ -273,7 +289,7 @@ class StoredFrames:
         """Read records, and the next values, which most frames share with records."""
         n = len(frames)
         numbers = frames - self.starts[batches]
-        stored = self._records_of(batches, numbers)
+        stored = self._stored(batches, numbers, tails=False)
         tail = columns.tail.read(stored).view("<u4")[:, 0]
         follows = tail == 0
         with_tail = np.flatnonzero(tail)
@@ -291,9 +307,10 @@ class StoredFrames:
         following[absent] = np.arange(n, n + len(absent))
         following[with_tail] = 0  # Replaced below.
         if len(absent):
-            others = self._records_of(batches[absent], numbers[absent] + 1)
+            others = self._stored(batches[absent], numbers[absent] + 1, tails=False)
             stored = np.concatenate([stored, others])
-        tails = self._tails_of(batches[with_tail], tail[with_tail].astype(np.int64) - 1)
+        tail_numbers = tail[with_tail].astype(np.int64) - 1
+        tails = self._stored(batches[with_tail], tail_numbers, tails=True)
         for key, column in columns.records.items():
             after_key = columns.shared.get(key)
             if after_key is None:
@@ -308,27 +325,17 @@ class StoredFrames:
             if len(with_tail):
                 after[with_tail] = columns.tails[after_key].read(tails)
 
-    def _records_of(
-        self, batches: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> Bytes:
-        """Copy stored records, by their numbers in their batches."""
-        return self._stored(batches, numbers, self._records, tails=False)
-
-    def _tails_of(
-        self, batches: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> Bytes:
-        """Copy stored tails, by their numbers in their batches."""
-        return self._stored(batches, numbers, self._tails, tails=True)
-
     def _stored(
-        self,
-        batches: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        begins: NDArray[np.int64],
-        *,
-        tails: bool,
+        self, batches: NDArray[np.int64], numbers: NDArray[np.int64], *, tails: bool
     ) -> Bytes:
-        """Copy records or tails of one kind, as its joined layout stores them."""
+        """Copy records or tails of one kind, as its joined layout stores them.
+
+        Args:
+            batches: of each.
+            numbers: in its batch.
+            tails: whether to copy tails.
+        """
+        begins = self._tails if tails else self._records
         layouts = self._layout[batches]
         if not len(layouts):
             return np.empty((0, 0), np.uint8)
@@ -390,26 +397,23 @@ class StoredFrames:
         edges = np.flatnonzero(np.diff(batches[order])) + 1
         for chosen in np.split(order, edges) if len(order) else []:
             batch = int(batches[chosen[0]])
-            stored_batch = self._stored_batches[batch]
+            segment = self._segments[self._segment[batch]]
             numbers = (frames[chosen] - self.starts[batch]).tolist()
             sources = {
                 key: [
                     (key[1:], number + 1) if follows else (key, number)
                     for number, follows in zip(
                         numbers,
-                        stored_batch.packed[key].follows(numbers).tolist(),
+                        self._packed[batch][key].follows(numbers).tolist(),
                         strict=True,
                     )
                 ]
                 for key in keys
             }
-            stored_batch.segment.folder.fetch(
-                stored_batch.segment.name,
-                (
-                    self._packed(stored_batch, *source).extent(source[1])
-                    for key in keys
-                    for source in dict.fromkeys(sources[key])
-                ),
+            segment.fetch(
+                self._packed_of(batch, *source).extent(source[1])
+                for key in keys
+                for source in dict.fromkeys(sources[key])
             )
             decoded: dict[tuple[Key, int], Bytes] = {}
             for key in keys:
@@ -418,18 +422,16 @@ class StoredFrames:
                     # A frame and the one after it are often both read: decode once.
                     before = decoded.get(source)
                     if before is None:
-                        self._packed(stored_batch, *source).read(
-                            stored_batch.segment.content, source[1], rows[target]
+                        self._packed_of(batch, *source).read(
+                            segment.content, source[1], rows[target]
                         )
                         decoded[source] = rows[target]
                     else:
                         rows[target] = before
 
-    def _packed(
-        self, stored_batch: _StoredBatch, key: Key, number: int
-    ) -> PackedFrames:
-        """Return the frames of a key, one of which has this number."""
-        packed = stored_batch.packed.get(key)
+    def _packed_of(self, batch: int, key: Key, number: int) -> PackedFrames:
+        """Return the frames of a key of a batch, one of which has this number."""
+        packed = self._packed[batch].get(key)
         if packed is None or number >= len(packed.ends):
             raise DatasetError(f"{self.name} refers to a frame that is not there.")
         return packed
@@ -437,20 +439,15 @@ class StoredFrames:
     def _check(self, batches: NDArray[np.int64]) -> None:
         """Check the files of batches, and what was not verified in them yet."""
         self._forget_changed(batches)
-        if not self._verified[batches].all():
-            todo = np.unique(batches[~self._verified[batches]])
-            for number in np.unique(self._segment[todo]).tolist():
-                extents = [
-                    self._stored_batches[batch].extent
-                    for batch in todo[self._segment[todo] == number].tolist()
-                ]
-                segment = self._segments[number]
-                segment.folder.fetch(
-                    segment.name, [(e.records, e.frames) for e in extents]
-                )
-            for batch in todo.tolist():
-                self._verify(batch)
-                self._verified[batch] = True
+        if self._verified[batches].all():
+            return
+        todo = np.unique(batches[~self._verified[batches]])
+        for number in np.unique(self._segment[todo]).tolist():
+            some = [self._entries[b] for b in todo[self._segment[todo] == number]]
+            self._segments[number].fetch((e.offset, e.packed_at) for e in some)
+        for batch in todo.tolist():
+            self._verify(batch)
+            self._verified[batch] = True
 
     def _forget_changed(self, batches: NDArray[np.int64]) -> None:
         """Forget what was verified in those files of batches that have changed."""
@@ -460,24 +457,21 @@ class StoredFrames:
 
     def _verify(self, batch: int) -> None:
         """Compare the checksum of all but the packed frames of a batch."""
-        stored_batch = self._stored_batches[batch]
-        extent, entry = stored_batch.extent, stored_batch.entry
-        segment = stored_batch.segment
-        head = segment.content[extent.records : extent.frames]
-        checksum = zlib.crc32(head)
+        entry, segment = self._entries[batch], self._segments[self._segment[batch]]
+        checksum = zlib.crc32(segment.content[entry.offset : entry.packed_at])
         if checksum != entry.checksum:
             raise DatasetError(
-                f"{segment.folder.named(segment.name)} is damaged: the checksum of "
-                f"batch {batch} is {checksum:08x}, not {entry.checksum:08x}. Restore "
-                "the file from a copy."
+                f"{segment.path} is damaged: the checksum of batch {batch} is "
+                f"{checksum:08x}, not {entry.checksum:08x}. Restore the file from a "
+                "copy."
             )
-        begin, first = extent.tables, extent.frames
-        layout = self._layouts[int(self._layout[batch])]
-        for key, (codec, size) in zip(layout.packed, entry.packed, strict=True):
+        begin, first = entry.tables_at, entry.packed_at
+        packed = self._packed[batch] = {}
+        for key, (codec, size) in zip(entry.layout.packed, entry.packed, strict=True):
             end = begin + ENTRY * entry.count
             table = bytes(segment.content[begin:end])
-            name = f"{segment.folder.named(segment.name)}: {'/'.join(key) or 'records'}"
-            stored_batch.packed[key] = PackedFrames.of(name, codec, table, first, size)
+            name = f"{segment.path}: {'/'.join(key) or 'records'}"
+            packed[key] = PackedFrames.of(name, codec, table, first, size)
             begin, first = end, first + size
 
     def verify(self, batch: int) -> None:
@@ -495,29 +489,23 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is missing, damaged, a link, or too small.
         """
-        stored_batch = self._stored_batches[batch]
-        extent, segment = stored_batch.extent, stored_batch.segment
+        entry, segment = self._entries[batch], self._segments[self._segment[batch]]
         self._forget_changed(np.array([batch]))
         self._verified[batch] = False
-        segment.folder.fetch(segment.name, [(extent.records, extent.end)])
+        segment.fetch([(entry.offset, entry.end)])
         self._verify(batch)
-        for packed in stored_batch.packed.values():
+        for packed in self._packed[batch].values():
             for number in np.flatnonzero(~packed.follows()).tolist():
                 packed.stored(segment.content, number)
         self._verified[batch] = True
-        return segment.content[extent.records : extent.end]
+        return segment.content[entry.offset : entry.end]
 
     def _notes(self, batch: int) -> tuple[EpisodeTable, dict[Key, Range]]:
         self._check(np.array([batch]))
-        stored_batch = self._stored_batches[batch]
-        segment, extent = stored_batch.segment, stored_batch.extent
-        with naming(segment.folder.named(segment.name), "a data file with notes"):
-            return read_notes(
-                bytes(segment.content[extent.notes : extent.frames]),
-                stored_batch.entry.episodes,
-                self._all,
-                self._rewards,
-            )
+        entry, segment = self._entries[batch], self._segments[self._segment[batch]]
+        with naming(segment.path, "a data file with notes"):
+            notes = bytes(segment.content[entry.notes_at : entry.packed_at])
+            return read_notes(notes, entry.episodes, self._all, self._rewards)
 
     def episodes(self, batch: int) -> EpisodeTable:
         """Return the episodes that ended in a batch.
@@ -525,7 +513,7 @@ class StoredFrames:
         Raises:
             DatasetError: if a file is damaged, or an episode is outside of the batch.
         """
-        entry = self._stored_batches[batch].entry
+        entry = self._entries[batch]
         table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
         places = np.unique(table.environment * entry.shape[1] + table.frame)
@@ -534,6 +522,15 @@ class StoredFrames:
                 f"{self.name} lists an episode in batch {batch} that cannot be there."
             )
         return table
+
+    def all_episodes(self) -> EpisodeTable:
+        """Return the episodes that ended in all batches.
+
+        Raises:
+            DatasetError: as for ``episodes``.
+        """
+        tables = [self.episodes(batch) for batch in range(len(self))]
+        return EpisodeTable.joined(tables, self._rewards)
 
     def ranges(self, batch: int) -> dict[Key, Range]:
         """Return the range of each key in the valid frames of a batch.
@@ -550,7 +547,7 @@ class StoredFrames:
         Raises:
             DatasetError: if the batch's mask contradicts the journal.
         """
-        entry = self._stored_batches[batch].entry
+        entry = self._entries[batch]
         size, length = entry.shape
         if entry.frames == entry.count:
             return np.full(size, length)
@@ -579,7 +576,7 @@ class StoredFrames:
         """Check that episodes end where ``("next", "done")`` is True."""
         if not len(episodes) or all(item.key != _DONE for item in self._all):
             return
-        length = self._stored_batches[batch].entry.shape[1]
+        length = self._entries[batch].shape[1]
         at = self.starts[batch] + episodes.environment * length + episodes.frame
         if not bool(self.only(_DONE).read(at)[_DONE].all()):
             raise DatasetError(
@@ -590,8 +587,8 @@ class StoredFrames:
     def all_spans(self) -> Spans:
         """Return the valid frames of all batches."""
         begins, ends = [], []
-        for batch, stored_batch in enumerate(self._stored_batches):
-            begin, entry = int(self.starts[batch]), stored_batch.entry
+        for batch, entry in enumerate(self._entries):
+            begin = int(self.starts[batch])
             if entry.frames == entry.count:
                 begins.append(np.array([begin]))
                 ends.append(np.array([begin + entry.count]))
@@ -612,9 +609,9 @@ class StoredFrames:
             DatasetError: if a file is damaged, or the first frames of an episode are
                 missing.
         """
-        tables = [self.episodes(batch) for batch in range(len(self))]
-        joined = EpisodeTable.joined(tables, self._rewards)
-        batches = np.repeat(np.arange(len(self)), [len(t) for t in tables])
+        joined = self.all_episodes()
+        counts = [entry.episodes for entry in self._entries]
+        batches = np.repeat(np.arange(len(self)), counts)
         rows = self.starts[batches] + joined.environment * self._length[batches]
         end = rows + joined.frame + 1
         begin = end - joined.length
@@ -643,9 +640,9 @@ class StoredFrames:
         missing = int(episodes.length[number]) - (end - row_begin)
         spans = [(row_begin, end)]
         while missing:
-            entry = self._stored_batches[batch].entry
+            entry = self._entries[batch]
             batch -= 1
-            before = self._stored_batches[batch].entry if batch >= 0 else None
+            before = self._entries[batch] if batch >= 0 else None
             same = batch >= 0 and self._parts[batch] == self._parts[batch + 1]
             if (
                 before is None

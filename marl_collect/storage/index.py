@@ -9,8 +9,9 @@ without a line feed was not written completely and does not count.
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Final, final
 
 import numpy as np
@@ -33,14 +34,13 @@ from marl_collect.storage.description import (
     RunDescription,
 )
 from marl_collect.storage.packed import ENTRY
-from marl_collect.storage.records import RecordLayout
+from marl_collect.storage.records import NOTHING, RecordLayout
 
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "marl_collect dataset"
 VERSION: Final = 3
 OLD_INDEX: Final = "index.json"
 """The index of format versions 1 and 2."""
-WHAT: Final = "the journal of a dataset"
 _LARGEST_FRAME: Final = 2**31
 """Bytes of the largest frame of a key; no simulator comes near."""
 RECORDS: Final[Key] = ()
@@ -90,8 +90,9 @@ class Layout:
         follows: keys in the tails.
         records: bytes of a record, by key.
         tails: bytes of a tail, by key.
-        record: how records are stored.
-        tail: how tails are stored.
+        is_new: whether no batch was encoded yet.
+        record: how records are stored; known once there is a batch.
+        tail: how tails are stored; likewise.
     """
 
     def __init__(
@@ -118,19 +119,9 @@ class Layout:
                 end = self.record_size + item.nbytes
                 self.records[item.key] = self.record_size, end
                 self.record_size = end
-        self._record, self._tail = record, tail
-
-    @property
-    def record(self) -> RecordLayout:
-        """How records are stored; known once there is a batch."""
-        assert self._record is not None
-        return self._record
-
-    @property
-    def tail(self) -> RecordLayout:
-        """How tails are stored; known once there is a batch."""
-        assert self._tail is not None
-        return self._tail
+        self.is_new = record is None
+        self.record = record or NOTHING
+        self.tail = tail or NOTHING
 
     @property
     def stored_record(self) -> int:
@@ -140,12 +131,7 @@ class Layout:
     def packing_records(self) -> "Layout":
         """Return the layout with packed records."""
         packed = (RECORDS, *self.packed)
-        return Layout(self.keys, packed, self.follows, self._record, self._tail)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether no batch was encoded yet."""
-        return self._record is None
+        return Layout(self.keys, packed, self.follows, self.record, self.tail)
 
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
@@ -154,22 +140,18 @@ class Layout:
         wide_tail = np.zeros(self.tail_size, np.bool_)
         for item in self.keys:
             dtype = dtype_of(item.dtype)
-            if dtype.itemsize == 1 or not item.nbytes:
+            in_tails = item.key in self.tails
+            bounds = (self.tails if in_tails else self.records).get(item.key)
+            if dtype.itemsize == 1 or not item.nbytes or bounds is None:
                 continue
-            if item.key in self.records:
-                begin, end = self.records[item.key]
-                wide_record[begin:end] = True
-                if dtype.is_floating_point:
-                    record = record.widened(begin, end, dtype.itemsize)
-            elif item.key in self.tails:
-                begin, end = self.tails[item.key]
-                wide_tail[begin:end] = True
-                if dtype.is_floating_point:
-                    tail = tail.widened(begin, end, dtype.itemsize)
-            if item.key == TRAJ_IDS and self._record is None:
-                begin, _ = self.records[item.key]
-                record = record.widened(begin, begin + _COUNTER, _COUNTER)
-        if self._record is not None:
+            (wide_tail if in_tails else wide_record)[slice(*bounds)] = True
+            if dtype.is_floating_point and in_tails:
+                tail = tail.widened(*bounds, dtype.itemsize)
+            elif dtype.is_floating_point:
+                record = record.widened(*bounds, dtype.itemsize)
+            elif item.key == TRAJ_IDS and self.is_new:
+                record = record.widened(bounds[0], bounds[0] + _COUNTER, _COUNTER)
+        if not self.is_new:
             record = self.record.joined(record, wide_record)
             tail = self.tail.joined(tail, wide_tail)
             if record is self.record and tail is self.tail:
@@ -179,6 +161,10 @@ class Layout:
     def alike(self, other: "Layout") -> bool:
         """Return whether the same keys are in the same places."""
         return (self.packed, self.follows) == (other.packed, other.follows)
+
+    def equals(self, other: "Layout") -> bool:
+        """Return whether a batch of one layout can be read with the other."""
+        return self is other or self.to_json() == other.to_json()
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
@@ -193,7 +179,7 @@ class Layout:
     @classmethod
     def from_json(cls, keys: Sequence[KeyField], data: Mapping[str, Any]) -> "Layout":
         """Return the layout from the output of ``to_json``, and check it."""
-        fields = {item.key: item for item in keys}
+        by_key = {item.key: item for item in keys}
         packed, follows = (
             tuple(map(key_of, data[name])) for name in ("packed", "follows")
         )
@@ -201,14 +187,13 @@ class Layout:
         if data["packs_records"]:
             packed = (RECORDS, *packed)
         for key in (*packed, *follows):
-            if key not in fields and key != RECORDS:
+            if key not in by_key and key != RECORDS:
                 raise DatasetError(f"A layout has the unknown key {key!r}.")
         for key in follows:
-            root = fields.get(key[1:])
-            if key[0] != "next" or root is None or root.key not in placed.records:
-                raise DatasetError(f"{key!r} has no root key in the records.")
-            if (root.shape, root.dtype) != (fields[key].shape, fields[key].dtype):
-                raise DatasetError(f"{key!r} and its root key are of different shapes.")
+            if root_of(by_key[key], by_key.values()) not in placed.records:
+                raise DatasetError(
+                    f"{key!r} has no root key of its shape in the records."
+                )
         return cls(
             keys,
             packed,
@@ -230,7 +215,7 @@ class BatchEntry:
         episodes: number of episodes that ended in it.
         episode_frames: sum of these episodes' lengths.
         return_sums: sum of these episodes' returns, per agent, by group.
-        layout: index of its layout.
+        layout: of its keys.
         segment: number of the file.
         offset: of its first byte in the file.
         tails: number of its tails.
@@ -245,7 +230,7 @@ class BatchEntry:
     episodes: int
     episode_frames: int
     return_sums: Mapping[str, tuple[float, ...]]
-    layout: int
+    layout: Layout
     segment: int
     offset: int
     tails: int
@@ -258,37 +243,35 @@ class BatchEntry:
         """Number of frames, valid or not."""
         return self.shape[0] * self.shape[1]
 
+    @cached_property
+    def tails_at(self) -> int:
+        """Position in the file of the first tail; the records are at ``offset``."""
+        return self.offset + self.count * self.layout.stored_record
 
-@final
-@dataclass(frozen=True)
-class Extent:
-    """Positions in the segment of the parts of a batch.
+    @cached_property
+    def tables_at(self) -> int:
+        """Position of the first table of a packed key."""
+        return self.tails_at + self.tails * self.layout.tail.size
 
-    Attributes:
-        records: of the first record.
-        tails: of the first tail.
-        tables: of the first table of a packed key.
-        notes: of the compressed episodes and ranges.
-        frames: of the first packed frame.
-        end: behind the last one.
-    """
+    @cached_property
+    def notes_at(self) -> int:
+        """Position of the notes."""
+        return self.tables_at + self.count * ENTRY * len(self.layout.packed)
 
-    records: int
-    tails: int
-    tables: int
-    notes: int
-    frames: int
-    end: int
+    @cached_property
+    def packed_at(self) -> int:
+        """Position of the first packed frame."""
+        return self.notes_at + self.notes
 
-    @classmethod
-    def of(cls, entry: BatchEntry, layout: Layout) -> "Extent":
-        """Compute the positions."""
-        tails = entry.offset + entry.count * layout.stored_record
-        tables = tails + entry.tails * layout.tail.size
-        notes = tables + entry.count * ENTRY * len(layout.packed)
-        frames = notes + entry.notes
-        end = frames + sum(size for _, size in entry.packed)
-        return cls(entry.offset, tails, tables, notes, frames, end)
+    @cached_property
+    def end(self) -> int:
+        """Position behind the batch."""
+        return self.packed_at + sum(size for _, size in self.packed)
+
+    def to_json(self, layout: int) -> dict[str, Any]:
+        """Return the entry as JSON values, with the number of its layout."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return values | {"layout": layout}
 
 
 @final
@@ -357,10 +340,13 @@ class Index:
         layouts: of the batches.
         batches: in the order of writing.
         totals: over all batches.
+        size: bytes of the journal.
+        checksum: of its last line.
     """
 
     def __init__(self, description: DatasetDescription) -> None:
         """Begin with no run and no batch."""
+        self.size = self.checksum = 0
         self.description = description
         self.metadata = Metadata()
         self.runs: list[RunDescription] = []
@@ -383,17 +369,10 @@ class Index:
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
-    def extent(self, entry: BatchEntry) -> Extent:
-        """Return where the parts of a batch are."""
-        return Extent.of(entry, self.layouts[entry.layout])
-
     @property
     def ends(self) -> dict[int, int]:
         """Bytes of each segment that are listed."""
-        ends: dict[int, int] = {}
-        for entry in self.batches:
-            ends[entry.segment] = self.extent(entry).end
-        return ends
+        return {entry.segment: entry.end for entry in self.batches}
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Add an entry of the journal, and check it.
@@ -418,7 +397,7 @@ class Index:
 
     def _take_batch(self, entry: BatchEntry) -> None:
         last = self.batches[-1] if self.batches else None
-        ended = (last.segment, self.extent(last).end) if last else (-1, 0)
+        ended = (last.segment, last.end) if last else (-1, 0)
         # A batch begins where the one before it ended, or a new file.
         if (entry.segment, entry.offset) not in (ended, (ended[0] + 1, 0)):
             raise DatasetError(
@@ -429,7 +408,7 @@ class Index:
             raise DatasetError(
                 f"Batch {len(self.batches)} is of an earlier run than the one before."
             )
-        if self.extent(entry).end > _LARGEST_FILE:
+        if entry.end > _LARGEST_FILE:
             raise DatasetError(f"Batch {len(self.batches)} is impossibly large.")
         if set(entry.return_sums) != set(self.rewards):
             raise DatasetError("The groups with returns are not those with rewards.")
@@ -445,7 +424,35 @@ class Index:
             DatasetError: if the file is no journal, is damaged, or is of another
                 version. It names the file.
         """
-        return load_journal(folder)[0]
+        if not folder.has(JOURNAL):
+            if folder.has(OLD_INDEX):
+                raise DatasetError(
+                    f"{folder.named()} holds a dataset of format version 1 or 2, but "
+                    f"this version of marl_collect reads version {VERSION}. Convert "
+                    f"it: marl-collect compact {folder.named()} --out NEW"
+                )
+            raise FileNotFoundError(
+                f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."
+            )
+        content = folder.read(JOURNAL)
+        with naming(folder.named(JOURNAL), "the journal of a dataset"):
+            lines = journal_lines(content)
+            header, size, checksum = next(lines, ({}, 0, 0))
+            if header.get("format") != FORMAT:
+                raise DatasetError(
+                    "it does not begin with the description of a dataset."
+                )
+            if header["format_version"] != VERSION:
+                raise DatasetError(
+                    f"this is format version {header['format_version']}, but this "
+                    f"version of marl_collect reads version {VERSION}. Install a newer "
+                    "one."
+                )
+            index = cls(DatasetDescription.from_json(header))
+            for entry, size, checksum in lines:  # noqa: B007
+                index.take(entry)
+            index.size, index.checksum = size, checksum
+            return index
 
 
 def join_indexes(indexes: Sequence[Index]) -> Index:
@@ -463,40 +470,6 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
             joined.batches.append(replace(entry, run=entry.run + runs))
             joined.totals = joined.totals.plus(entry, index.frame_bytes)
     return joined
-
-
-def load_journal(folder: Folder) -> tuple[Index, int, int]:
-    """Read the journal; return also its size and the checksum of its last line.
-
-    Raises:
-        FileNotFoundError: if the folder holds no dataset.
-        DatasetError: as for ``Index.load``.
-    """
-    if not folder.has(JOURNAL):
-        if folder.has(OLD_INDEX):
-            raise DatasetError(
-                f"{folder.named()} holds a dataset of format version 1 or 2, but this "
-                f"version of marl_collect reads version {VERSION}. Convert it: "
-                f"marl-collect compact {folder.named()} --out NEW"
-            )
-        raise FileNotFoundError(
-            f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."
-        )
-    content = folder.read(JOURNAL)
-    with naming(folder.named(JOURNAL), WHAT):
-        lines = journal_lines(content)
-        header, size, checksum = next(lines, ({}, 0, 0))
-        if header.get("format") != FORMAT:
-            raise DatasetError("it does not begin with the description of a dataset.")
-        if header["format_version"] != VERSION:
-            raise DatasetError(
-                f"this is format version {header['format_version']}, but this version "
-                f"of marl_collect reads version {VERSION}. Install a newer one."
-            )
-        index = Index(DatasetDescription.from_json(header))
-        for entry, size, checksum in lines:  # noqa: B007
-            index.take(entry)
-        return index, size, checksum
 
 
 def journal_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
@@ -525,14 +498,12 @@ def journal_line(entry: Mapping[str, Any], checksum: int) -> tuple[bytes, int]:
     return b"%08x %s\n" % (checksum, text), checksum
 
 
-def header_entry(description: DatasetDescription) -> dict[str, Any]:
-    """Return the first entry of a journal."""
-    return {"format": FORMAT, "format_version": VERSION, **description.to_json()}
-
-
-def batch_entry(entry: BatchEntry) -> dict[str, Any]:
-    """Return the entry of a batch."""
-    return {"batch": asdict(entry)}
+def root_of(item: KeyField, keys: Collection[KeyField]) -> Key | None:
+    """Return the root key that ``item`` repeats one frame later, if there is one."""
+    if item.key[0] != "next":
+        return None
+    root = KeyField(item.key[1:], item.shape, item.dtype)
+    return root.key if root in keys else None
 
 
 def key_difference(
@@ -583,7 +554,7 @@ def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
         integer(data, "episodes", below=size * frames + 1),
         integer(data, "episode_frames"),
         {name: numbers(sums) for name, sums in data["return_sums"].items()},
-        integer(data, "layout", below=len(index.layouts)),
+        index.layouts[integer(data, "layout", below=len(index.layouts))],
         integer(data, "segment"),
         integer(data, "offset"),
         integer(data, "tails", below=size * frames + 1),
@@ -598,6 +569,6 @@ def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
         )
     if not all(isinstance(codec, str) for codec, _ in entry.packed):
         raise DatasetError(f"{data['packed']!r} are not codecs and sizes.")
-    if len(entry.packed) != len(index.layouts[entry.layout].packed):
+    if len(entry.packed) != len(entry.layout.packed):
         raise DatasetError("A batch has other packed keys than its layout.")
     return entry

@@ -8,7 +8,7 @@ from marl_collect.storage.appending import DatasetFiles
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import Metadata, difference
 from marl_collect.storage.files import check_unlocked, completed
-from marl_collect.storage.index import Layout, key_difference
+from marl_collect.storage.index import key_difference
 from marl_collect.storage.remote import check_local
 
 
@@ -60,8 +60,8 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
     check_local(path)
     joined = concatenate(datasets)
     target = Path(path).absolute()
-    for part in joined.parts:
-        check_unlocked(part.folder.path)
+    for source, _ in joined.parts:
+        check_unlocked(source.path)
     with completed(target, "merge", or_empty=True) as temporary:
         temporary.mkdir()
         _write(joined, temporary)
@@ -70,29 +70,20 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
 
 def _write(joined: Dataset, folder: Path) -> None:
     """Write the batches to an empty folder."""
-    files = DatasetFiles.opened(folder, joined.contents.description, durable=False)
     batch = 0
-    try:
+    with DatasetFiles(folder, joined.contents.description, durable=False) as files:
         if joined.contents.metadata != Metadata():
             files.note({"metadata": joined.contents.metadata.to_json()})
-        for part in joined.parts:
-            contents, runs = part.contents, len(files.index.runs)
+        for _, contents in joined.parts:
+            runs = len(files.index.runs)
             for run in contents.runs:
                 files.note({"run": run.to_json()})
             if contents.keys and not files.index.keys:
                 files.note({"keys": [key.to_json() for key in contents.keys]})
-            layouts: dict[int, Layout] = {}
             for entry in contents.batches:
-                layout = layouts.get(entry.layout, contents.layouts[entry.layout])
-                new = files.add(
-                    layout,
-                    replace(entry, run=runs + entry.run),
-                    [joined.stored_bytes(batch)],
-                )
-                layouts[entry.layout] = files.index.layouts[new.layout]
+                content = joined.stored_bytes(batch)
+                files.add(replace(entry, run=runs + entry.run), [content])
                 batch += 1
-    finally:
-        files.close()
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:

@@ -4,7 +4,7 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, Final, Self, final
+from typing import Annotated, Any, ClassVar, Final, Self, cast, final
 
 import numpy as np
 import torch
@@ -111,6 +111,16 @@ class Loadable(abc.ABC):
     def __getitems__(self, indices: list[int]) -> TensorDict:
         """Read items; torch's ``DataLoader`` calls this method."""
 
+    @staticmethod
+    def collate(batch: TensorDict | Sequence[TensorDict]) -> TensorDict:
+        """Return a batch that was read as one, or stack single items.
+
+        It is the ``collate_fn`` for torch's own ``DataLoader``.
+        """
+        if isinstance(batch, TensorDict):
+            return batch
+        return cast(TensorDict, torch.stack(list(batch)))
+
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> "Loader":
         """Return mini-batches for training: seeded and resumable.
@@ -200,7 +210,10 @@ class Loader:
         seed = options.seed
         self._seed = int(torch.randint(2**31 - 1, ())) if seed is None else seed
         self._pin = torch.cuda.is_available() and options.pin_memory is not False
-        self._readers: list[_Reader] = []  # Those that no loop uses.
+        # Worker processes that no loop uses, each with the batches that it is to read.
+        # torch keeps processes only while one DataLoader is used again, and takes its
+        # sampler when it is made, so the batches of a loop are put into that.
+        self._readers: list[tuple[list[list[int]], Any]] = []
         # Of the latest loop. The next one begins an epoch, or continues this one.
         self._epoch, self._done = 0, 0
         self._continues = True
@@ -248,15 +261,25 @@ class Loader:
                 batch = self._source.__getitems__(indices)
                 yield batch.pin_memory() if self._pin else batch
             return
-        reader = (
-            self._readers.pop()
-            if self._readers
-            else _Reader(self._source, self._options.workers, pin_memory=self._pin)
-        )
+        if not self._readers:
+            self._readers.append(self._start_reader())
+        to_read, reader = self._readers.pop()
+        to_read[:] = batches
         try:
-            yield from reader.read(batches)
+            yield from reader
         finally:
-            self._readers.append(reader)
+            self._readers.append((to_read, reader))
+
+    def _start_reader(self) -> tuple[list[list[int]], Any]:
+        to_read: list[list[int]] = []
+        return to_read, DataLoader(
+            self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
+            batch_sampler=to_read,
+            num_workers=self._options.workers,
+            pin_memory=self._pin,
+            collate_fn=self._source.collate,
+            persistent_workers=True,
+        )
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""
@@ -301,31 +324,3 @@ class Loader:
             part.tolist() for part in np.split(order, range(size, len(order), size))
         ]
         return batches[: len(self)]
-
-
-@final
-class _Reader:
-    """Worker processes that read batches for one loop at a time.
-
-    torch keeps worker processes only while one ``DataLoader`` is used again. It takes
-    its sampler when it is made, so the batches of a loop are put into that.
-    """
-
-    def __init__(self, source: Loadable, workers: int, *, pin_memory: bool) -> None:
-        self._batches: list[list[int]] = []
-        self._loader: Any = DataLoader(
-            source,  # type: ignore[arg-type] # has __len__ and __getitems__
-            batch_sampler=self._batches,
-            num_workers=workers,
-            pin_memory=pin_memory,
-            collate_fn=_unchanged,
-            persistent_workers=True,
-        )
-
-    def read(self, batches: Sequence[list[int]]) -> Iterator[TensorDict]:
-        self._batches[:] = batches
-        yield from self._loader
-
-
-def _unchanged(batch: TensorDict) -> TensorDict:
-    return batch

@@ -137,6 +137,10 @@ class RecordLayout:
         return cls(kind, low, high)
 
 
+NOTHING: Final = RecordLayout.of(np.empty((1, 0), np.uint8))
+"""The layout of records without bytes."""
+
+
 @final
 class Column:
     """Reads consecutive bytes of records, such as those of one key.
@@ -162,8 +166,9 @@ class Column:
             self._bit_bytes = slice(int(first) // 8, int(last) // 8 + 1)
             self._bits = slice(int(first) % 8, int(last) - int(first) // 8 * 8 + 1)
         self._low, self._step = low[self._two], high[self._two] - low[self._two]
-        constants, inverse = np.unique(low[kind == _CONSTANT], return_inverse=True)
-        self._constants = constants
+        self._constants, inverse = np.unique(
+            low[kind == _CONSTANT], return_inverse=True
+        )
         gather = np.where(kind == _ANY, stored, 0).astype(np.intp)
         gather[self._two] = layout.size + np.arange(len(self._two))
         gather[kind == _CONSTANT] = layout.size + len(self._two) + inverse
@@ -177,16 +182,12 @@ class Column:
             (int(p[0]), int(p[-1]) + 1, int(stored[p[0]])) for p in pieces if len(p)
         ]
         self._by_piece = not len(self._two) and (
-            len(self._pieces) == 1 or len(self._pieces) * _PIECE < self._size
+            len(self._pieces) <= 1 or len(self._pieces) * _PIECE < self._size
         )
 
     def read(self, stored: Bytes) -> Bytes:
         """Return the bytes ``[n, end - begin]``, contiguous, of stored records."""
         n = len(stored)
-        if self.constant is not None:
-            out = np.empty((n, self._size), np.uint8)
-            out[:] = self.constant
-            return out
         if self._by_piece:
             out = np.empty((n, self._size), np.uint8)
             out[:] = self._low_all

@@ -1,10 +1,9 @@
-"""The TensorDicts that datasets return; torch's ``DataLoader`` collates them."""
+"""The TensorDicts that datasets return."""
 
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
-import torch
 from tensordict import TensorDict
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 
 class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
@@ -15,15 +14,34 @@ class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
         return str(TensorDict)
 
 
+_NOT_COLLATED = (
+    "torch's DataLoader cannot collate TensorDicts: pass collate_fn=DATA.collate, "
+    "where DATA is what it loads, or use DATA.loader(batch_size)."
+)
+
+
 class Sample(TensorDict, metaclass=_SavedAsTensorDict):
-    """A TensorDict whose error for a missing key says where a similar one is."""
+    """A TensorDict whose errors say where a missing key is, and what to do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first dimension.
+
+        Raises:
+            TypeError: if there is none.
+        """
+        if not self.batch_dims:  # torch's default_collate takes it for a dict.
+            raise TypeError(f"A TensorDict [] has no items. {_NOT_COLLATED}")
+        return super().__iter__()
 
     def __getitem__(self, index: Any) -> Any:
         """Index by key or by position.
 
         Raises:
             KeyError: if there is no such key. The message names keys that end alike.
+            TypeError: if the index is a TensorDict.
         """
+        if isinstance(index, TensorDict):
+            raise TypeError(f"A TensorDict is not a key. {_NOT_COLLATED}")
         try:
             return super().__getitem__(index)
         except KeyError as error:
@@ -42,15 +60,3 @@ class Sample(TensorDict, metaclass=_SavedAsTensorDict):
                 else ""
             )
             raise KeyError(f"There is no key {index!r}, but {places}.{hint}") from error
-
-
-def collate(batch: Any, *, collate_fn_map: Any = None) -> TensorDict:  # noqa: ARG001
-    """Return a batch that was read as one, or stack single frames."""
-    if isinstance(batch, TensorDict):
-        return batch
-    return cast(TensorDict, torch.stack(list(batch)))
-
-
-# torch documents this table for types that it does not know. A plain DataLoader finds
-# the function by the type of a batch's first element.
-default_collate_fn_map[Sample] = collate

@@ -13,18 +13,13 @@ from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.errors import warn
-from marl_collect.storage.description import (
-    DatasetDescription,
-    Metadata,
-    RunDescription,
-)
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.transitions import Transitions
-from marl_collect.storage.windows import NSteps, Sequences, nested, read_padded
+from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
 _TOLERATED_SHARE: Final = 0.1
 """Difference of a part from its share, of all episodes, that is no surprise."""
@@ -36,6 +31,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     ``trajectories[i]`` reads one episode ``[T]`` into new memory. A slice, a filter or
     a split is another ``Trajectories`` and reads nothing.
+
+    Attributes:
+        contents: description, runs and metadata of the dataset.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
             batches: batch in which each ended.
         """
         self._frames = frames
-        self._contents = contents
-        self.table = table
+        self.contents = contents
+        self._table = table
         self._spans = spans
         self._batches = batches
 
@@ -82,19 +80,22 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return (self[i] for i in range(len(self)))
 
     @property
-    def episodes(self) -> list[EndedEpisode]:
-        """Environment, length, end and returns of each episode, without reading it."""
-        return self.table.episodes()
+    def episodes(self) -> EpisodeTable:
+        """Environment, length, end and returns of each episode, without reading it.
+
+        A sequence of ``EndedEpisode`` objects, which also has them as arrays.
+        """
+        return self._table
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each episode, ``[n]``."""
-        return self.table.length
+        return self._table.length
 
     @property
     def returns(self) -> NDArray[np.float64]:
         """Undiscounted return of each episode, summed over all agents, ``[n]``."""
-        return self.table.team_returns
+        return self._table.team_returns
 
     @property
     def seeds(self) -> list[int | None]:
@@ -104,10 +105,10 @@ class Trajectories(Sequence[TensorDict], Loadable):
         the episode's actions reproduce the episode, if the environment is
         deterministic.
         """
-        if not any(item.key == TRAJ_IDS for item in self._contents.keys):
+        if not any(item.key == TRAJ_IDS for item in self.contents.keys):
             return [None] * len(self)
         ids = self.first(TRAJ_IDS).tolist()
-        runs = [self._contents.runs[run].seed for run in self.run_numbers]
+        runs = [self.contents.runs[run].seed for run in self.run_numbers]
         return [
             None if seed is None else episode_seed(seed, n >> 32, n & 0xFFFFFFFF)
             for seed, n in zip(runs, ids, strict=True)
@@ -123,29 +124,14 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return self._frames.only(key).read(begin)[key]
 
     @property
-    def description(self) -> DatasetDescription:
-        """Task, groups and spaces of the dataset."""
-        return self._contents.description
-
-    @property
-    def metadata(self) -> Metadata:
-        """Author, license and the like of the dataset."""
-        return self._contents.metadata
-
-    @property
     def keys(self) -> tuple[KeyField, ...]:
         """Key, shape of a frame, and dtype of every tensor that is read."""
         return self._frames.keys
 
     @property
-    def runs(self) -> tuple[RunDescription, ...]:
-        """The runs of the dataset."""
-        return tuple(self._contents.runs)
-
-    @property
     def run_numbers(self) -> list[int]:
-        """Index in ``runs`` of the run that wrote each episode."""
-        runs = np.array([entry.run for entry in self._contents.batches], np.int64)
+        """Index in ``contents.runs`` of the run that wrote each episode."""
+        runs = np.array([entry.run for entry in self.contents.batches], np.int64)
         return cast(list[int], runs[self._batches].tolist())
 
     def cat(self) -> TensorDict:
@@ -155,7 +141,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def transitions(self) -> Transitions:
         """The frames of these episodes."""
-        return Transitions(self._frames, self._contents, self._spans.joined())
+        return Transitions(self._frames, self._spans.joined())
 
     def select(self, *keys: str | Key) -> "Trajectories":
         """Return the same episodes with these keys, and those below them, only.
@@ -165,7 +151,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         frames = self._frames.select(*keys)
         return Trajectories(
-            frames, self._contents, self.table, self._spans, self._batches
+            frames, self.contents, self._table, self._spans, self._batches
         )
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
@@ -235,25 +221,25 @@ class Trajectories(Sequence[TensorDict], Loadable):
         )
 
     def _returns_of(self, group: str) -> NDArray[np.float64]:
-        groups = self.description.environment.groups
+        groups = self.contents.description.environment.groups
         if group not in groups:
             raise KeyError(
                 f"There is no group {group!r}; expected {', '.join(groups)}."
             )
-        return self.table.returns[group].sum(1)
+        return self._table.returns[group].sum(1)
 
     def _take(self, chosen: NDArray[np.int64]) -> "Trajectories":
         return Trajectories(
             self._frames,
-            self._contents,
-            self.table.take(chosen),
+            self.contents,
+            self._table.take(chosen),
             self._spans.take(chosen),
             self._batches[chosen],
         )
 
     def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
         numbers = self._spans.take(chosen).frames()
-        return nested(self._frames.read(numbers), [len(numbers)], self._contents)
+        return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
@@ -277,9 +263,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if the numbers do not fit.
         """
         stride = length if stride is None else stride
-        return Sequences(
-            self._frames, self._contents, self._spans, length, stride, burn_in
-        )
+        return Sequences(self._frames, self._spans, length, stride, burn_in)
 
     def n_step(self, n: int, *, gamma: float = 0.99) -> NSteps:
         """Return transitions over ``n`` frames, for n-step returns.
@@ -293,13 +277,12 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
                 reward is selected.
         """
-        return NSteps(self._frames, self._contents, self._spans, n, gamma)
+        return NSteps(self._frames, self._spans, n, gamma)
 
     def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
-        spans, lengths = self._spans.take(chosen), self.table.length[chosen]
+        spans, lengths = self._spans.take(chosen), self._table.length[chosen]
         return read_padded(
             self._frames,
-            self._contents,
             spans.frames(),
             lengths,
             np.zeros_like(lengths),

@@ -84,3 +84,22 @@ def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
     shift = begin - np.cumsum(counts) + counts
     return np.repeat(shift, counts) + np.arange(int(counts.sum()))
+
+
+def check_numbers(numbers: NDArray[np.int64], count: int, what: str) -> None:
+    """Check that numbers ``[n]``, which may count from the end, are of ``count`` items.
+
+    Args:
+        numbers: to check.
+        count: number of items.
+        what: an item, for the error.
+
+    Raises:
+        IndexError: if one is out of range. It names the first one.
+    """
+    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    if wrong.size:
+        raise IndexError(
+            f"{what.capitalize()} {wrong[0]} is out of range: "
+            f"there are {count} {what}s."
+        )

@@ -1,13 +1,13 @@
 """Statistics of a dataset: returns, lengths, and the range of every key."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, Self, final
 
-import numpy as np
+from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.ranges import Range
 
 
@@ -29,14 +29,13 @@ class Summary:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """Summarise at least one value."""
-        array = np.asarray(values, np.float64)
+    def of(cls, values: NDArray[Any]) -> Self:
+        """Summarise at least one value, ``[n]``."""
         return cls(
-            float(array.mean()),
-            float(array.std()),
-            float(array.min()),
-            float(array.max()),
+            float(values.mean()),
+            float(values.std()),
+            float(values.min()),
+            float(values.max()),
         )
 
 
@@ -60,9 +59,7 @@ class Statistics:
     ranges: Mapping[Key, Range]
 
     @classmethod
-    def of(
-        cls, episodes: Sequence[EndedEpisode], ranges: Iterable[Mapping[Key, Range]]
-    ) -> Self:
+    def of(cls, episodes: EpisodeTable, ranges: Iterable[Mapping[Key, Range]]) -> Self:
         """Summarise episodes, and join the ranges of batches."""
         joined: dict[Key, Range] = {}
         for batch in ranges:
@@ -72,17 +69,12 @@ class Statistics:
             return cls(0, None, {}, None, joined)
         return cls(
             len(episodes),
-            Summary.of([episode.team_return for episode in episodes]),
+            Summary.of(episodes.team_returns),
             {
-                group: tuple(
-                    Summary.of(values)
-                    for values in zip(
-                        *(e.returns[group] for e in episodes), strict=True
-                    )
-                )
-                for group in episodes[0].returns
+                group: tuple(map(Summary.of, values.T))
+                for group, values in episodes.returns.items()
             },
-            Summary.of([episode.length for episode in episodes]),
+            Summary.of(episodes.length),
             joined,
         )
 

@@ -10,10 +10,8 @@ from tensordict import TensorDict
 
 from marl_collect.core.description import Key
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable, Moments
-from marl_collect.storage.spans import Spans
-from marl_collect.storage.windows import nested
+from marl_collect.storage.spans import Spans, check_numbers
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -27,10 +25,9 @@ class Transitions(Loadable):
     once.
     """
 
-    def __init__(self, frames: StoredFrames, contents: Index, spans: Spans) -> None:
+    def __init__(self, frames: StoredFrames, spans: Spans) -> None:
         """Number the frames of ``spans``; nothing is read yet."""
         self._frames = frames
-        self._contents = contents
         self._spans = spans
         self._count = int((spans.end - spans.begin).sum())
 
@@ -62,15 +59,10 @@ class Transitions(Loadable):
                 f"{len(self)} booleans, but is {given.dtype} {list(given.shape)}."
             )
         numbers = given.astype(np.int64)
-        if numbers.size and not (
-            -len(self) <= numbers.min() and numbers.max() < len(self)
-        ):
-            raise IndexError(
-                f"Frame {index} is out of range: there are {len(self)} frames."
-            )
+        check_numbers(numbers.reshape(-1), len(self), "frame")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
-        found = self._read(numbers.reshape(-1))
-        return found if numbers.ndim else found[0]
+        frames = self._read(numbers.reshape(-1))
+        return frames if numbers.ndim else frames[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
         """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""
@@ -88,7 +80,7 @@ class Transitions(Loadable):
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""
-        return Transitions(self._frames.select(*keys), self._contents, self._spans)
+        return Transitions(self._frames.select(*keys), self._spans)
 
     def __repr__(self) -> str:
         """Return the path and the number of frames."""
@@ -96,7 +88,7 @@ class Transitions(Loadable):
 
     def _read(self, numbers: NDArray[np.int64]) -> TensorDict:
         tensors = self._frames.read(self._spans.locate(numbers))
-        return nested(tensors, [len(numbers)], self._contents, time=False)
+        return self._frames.nested(tensors, [len(numbers)], time=False)
 
     def moments(self, *keys: str | Key) -> dict[Key, Moments]:
         """Compute the mean and the standard deviation of each element of keys.
@@ -112,13 +104,12 @@ class Transitions(Loadable):
             ValueError: if there are no frames.
         """
         chosen = self._frames.select(*keys)
-        groups = self._contents.description.environment.groups
         sums: dict[Key, list[torch.Tensor]] = {}
         for begin in range(0, len(self), _PART):
             numbers = np.arange(begin, min(begin + _PART, len(self)))
             for key, tensor in chosen.read(self._spans.locate(numbers)).items():
                 values = tensor.double()
-                if key[0] in groups:
+                if self._frames.in_group(key):
                     values = values.flatten(0, 1)
                 part = [values.new_tensor(len(values)), values.sum(0)]
                 part.append(values.square().sum(0))

@@ -1,5 +1,6 @@
 """Writes complete episodes only, back to back in batches ``[1, frames]``."""
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from tensordict import TensorDictBase
@@ -59,7 +60,7 @@ class EpisodeWriter(Closing):
             self._given[each] >= share for each, share in self._shares.items()
         )
 
-    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
         """Take the next batch ``[B, T]`` of a collector that yields all environments.
 
         Returns:
@@ -111,7 +112,7 @@ class EpisodeWriter(Closing):
         environment = trajectory >> 32
         return self._given.get(environment, 0) < self._shares.get(environment, 0)
 
-    def _flush(self) -> list[EndedEpisode]:
+    def _flush(self) -> Sequence[EndedEpisode]:
         if not self._waiting:
             return []
         batch = join(self._waiting, "cat").unsqueeze(0)

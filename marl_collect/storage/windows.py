@@ -1,7 +1,7 @@
 """Parts of episodes for training: sequences of frames, and n-step transitions."""
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import numpy as np
@@ -10,13 +10,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
-from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.samples import Sample
-from marl_collect.storage.spans import Spans, ranges
+from marl_collect.storage.spans import Spans, check_numbers, ranges
 
 
 @final
@@ -31,7 +27,6 @@ class Sequences(Loadable):
     def __init__(
         self,
         frames: StoredFrames,
-        contents: Index,
         episodes: Spans,
         length: int,
         stride: int,
@@ -51,7 +46,7 @@ class Sequences(Loadable):
             )
         if burn_in < 0:
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
-        self._frames, self._contents, self._spans = frames, contents, episodes
+        self._frames, self._spans = frames, episodes
         self._length, self._stride, self._burn_in = length, stride, burn_in
         # With all episodes back to back: where each begins, and the end.
         self._episodes = episodes.starts[episodes.first]
@@ -75,9 +70,7 @@ class Sequences(Loadable):
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
         items = np.asarray(indices)
-        wrong = items[(items < -len(self)) | (items >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Piece {wrong[0]} is out of range of {len(self)} pieces.")
+        check_numbers(items, len(self), "piece")
         items = items % len(self)
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         first = self._episodes[episode]
@@ -88,7 +81,6 @@ class Sequences(Loadable):
         lengths = end - begin
         return read_padded(
             self._frames,
-            self._contents,
             self._spans.locate(ranges(begin, lengths)),
             lengths,
             padding,
@@ -115,7 +107,6 @@ class NSteps(Loadable):
     def __init__(
         self,
         frames: StoredFrames,
-        contents: Index,
         episodes: Spans,
         n: int,
         gamma: float,
@@ -132,8 +123,7 @@ class NSteps(Loadable):
         ]
         if not self._rewards:
             raise ValueError("No reward is selected: add its key to select().")
-        self._name = frames.name
-        self._contents, self._spans, self._n, self._gamma = contents, episodes, n, gamma
+        self._frames, self._spans, self._n, self._gamma = frames, episodes, n, gamma
         root = [item.key for item in frames.keys if item.key[0] != "next"]
         after = [item.key for item in frames.keys if item.key[0] == "next"]
         self._root, self._after = frames.select(*root), frames.select(*after)
@@ -147,10 +137,8 @@ class NSteps(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
-        first = np.asarray(indices)
-        wrong = first[(first < 0) | (first >= len(self))]
-        if len(wrong):
-            raise IndexError(f"Frame {wrong[0]} is out of range of {len(self)} frames.")
+        check_numbers(np.asarray(indices), len(self), "frame")
+        first = np.asarray(indices) % len(self)
         episode = np.searchsorted(self._episodes, first, side="right") - 1
         end = np.minimum(first + self._n, self._episodes[episode + 1])
         steps = end - first
@@ -168,16 +156,15 @@ class NSteps(Loadable):
         count = torch.from_numpy(steps).view(-1, 1)
         tensors["steps_to_next_obs",] = count
         tensors["gamma",] = (self._gamma ** count.double()).float()
-        return nested(tensors, [len(first)], self._contents, time=False)
+        return self._frames.nested(tensors, [len(first)], time=False)
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
-        return f"NSteps({self._name!r}, {len(self)} frames, n={self._n})"
+        return f"NSteps({self._frames.name!r}, {len(self)} frames, n={self._n})"
 
 
 def read_padded(
     frames: StoredFrames,
-    contents: Index,
     numbers: NDArray[np.int64],
     lengths: NDArray[np.int64],
     padding: NDArray[np.int64],
@@ -187,7 +174,6 @@ def read_padded(
 
     Args:
         frames: to read from.
-        contents: of the dataset.
         numbers: of the frames, all pieces back to back.
         lengths: of the pieces.
         padding: frames of zeros in front of each piece; behind it they fill the row.
@@ -203,27 +189,6 @@ def read_padded(
         for key, tensor in tensors.items():
             out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
             tensors[key] = out.index_copy_(0, places, tensor)
-    result = nested(tensors, shape, contents)
+    result = frames.nested(tensors, shape)
     result.set(VALID, valid)
     return result
-
-
-def nested(
-    tensors: Mapping[Key, torch.Tensor],
-    shape: list[int],
-    contents: Index,
-    *,
-    time: bool = True,
-) -> TensorDict:
-    """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
-
-    Args:
-        tensors: by key.
-        shape: batch size.
-        contents: of the dataset, which knows its groups.
-        time: whether the last dimension is time.
-    """
-    groups = contents.description.environment.groups
-    n_agents = {name: group.n_agents for name, group in groups.items()}
-    shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
-    return assemble(shaped, shape, n_agents, time=time, kind=Sample)

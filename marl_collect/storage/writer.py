@@ -6,11 +6,11 @@ one.
 """
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -26,8 +26,12 @@ from marl_collect.storage.description import (
     Metadata,
     RunDescription,
 )
-from marl_collect.storage.episodes import EndedEpisode, EpisodeFinder, valid_frames
-from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.episodes import (
+    EndedEpisode,
+    EpisodeFinder,
+    EpisodeTable,
+    valid_frames,
+)
 from marl_collect.storage.index import Index, KeyField, Totals, key_difference
 from marl_collect.storage.remote import check_local
 
@@ -81,14 +85,13 @@ class Writer(Closing):
         self.path: Final = Path(path).absolute()
         check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FolderLock(self.path / LOCK)
+        self._files = DatasetFiles(self.path, description)
         try:
-            self._files = DatasetFiles.opened(self.path, description)
             if metadata is not None and metadata != self._files.index.metadata:
                 self._files.note({"metadata": metadata.to_json()})
             self._files.note({"run": (run or RunDescription()).to_json()})
         except BaseException:
-            self._lock.close()
+            self._files.close()
             raise
         self._finder = EpisodeFinder()
         self._added = Totals()
@@ -108,7 +111,7 @@ class Writer(Closing):
         """Totals of the batches that this writer has added."""
         return self._added
 
-    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
         A batch that is refused with a ``ValueError`` changes nothing. After any other
@@ -151,14 +154,14 @@ class Writer(Closing):
         tensors: Mapping[Key, torch.Tensor],
         keys: Sequence[KeyField],
         valid: Sequence[int],
-        ended: Sequence[EndedEpisode],
+        ended: EpisodeTable,
     ) -> None:
         index = self._files.index
         if not index.keys:
             self._files.note({"keys": [item.to_json() for item in keys]})
         layout = index.layouts[-1] if index.layouts else choose_layout(keys, tensors)
-        chunk = encode(index, layout, tensors, valid, ended, self._codec)
-        entry = self._files.add(chunk.layout, chunk.entry, chunk.parts)
+        encoded = encode(index, layout, tensors, valid, ended, self._codec)
+        entry = self._files.add(*encoded)
         self._added = self._added.plus(entry, index.frame_bytes)
 
     def close(self) -> None:
@@ -172,10 +175,9 @@ class Writer(Closing):
 
     def _release(self) -> None:
         self._closed = True
-        if self._lock.held and not self._files.index.batches:
+        if self._files.owned and not self._files.index.batches:
             self._files.remove(self.path)
         self._files.close()
-        self._lock.close()
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -186,7 +188,7 @@ class Writer(Closing):
             ) from self._error
         if self._closed:
             raise ClosedError("This writer is closed: open a new one.")
-        if not self._lock.held:
+        if not self._files.owned:
             raise ClosedError(
                 f"The writer of {self.path} belongs to the process that opened it, and "
                 "this process is a fork of that one. Write in the original process, or "
@@ -213,15 +215,14 @@ def _fields(tensors: Mapping[Key, torch.Tensor]) -> tuple[KeyField, ...]:
     )
 
 
-def _check_returns(ended: Sequence[EndedEpisode]) -> None:
-    for episode in ended:
-        for name, returns in episode.returns.items():
-            for agent, value in enumerate(returns):
-                if not math.isfinite(value):
-                    raise ValueError(
-                        f"Agent {agent} of the group {name!r} has the return {value} "
-                        f"in the episode that ends in row {episode.environment}, frame "
-                        f"{episode.frame} of the batch. Returns must be finite, so the "
-                        "batch was not written. Look for a reward that is NaN or "
-                        "infinite."
-                    )
+def _check_returns(ended: EpisodeTable) -> None:
+    for name, returns in ended.returns.items():
+        for number, agent in np.argwhere(~np.isfinite(returns))[:1].tolist():
+            episode = ended[number]
+            raise ValueError(
+                f"Agent {agent} of the group {name!r} has the return "
+                f"{returns[number, agent]} in the episode that ends in row "
+                f"{episode.environment}, frame {episode.frame} of the batch. Returns "
+                "must be finite, so the batch was not written. Look for a reward that "
+                "is NaN or infinite."
+            )

@@ -74,10 +74,8 @@ def test_an_episode_has_what_each_agent_did(data: Path, shown: Episodes) -> None
         assert agent["return"][-1] == pytest.approx(float(reward.sum()), rel=1e-6)
         (lines,) = [one for one in agent["lines"] if one["name"] == "action"]
         assert len(lines["values"][0]) == answer["length"] == len(frames)
-        assert (
-            lines["values"][0]
-            == frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0].tolist()
-        )
+        action = frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0]
+        assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
 
 
 def test_an_episode_that_cannot_be_drawn_says_why(shown: Episodes) -> None:
@@ -95,7 +93,7 @@ def test_a_png_has_the_pixels(tmp_path: Path) -> None:
 
 @pytest.fixture
 def address(shown: Episodes) -> Iterator[str]:
-    answers = {"/about": shown.about, "/picture": shown.picture}
+    answers: server.Answers = {"/about": shown.about, "/picture": shown.picture}
     serving = server.server(answers)
     thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
     thread.start()
@@ -166,7 +164,7 @@ def test_wrong_arguments_are_errors(
     data: Path, arguments: list[str], message: str
 ) -> None:
     code, text = run(str(data), *arguments)
-    assert code == 1
+    assert code == 2
     assert re.search(message, " ".join(text.split()))
 
 

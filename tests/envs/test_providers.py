@@ -20,6 +20,7 @@ from marl_collect.envs.openspiel.provider import FAMILY as OPENSPIEL
 from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
 from marl_collect.envs.pettingzoo import provider as pettingzoo
 from marl_collect.envs.rware.provider import FAMILY as RWARE
+from marl_collect.envs.vmas.provider import FAMILY as VMAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +70,7 @@ def test_aec_tasks_need_no_parallel_false() -> None:
     env.close()
 
 
-FAMILIES = [LBFORAGING, MAMUJOCO, OPENSPIEL, OVERCOOKED, RWARE]
+FAMILIES = [LBFORAGING, MAMUJOCO, OPENSPIEL, OVERCOOKED, RWARE, VMAS]
 
 
 @pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo, *FAMILIES])
@@ -163,4 +164,5 @@ def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
         assert missing == ""
         assert callable(family.find_task(task))
     settings = family.settings(task)
-    assert settings["time_limit"] is None
+    limit = "max_steps" if family.batched else "time_limit"
+    assert settings[limit] == (100 if family.batched else None)

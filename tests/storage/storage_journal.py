@@ -11,7 +11,7 @@ from typing import Any
 
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.frames import segment_name
-from marl_collect.storage.index import JOURNAL, Extent, Index, journal_line
+from marl_collect.storage.index import JOURNAL, BatchEntry, Index, journal_line
 
 Entries = list[dict[str, Any]]
 
@@ -43,11 +43,10 @@ def only(kind: str, content: Entries) -> list[Any]:
     return [entry[kind] for entry in content if kind in entry]
 
 
-def extent(folder: Path, batch: int) -> tuple[Path, Extent]:
-    """Return the data file of a batch, and the positions in it."""
-    index = Index.load(Folder(folder))
-    entry = index.batches[batch]
-    return folder / segment_name(entry.segment), index.extent(entry)
+def extent(folder: Path, batch: int) -> tuple[Path, BatchEntry]:
+    """Return the data file of a batch, and its entry with the positions in it."""
+    entry = Index.load(Folder(folder)).batches[batch]
+    return folder / segment_name(entry.segment), entry
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -65,24 +64,24 @@ def forge(folder: Path, batch: int, position: int, content: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(position)
         file.write(content)
-        file.seek(parts.records)
-        checksum = zlib.crc32(file.read(parts.frames - parts.records))
+        file.seek(parts.offset)
+        checksum = zlib.crc32(file.read(parts.packed_at - parts.offset))
     edit(folder, lambda e: only("batch", e)[batch].update(checksum=checksum))
 
 
 def notes(folder: Path, batch: int) -> bytes:
     """Return the notes of a batch: the table of its episodes, and the ranges."""
     path, parts = extent(folder, batch)
-    return zlib.decompress(path.read_bytes()[parts.notes : parts.frames])
+    return zlib.decompress(path.read_bytes()[parts.notes_at : parts.packed_at])
 
 
 def forge_notes(folder: Path, batch: int, text: bytes) -> None:
     """Replace the notes of a batch, and move what follows."""
     path, parts = extent(folder, batch)
     content, compressed = path.read_bytes(), zlib.compress(text)
-    head = content[parts.records : parts.notes] + compressed
-    path.write_bytes(content[: parts.records] + head + content[parts.frames :])
-    shift = len(compressed) - (parts.frames - parts.notes)
+    head = content[parts.offset : parts.notes_at] + compressed
+    path.write_bytes(content[: parts.offset] + head + content[parts.packed_at :])
+    shift = len(compressed) - (parts.packed_at - parts.notes_at)
 
     def change(found: Entries) -> None:
         for number, entry in enumerate(only("batch", found)):

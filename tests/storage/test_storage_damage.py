@@ -90,7 +90,7 @@ def test_bytes_behind_the_listed_ones_have_no_effect(copy: Path, intact: Path) -
 
 def test_other_batches_than_the_damaged_one_are_read(copy: Path) -> None:
     path, parts = extent(copy, 1)
-    flip(path, parts.records + 40)
+    flip(path, parts.offset + 40)
     dataset = open_dataset(copy)
     with pytest.raises(DatasetError, match=f"{DATA} is damaged: .* of batch 1 is"):
         _ = dataset[1]
@@ -315,15 +315,15 @@ def test_valid_frames_must_be_the_first_ones_and_match_the_journal(
         for batch in collector:
             w.add(batch)
     index = Index.load(Folder(tmp_path / "d"))
-    layout = index.layouts[index.batches[1].layout]
+    layout = index.batches[1].layout
     path, parts = extent(tmp_path / "d", 1)
-    stored = np.frombuffer(path.read_bytes()[parts.records : parts.tails], np.uint8)
+    stored = np.frombuffer(path.read_bytes()[parts.offset : parts.tails_at], np.uint8)
     records = Column(layout.record, 0, layout.record_size).read(stored.reshape(20, -1))
     (mask,) = range(*layout.records[VALID])
     assert sorted(records[:, mask]) == [0] * 3 + [1] * 17
     for damaged in (records[::-1, mask].copy(), 1, 0, np.roll(records[:, mask], 3)):
         records[:, mask] = damaged
-        forge(tmp_path / "d", 1, parts.records, layout.record.encode(records).tobytes())
+        forge(tmp_path / "d", 1, parts.offset, layout.record.encode(records).tobytes())
         with pytest.raises(DatasetError, match="batch 1 .* does not mark the first"):
             _ = open_dataset(tmp_path / "d").transitions
 
@@ -418,7 +418,7 @@ def test_damage_is_found_after_another_batch_was_verified(copy: Path) -> None:
     os.utime(path, (1, 1))  # Files that changed just now are always read again.
     dataset = open_dataset(copy)
     read_all(dataset)
-    flip(path, parts.records)
+    flip(path, parts.offset)
     os.utime(path, (2, 2))
     dataset.verify(0)  # Sees that the file has changed, but reads one batch only.
     with pytest.raises(DatasetError, match="checksum of batch 1"):

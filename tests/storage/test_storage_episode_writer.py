@@ -163,7 +163,7 @@ def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> N
     dataset = open_dataset(tmp_path / "d")
     assert len(dataset.trajectories) == collector.stats()["episodes"]
     assert len(dataset) > 3
-    assert dataset.trajectories.episodes[: len(told)] == told
+    assert list(dataset.trajectories.episodes)[: len(told)] == told
 
 
 KILLED = """

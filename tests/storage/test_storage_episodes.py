@@ -34,7 +34,7 @@ def stream(
 def test_an_episode_across_batches_is_one_episode() -> None:
     finder = EpisodeFinder()
     no, yes = False, True
-    assert finder.add(stream([[1.0, 2.0]], [[no, no]])) == []
+    assert not finder.add(stream([[1.0, 2.0]], [[no, no]]))
     (ended,) = finder.add(stream([[4.0, 8.0]], [[yes, no]]))
     assert (ended.length, ended.frame, ended.returns) == (3, 0, {"g": (7.0,)})
     (ended,) = finder.add(stream([[16.0, 32.0]], [[no, yes]]))
@@ -52,6 +52,10 @@ def test_rows_are_independent_and_several_episodes_may_end_in_one_batch() -> Non
         (1, 2, 3),
     ]
     assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
+    assert found[-1] == list(found)[2]
+    assert list(found[1:]) == list(found)[1:]
+    with pytest.raises(IndexError):
+        _ = found[3]
 
 
 def test_an_abandoned_episode_is_not_mixed_with_the_next_one() -> None:
@@ -68,7 +72,7 @@ def test_invalid_frames_are_ignored() -> None:
     finder = EpisodeFinder()
     mask = torch.tensor([[True, True, False]])
     batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
-    assert finder.add(batch) == []
+    assert not finder.add(batch)
     (ended,) = finder.add(stream([[4.0]], [[1]]))
     assert (ended.length, ended.team_return) == (3, 7.0)
 
@@ -119,3 +123,38 @@ def test_an_episode_that_continues_in_another_row_is_refused() -> None:
     finder.add(torch.cat(pair))
     with pytest.raises(ValueError, match="environment 1 continues in row 0"):
         finder.add(pair[1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_rows_give_the_episodes_of_a_plain_loop(seed: int) -> None:
+    """Rows have different numbers of valid frames, and may lack their beginning."""
+    generator = torch.Generator().manual_seed(seed)
+    finder = EpisodeFinder()
+    lengths, sums, whole = [0] * 3, [0.0] * 3, [True] * 3
+    for batch in range(6):
+        frames = int(torch.randint(1, 6, (), generator=generator))
+        rewards = torch.randint(-9, 9, (3, frames), generator=generator).float()
+        done = torch.rand(3, frames, generator=generator) < 0.4
+        counts = torch.randint(0, frames + 1, (3, 1), generator=generator)
+        mask = torch.arange(frames) < counts
+        is_init = torch.rand(3, frames, 1, generator=generator) < 0.8
+        data = stream(
+            rewards.tolist(),
+            done.int().tolist(),
+            collector={"mask": mask},
+            is_init=is_init,
+        )
+        expected = []
+        for b, t in mask.nonzero().tolist():
+            if not lengths[b]:
+                whole[b] = bool(is_init[b, t])
+            lengths[b] += 1
+            sums[b] += float(rewards[b, t])
+            if done[b, t]:
+                if whole[b]:
+                    expected.append((b, t, lengths[b], {"g": (sums[b],)}))
+                lengths[b], sums[b] = 0, 0.0
+        found = finder.add(data)
+        assert [
+            (e.environment, e.frame, e.length, e.returns) for e in found
+        ] == expected, batch

@@ -182,10 +182,10 @@ def test_random_batches_with_right_checksums_raise_only_errors_of_the_dataset(
     for _ in range(150):
         begin, end = draw.choice(
             [
-                (parts.records, parts.tails),
-                (parts.tails, parts.tables),
-                (parts.tables, parts.notes),
-                (parts.notes, parts.frames),
+                (parts.offset, parts.tails_at),
+                (parts.tails_at, parts.tables_at),
+                (parts.tables_at, parts.notes_at),
+                (parts.notes_at, parts.packed_at),
                 (0, len(text)),
                 (0, len(text)),
             ]

@@ -99,7 +99,7 @@ def test_joined_datasets_are_loaded_in_epochs(
 
 def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]) -> None:
     view = concatenate([concatenate(datasets[:2]), datasets[2]])
-    assert [part.folder.path for part in view.parts] == [d.path for d in datasets]
+    assert [folder.path for folder, _ in view.parts] == [d.path for d in datasets]
     assert str(datasets[1].path) in repr(view)
     assert str(datasets[1].path) in repr(view.transitions)
     with pytest.raises(ValueError, match="has 3 folders, not one"):
@@ -187,7 +187,7 @@ def test_read_only_datasets_are_merged(datasets: list[Dataset], tmp_path: Path) 
             path.chmod(path.stat().st_mode | 0o200)
 
 
-@pytest.mark.parametrize("part", ["records", "frames"])
+@pytest.mark.parametrize("part", ["offset", "packed_at"])
 def test_damage_is_not_merged(
     datasets: list[Dataset], tmp_path: Path, part: str
 ) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from tensordict import TensorDict
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
+from torch.utils.data._utils import collate
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import Dataset, DatasetDescription, Writer
@@ -239,13 +241,41 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_needs_no_collate_fn(dataset: Any, workers: int) -> None:
-    loader: Any = DataLoader(dataset.transitions, batch_size=16, num_workers=workers)
-    assert [*chain(*map(tags, loader))] == tags(dataset.transitions[:])
-    loader = DataLoader(dataset.trajectories, batch_size=2, num_workers=workers)
-    assert next(iter(loader)).shape[0] == 2
-    loader = DataLoader(dataset.trajectories.sequences(4), batch_size=3)
-    assert next(iter(loader)).shape == (3, 4)
+def test_a_plain_data_loader_reads_whole_batches(dataset: Any, workers: int) -> None:
+    for items, batch in (
+        (dataset.transitions, (16,)),
+        (dataset.trajectories, (2,)),
+        (dataset.trajectories.sequences(4), (3, 4)),
+        (dataset.trajectories.n_step(2), (3,)),
+    ):
+        loader: Any = DataLoader(
+            items,
+            batch_size=batch[0],
+            num_workers=workers,
+            collate_fn=items.collate,
+        )
+        assert next(iter(loader)).shape[: len(batch)] == batch
+    frames = dataset.transitions
+    loader = DataLoader(frames, 16, num_workers=workers, collate_fn=frames.collate)
+    assert [*chain(*map(tags, loader))] == tags(frames[:])
+    # torch reads the items of a ConcatDataset one by one.
+    loader = DataLoader(ConcatDataset([frames, frames]), 16, collate_fn=frames.collate)
+    assert tags(next(iter(loader))) == tags(frames[:16])
+
+
+def test_a_plain_data_loader_says_that_it_needs_a_collate_fn(dataset: Any) -> None:
+    for items in (
+        dataset.transitions,
+        dataset.trajectories,
+        dataset.trajectories.sequences(4),
+    ):
+        with pytest.raises(TypeError, match="pass collate_fn=DATA.collate"):
+            next(iter(DataLoader(items, batch_size=2)))
+    assert not any(
+        issubclass(kind, TensorDict)
+        for kind in collate.default_collate_fn_map
+        if isinstance(kind, type)
+    )
 
 
 def test_a_missing_key_says_where_rewards_are(dataset: Dataset) -> None:

@@ -24,11 +24,11 @@ from marl_collect.testing.counting import CountingEnv
 def tables(path: Path, batch: int = 0) -> tuple[Path, dict[Key, PackedFrames]]:
     """Return the data file of a batch, and the tables of its packed keys."""
     index = Index.load(Folder(path))
-    entry, layout = index.batches[batch], index.layouts[index.batches[batch].layout]
+    entry = index.batches[batch]
     file, parts = extent(path, batch)
     content = file.read_bytes()
-    begin, first, packed = parts.tables, parts.frames, {}
-    for key, (codec, size) in zip(layout.packed, entry.packed, strict=True):
+    begin, first, packed = parts.tables_at, parts.packed_at, {}
+    for key, (codec, size) in zip(entry.layout.packed, entry.packed, strict=True):
         end = begin + ENTRY * entry.count
         packed[key] = PackedFrames.of(
             "/".join(key), codec, content[begin:end], first, size
@@ -157,10 +157,10 @@ def test_tables_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     _, parts = extent(tmp_path / "d", 0)
     # The first value in the first table is where the first frame ends.
     for value in (0, 2**63, 2**64 - 1):
-        forge(tmp_path / "d", 0, parts.tables, value.to_bytes(8, "little"))
+        forge(tmp_path / "d", 0, parts.tables_at, value.to_bytes(8, "little"))
         with pytest.raises(DatasetError, match=str(tmp_path)):
             _ = open_dataset(tmp_path / "d")[0]
-    forge(tmp_path / "d", 0, parts.tables, bytes(8 * data[0].numel()))
+    forge(tmp_path / "d", 0, parts.tables_at, bytes(8 * data[0].numel()))
     with pytest.raises(DatasetError, match="has an inconsistent table of frames"):
         _ = open_dataset(tmp_path / "d")[0]
 

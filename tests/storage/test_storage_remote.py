@@ -101,7 +101,7 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(
     monkeypatch.setattr(remote, "_BLOCK", 512)
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
-    folder = dataset.parts[0].folder
+    folder = dataset.parts[0][0]
     assert isinstance(folder, RemoteFolder)
     key = ("hunter", "observation")
     found = dataset.transitions.select(key)[:10]
@@ -109,7 +109,7 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(
     assert {p.name for p in folder.path.rglob("*") if p.is_file()} <= FILES
     (blocks,) = folder.blocks.values()
     _, parts = extent(local, 0)
-    head = blocks[: -(-parts.frames // 512)]
+    head = blocks[: -(-parts.packed_at // 512)]
     assert all(head)
     assert not any(blocks[len(head) :])  # No image, and no other batch.
     image = dataset.transitions.select(("hunter", "image"))[[3]]
@@ -140,7 +140,7 @@ def test_processes_that_load_share_the_fetched_files(
     frames = open_dataset(local).loader(batch_size=8, seed=0)
     for found, expected in zip(loader, frames, strict=True):
         assert same(found, expected)
-    folder = dataset.parts[0].folder.path
+    folder = dataset.parts[0][0].path
     assert folder.exists()  # A worker that ends removes nothing.
     again = pickle.loads(pickle.dumps(dataset.transitions))
     assert same(again[:], open_dataset(local).transitions[:])
@@ -352,7 +352,7 @@ def test_damage_in_a_store_is_an_error(
 def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
     source = shutil.copytree(local, tmp_path / "d")
     path, parts = extent(source, 2)
-    flip(path, parts.frames - 1)
+    flip(path, parts.packed_at - 1)
     url = f"memory://store/{uuid.uuid4().hex}"
     for target in (url, tmp_path / "copy"):
         with pytest.raises(DatasetError, match="is damaged"):

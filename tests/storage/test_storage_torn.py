@@ -96,7 +96,7 @@ def test_a_write_that_was_torn_in_the_data(
     source, description, data = written
     lines = (source / JOURNAL).read_bytes().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if b'{"batch"' in line) + 1
-    begin = extent(source, 1)[1].records
+    begin = extent(source, 1)[1].offset
     end = (source / DATA).stat().st_size
     draw = random.Random(1)
     some = draw.sample(range(begin, end), 20)

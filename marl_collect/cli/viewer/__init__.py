@@ -8,6 +8,6 @@ file                      contents
 ``page.html``             the page, with its style and its script
 ========================  =====================================================
 
-A dataset may come from anybody. The page writes all text as text, and loads nothing from
-other servers.
+A dataset may come from anybody. The page writes all text as text, and loads nothing
+from other servers.
 """

@@ -1,4 +1,4 @@
-"""A dataset as JSON values and pictures: its episodes, and the frames of one episode."""
+"""A dataset as JSON values and pictures: its episodes, and the frames of one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -77,14 +77,14 @@ class Episodes:
         """
         numbers = np.arange(len(self._trajectories)) if chosen is None else chosen
         part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
-        table = self._trajectories.table
+        table = self._trajectories.episodes
         returns = np.concatenate([table.returns[g][part] for g in table.returns], 1)
         return {
             "next": begin + len(part) if begin + len(part) < len(numbers) else None,
             "number": part.tolist(),
             "length": table.length[part].tolist(),
             "terminated": table.terminated[part].tolist(),
-            "team": _plain(table.team_returns[part]),
+            "team": _plain(self._trajectories.returns[part]),
             "returns": _plain(returns),
             "policies": self._policies[1][part].tolist(),
         }
@@ -172,7 +172,7 @@ class Episodes:
 
     @cached_property
     def _policies(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The names of policies, and whose each agent's is in each episode, ``[n, a]``."""
+        """Names of policies, and which each agent has in each episode, ``[n, a]``."""
         runs = np.array(self._run_numbers, np.int64)
         whose = np.zeros((len(runs), len(self._agents)), np.int64)
         labels: dict[str, int] = {}
@@ -194,7 +194,7 @@ class Episodes:
         return list(labels), whose
 
     def _names(self, run: int) -> list[str]:
-        names = self._trajectories.runs[run].policy.get("names")
+        names = self._dataset.contents.runs[run].policy.get("names")
         return [str(name) for name in names] if isinstance(names, list) else []
 
     def _name(self, run: int, policy_id: int) -> str:
@@ -206,7 +206,7 @@ class Episodes:
         )
 
     def _label(self, run: int) -> str:
-        policy = self._trajectories.runs[run].policy
+        policy = self._dataset.contents.runs[run].policy
         if policy.get("kind") == "random":
             return _RANDOM
         kind = str(policy.get("kind", f"policy of run {run}"))
@@ -296,13 +296,13 @@ class Episodes:
 
     def _replay(self, number: int) -> list[bytes]:
         """Return a PNG of each state of an episode, by repeating its actions."""
-        seed = self._seeds[number]
-        if isinstance(self._factory, str):
-            raise ValueError(self._factory)
+        seed, factory = self._seeds[number], self._factory
+        if not callable(factory):
+            raise ValueError(factory)  # noqa: TRY004 - the reason, no wrong type
         if seed is None:
             raise ValueError("The seed of this episode was not stored.")
         rollout = self._trajectories[number]
-        pictures = replay_pictures(self._factory, rollout, seed=seed)
+        pictures = replay_pictures(factory, rollout, seed=seed)
         return [to_png(picture) for picture in pictures]
 
 

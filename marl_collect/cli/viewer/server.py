@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from marl_collect.core.atomic import write_atomically
 
 Answers = Mapping[str, Callable[..., Any]]
-"""By the path of a request: a function of integers that returns JSON values or a PNG."""
+"""By the path of a request: a function of integers that returns JSON or a PNG."""
 
 _SAVED: Final = '<script id="saved" type="application/json">null</script>'
 _POLICY: Final = (

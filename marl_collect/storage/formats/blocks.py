@@ -27,7 +27,7 @@ from marl_collect.storage.description import (
     RunDescription,
 )
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import KeyField, keys_from_json
+from marl_collect.storage.index import KeyField, keys_from_json, root_of
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
@@ -95,13 +95,14 @@ class Header:
                     "formats do not have: leave the key out with select()."
                 )
         frames = int(trajectories.lengths.sum())
+        contents = trajectories.contents
         return cls(
-            trajectories.description,
-            trajectories.runs,
+            contents.description,
+            tuple(contents.runs),
             keys,
             len(trajectories),
             frames,
-            trajectories.metadata,
+            contents.metadata,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -143,12 +144,8 @@ class Header:
 
     def root_of(self, key: Key) -> Key | None:
         """Return the root key that ``key`` repeats one frame later, if there is one."""
-        fields = {field.key: field for field in self.keys}
-        root = fields.get(key[1:]) if key[0] == "next" else None
-        mine = fields[key]
-        if root is None or (root.shape, root.dtype) != (mine.shape, mine.dtype):
-            return None
-        return root.key
+        (item,) = (field for field in self.keys if field.key == key)
+        return root_of(item, self.keys)
 
 
 @final
@@ -198,8 +195,7 @@ def read_blocks(
         lengths = chosen.lengths.tolist()
         yield Block(flatten(chosen.cat()), lengths, runs[begin])
         done += sum(lengths)
-        if progress is not no_progress:  # Objects of 100,000 episodes take seconds.
-            progress(done, header.frames, chosen.episodes)
+        progress(done, header.frames, chosen.episodes)
 
 
 def write_blocks(

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -44,13 +44,64 @@ def _export(
     check_hdf5_compression(compression)
     import h5py
 
+    filters: dict[str, Any] = {"fletcher32": True}  # Detects damage.
+    if compression != "none":
+        filters |= {"shuffle": True, "compression": compression}
     with h5py.File(path, "w", libver="latest") as file:
         file.attrs["format"], file.attrs["version"] = _FORMAT, _VERSION
         file["header"] = json.dumps(header.to_json())
-        writer = _FileWriter(file, header, compression)
+        roots = {field.key: header.root_of(field.key) for field in header.keys}
+        arrays = {
+            field.key: _create(
+                file, header, field, filters, grows=roots[field.key] is not None
+            )
+            for field in header.keys
+        }
+        stored: dict[Key, list[NDArray[np.int64]]] = {k: [] for k in roots if roots[k]}
+        episodes: list[tuple[int, int, int]] = []
+        begin = 0
         for block in blocks:
-            writer.add(block)
-        writer.finish()
+            end = begin + sum(block.lengths)
+            for key, array in arrays.items():
+                values, root = block.frames[key].numpy(), roots[key]
+                if root is None:
+                    array[begin:end] = values
+                    continue
+                rows = stored_next(block.frames[root], block.frames[key], block.ends)
+                size = len(array)
+                array.resize(size + len(rows), axis=0)
+                array[size:] = values[rows]
+                stored[key].append(rows + begin)
+            seeds = [_NO_SEED if n is None else n for n in block.seeds(header)]
+            runs = [block.run] * len(seeds)
+            episodes += zip(block.lengths, runs, seeds, strict=True)
+            begin = end
+        lengths, all_runs, all_seeds = np.array(episodes, np.int64).T
+        for key, parts in stored.items():
+            rows = np.concatenate(parts)
+            if not np.array_equal(rows, np.cumsum(lengths) - 1):
+                file.create_dataset(_name_of("stored", key), data=rows, **filters)
+        file.create_dataset("episodes/length", data=lengths, **filters)
+        file.create_dataset("episodes/run", data=all_runs, **filters)
+        file.create_dataset("episodes/seed", data=all_seeds, **filters)
+
+
+def _create(
+    file: Any, header: Header, field: KeyField, filters: dict[str, Any], *, grows: bool
+) -> Any:
+    """Create the array of a key; one that grows has a row per episode or more."""
+    rows = header.episodes if grows else header.frames
+    # One row may be an image, and thousands of rows a few bytes.
+    chunk = (max(1, min(rows, _CHUNK // max(1, field.nbytes))), *field.shape)
+    empty = 0 in field.shape
+    return file.create_dataset(
+        _name_of("frames", field.key),
+        (0 if grows else rows, *field.shape),
+        np.dtype(field.dtype),
+        maxshape=(None, *field.shape) if grows else None,
+        chunks=None if empty and not grows else chunk,
+        **({} if empty else filters),
+    )
 
 
 def check_hdf5_compression(compression: str) -> None:
@@ -64,78 +115,6 @@ def check_hdf5_compression(compression: str) -> None:
             f"compression is {compression!r}, but must be one of "
             f"{', '.join(_COMPRESSIONS)}."
         )
-
-
-@final
-class _FileWriter:
-    """Appends blocks to the arrays of a file."""
-
-    def __init__(self, file: Any, header: Header, compression: str) -> None:
-        self._file = file
-        self._header = header
-        self._filters: dict[str, Any] = {"fletcher32": True}  # Detects damage.
-        if compression != "none":
-            self._filters |= {"shuffle": True, "compression": compression}
-        self._frames = 0
-        self._lengths: list[int] = []
-        self._runs: list[int] = []
-        self._seeds: list[int] = []
-        self._stored: dict[Key, list[NDArray[np.int64]]] = {}
-        self._arrays: dict[Key, Any] = {}
-        for field in header.keys:
-            repeats = header.root_of(field.key) is not None
-            if repeats:
-                self._stored[field.key] = []
-            rows = header.episodes if repeats else header.frames
-            self._arrays[field.key] = self._array(field, rows, grows=repeats)
-
-    def _array(self, field: KeyField, rows: int, *, grows: bool) -> Any:
-        # One row may be an image, and thousands of rows a few bytes.
-        chunk = (max(1, min(rows, _CHUNK // max(1, field.nbytes))), *field.shape)
-        empty = 0 in field.shape
-        return self._file.create_dataset(
-            _name_of("frames", field.key),
-            (0 if grows else rows, *field.shape),
-            np.dtype(field.dtype),
-            maxshape=(None, *field.shape) if grows else None,
-            chunks=None if empty and not grows else chunk,
-            **({} if empty else self._filters),
-        )
-
-    def add(self, block: Block) -> None:
-        """Append the episodes of a block."""
-        begin, end = self._frames, self._frames + sum(block.lengths)
-        for field in self._header.keys:
-            values = block.frames[field.key]
-            array = self._arrays[field.key]
-            root = self._header.root_of(field.key)
-            if root is None:
-                array[begin:end] = values.numpy()
-                continue
-            stored = stored_next(block.frames[root], values, block.ends)
-            size = len(array)
-            array.resize(size + len(stored), axis=0)
-            array[size:] = values.numpy()[stored]
-            self._stored[field.key].append(stored + begin)
-        self._frames = end
-        self._lengths += block.lengths
-        self._runs += [block.run] * len(block.lengths)
-        seeds = block.seeds(self._header)
-        self._seeds += [_NO_SEED if seed is None else seed for seed in seeds]
-
-    def finish(self) -> None:
-        """Write the arrays whose size is known at the end."""
-        ends = np.cumsum(self._lengths) - 1
-        for key, parts in self._stored.items():
-            stored = np.concatenate(parts)
-            if not np.array_equal(stored, ends):
-                self._small(_name_of("stored", key), stored)
-        self._small("episodes/length", np.array(self._lengths))
-        self._small("episodes/run", np.array(self._runs))
-        self._small("episodes/seed", np.array(self._seeds))
-
-    def _small(self, name: str, values: NDArray[np.int64]) -> None:
-        self._file.create_dataset(name, data=values, **self._filters)
 
 
 def _open(path: str) -> Source:
@@ -159,7 +138,7 @@ def _open(path: str) -> Source:
             )
         with naming(file, "a complete export"):
             header = Header.from_json(json.loads(_array(data, "header")[()]))
-    return Source(header, _read(file, header))
+    return header, _read(file, header)
 
 
 def _read(path: Path, header: Header) -> Iterator[Block]:

@@ -11,8 +11,9 @@ fixed length.
 import io
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,62 +37,54 @@ _EPISODE, _FRAME, _RUN = "episode", "frame", "run"
 
 def _export(path: Path, header: Header, blocks: Iterator[Block], target: Path) -> None:
     (path / _DATA).mkdir(parents=True)
-    writer = _ShardWriter(path / _DATA, header)
-    for block in blocks:
-        writer.add(block)
-    writer.close()
+    _write_shards(path / _DATA, header, blocks)
     (path / _HEADER).write_text(json.dumps(header.to_json()), encoding="utf-8")
     (path / _CARD).write_text(_card(header, target.name), encoding="utf-8")
 
 
-@final
-class _ShardWriter:
-    """Writes blocks to Parquet files, each block as one group of rows."""
+def _write_shards(folder: Path, header: Header, blocks: Iterator[Block]) -> None:
+    """Write Parquet files, with each block as one group of rows."""
+    from pyarrow import parquet
 
-    def __init__(self, folder: Path, header: Header) -> None:
-        self._folder = folder
-        self._header = header
-        self._episodes = 0
-        self._shards = 0
-        self._file: Any = None
+    episodes = shards = 0
+    file: Any = None
+    with ExitStack() as stack:
+        for block in blocks:
+            table = _table(header, block, episodes)
+            columns = zip(table.column_names, table.schema.types, strict=True)
+            features = {name: _feature(kind) for name, kind in columns}
+            about = json.dumps({"info": {"features": features}})
+            table = table.replace_schema_metadata({"huggingface": about})
+            path = folder / f"train-{shards:05d}.parquet"
+            if file is None:
+                file = parquet.ParquetWriter(path, table.schema, compression="zstd")
+                stack.callback(file.close)
+            file.write_table(table, row_group_size=max(1, len(table)))
+            episodes += len(block.lengths)
+            if path.stat().st_size > _SHARD:
+                stack.close()
+                file, shards = None, shards + 1
 
-    def add(self, block: Block) -> None:
-        """Write the episodes of a block."""
-        import pyarrow as pa
-        from pyarrow import parquet
 
-        lengths = np.array(block.lengths)
-        numbers = np.arange(self._episodes, self._episodes + len(lengths))
-        starts = np.cumsum(lengths) - lengths
-        columns: dict[str, Any] = {
-            _EPISODE: pa.array(np.repeat(numbers, lengths)),
-            _FRAME: pa.array(np.arange(lengths.sum()) - np.repeat(starts, lengths)),
-            _RUN: pa.array(np.full(lengths.sum(), block.run)),
-        }
-        for field in self._header.keys:
-            values, root = block.frames[field.key], self._header.root_of(field.key)
-            rows = None
-            if root is not None:
-                rows = stored_next(block.frames[root], values, block.ends)
-            columns[_name(field.key)] = _to_arrow(field, values.numpy(), rows)
-        table = pa.table(columns)
-        features = {name: _feature(column.type) for name, column in columns.items()}
-        about = json.dumps({"info": {"features": features}})
-        table = table.replace_schema_metadata({"huggingface": about})
-        path = self._folder / f"train-{self._shards:05d}.parquet"
-        if self._file is None:
-            self._file = parquet.ParquetWriter(path, table.schema, compression="zstd")
-        self._file.write_table(table, row_group_size=max(1, len(table)))
-        self._episodes += len(lengths)
-        if path.stat().st_size > _SHARD:
-            self.close()
+def _table(header: Header, block: Block, episodes: int) -> Any:
+    """Return a block as a table; ``episodes`` are before it."""
+    import pyarrow as pa
 
-    def close(self) -> None:
-        """Complete the current file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._shards += 1
+    lengths = np.array(block.lengths)
+    numbers = np.arange(episodes, episodes + len(lengths))
+    starts = np.cumsum(lengths) - lengths
+    columns: dict[str, Any] = {
+        _EPISODE: pa.array(np.repeat(numbers, lengths)),
+        _FRAME: pa.array(np.arange(lengths.sum()) - np.repeat(starts, lengths)),
+        _RUN: pa.array(np.full(lengths.sum(), block.run)),
+    }
+    for field in header.keys:
+        values, root = block.frames[field.key], header.root_of(field.key)
+        rows = None
+        if root is not None:
+            rows = stored_next(block.frames[root], values, block.ends)
+        columns[_name(field.key)] = _to_arrow(field, values.numpy(), rows)
+    return pa.table(columns)
 
 
 def _name(key: Key) -> str:
@@ -248,7 +241,7 @@ def _open(source: str) -> Source:
         )
     with naming(file, "the header of an export"):
         header = Header.from_json(json.loads(file.read_text(encoding="utf-8")))
-    return Source(header, _read(folder, header))
+    return header, _read(folder, header)
 
 
 def _read(folder: Path, header: Header) -> Iterator[Block]:

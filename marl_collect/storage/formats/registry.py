@@ -21,14 +21,8 @@ from marl_collect.storage.formats.blocks import (
 from marl_collect.storage.formats.table import FORMATS
 from marl_collect.storage.selection import Trajectories
 
-
-@final
-@dataclass(frozen=True)
-class Source:
-    """Episodes to import: their description, and the blocks, read one by one."""
-
-    header: Header
-    blocks: Iterator[Block]
+Source = tuple[Header, Iterator[Block]]
+"""Episodes to import: their description, and the blocks, read one by one."""
 
 
 @final
@@ -171,16 +165,10 @@ def import_dataset(
         BlockingIOError: if another process imports to it.
     """
     check_compression(compression)
-    opened = open_source(source, format)
+    header, blocks = open_source(source, format)
     target = Path(out)
     with completed(target, "import") as temporary:
-        write_blocks(
-            temporary,
-            opened.header,
-            opened.blocks,
-            compression,
-            progress or no_progress,
-        )
+        write_blocks(temporary, header, blocks, compression, progress or no_progress)
     return open_dataset(target)
 
 

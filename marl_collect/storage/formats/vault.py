@@ -229,7 +229,7 @@ def _open(source: str) -> Source:
             f"{folder} has no transition: {vault.steps:,} steps are written."
         )
     header = _header(vault, episodes)
-    return Source(header, _read(vault, header, episodes))
+    return header, _read(vault, header, episodes)
 
 
 def _episodes(vault: _Vault) -> Iterator[_Episode]:

@@ -1,0 +1,38 @@
+"""Task provider of VMAS: an entry point of ``marl_collect.tasks``."""
+
+from typing import Any, Final
+
+from marl_collect.envs.common import defaults_of
+from marl_collect.envs.family import Family
+
+
+def _listed() -> list[str]:
+    import vmas
+
+    return [*vmas.scenarios, *vmas.mpe_scenarios]
+
+
+def _known(scenario: str) -> bool:
+    import vmas
+
+    return scenario in [*_listed(), *vmas.debug_scenarios]
+
+
+def _defaults(task: str) -> dict[str, Any]:
+    from marl_collect.envs.vmas.env import VmasEnv
+
+    del task  # Arguments of scenarios have no signature.
+    return defaults_of(VmasEnv)
+
+
+FAMILY: Final = Family(
+    name="vmas",
+    extra="vmas",
+    modules=("vmas",),
+    distributions=("vmas",),
+    listed=_listed,
+    known=_known,
+    env="marl_collect.envs.vmas.env:VmasEnv",
+    defaults=_defaults,
+    batched=True,
+)

@@ -1,0 +1,132 @@
+"""An environment in which everything that a learner must take into account is drawn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.flags import Flags
+
+PICTURE = (32, 32, 3)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is drawn.
+
+    Attributes:
+        groups: number of agents of each group.
+        continuous: groups with Box actions; the others have Discrete ones.
+        turns: whether one agent acts per frame, and the others wait.
+        deaths: probability that a living agent ends in a frame.
+        returns: probability that an agent that ended acts again after a frame.
+        length: frames of an episode that does not end early.
+        truncates: whether this is a time limit; otherwise agents are terminated.
+        action_mask: whether Discrete actions may be illegal.
+        picture: whether there is a picture beside the vector.
+        done_on_any: whether the episode ends with the first agent that is done.
+    """
+
+    groups: Mapping[str, int]
+    continuous: tuple[str, ...] = ()
+    turns: bool = False
+    deaths: float = 0.0
+    returns: float = 0.0
+    length: int = 9
+    truncates: bool = True
+    action_mask: bool = False
+    picture: bool = False
+    done_on_any: bool = False
+
+
+class DrawnEnv(MultiAgentEnv):
+    """Observations, rewards, deaths, turns and masks come from the episode's seed."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.groups = {
+            name: GroupDescription(
+                agents=tuple(f"{name}_{i}" for i in range(n)),
+                observation=_observation(kind),
+                action=_action(name in kind.continuous),
+                action_mask=kind.action_mask and name not in kind.continuous,
+            )
+            for name, n in kind.groups.items()
+        }
+        self._description = EnvDescription(
+            "drawn", self.groups, done_on_any=kind.done_on_any
+        )
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._description
+
+    def bind(self, row: Row) -> None:
+        self.row: Any = row
+        self.flags = Flags(row, self._description)
+
+    def reset_row(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.steps = 0
+        self.flags.clear()
+        self._write()
+
+    def step_row(self) -> None:
+        self.steps += 1
+        for name in self.groups:
+            alive = ~self.row[name, "done"][:, 0]
+            rewards = self.random.normal(size=len(alive))
+            self.row[name, "reward"][:, 0] = np.where(alive, rewards, 0)
+            for agent in np.flatnonzero(~alive):
+                if self.random.random() < self.kind.returns:
+                    self.flags.revive(name, int(agent))
+            for agent in np.flatnonzero(alive):
+                if self.random.random() < self.kind.deaths:
+                    cut = bool(self.random.random() < 0.3)
+                    self.flags.end(name, int(agent), terminated=not cut, truncated=cut)
+        self._write()
+        if self.steps == self.kind.length:
+            limit = self.kind.truncates
+            self.flags.end_all(terminated=not limit, truncated=limit)
+        else:
+            self.flags.settle()
+
+    def _write(self) -> None:
+        alive = {name: ~self.row[name, "done"][:, 0] for name in self.groups}
+        everybody = [
+            (name, int(i)) for name in alive for i in np.flatnonzero(alive[name])
+        ]
+        turn = everybody[self.random.integers(len(everybody))] if everybody else None
+        for name, lives in alive.items():
+            acts = lives.copy()
+            if self.kind.turns:
+                acts[:] = [(name, i) == turn for i in range(len(acts))]
+            self.row[name, "mask"][:] = acts
+            observed = self.row[name, "observation", "vector"]
+            drawn = self.random.normal(size=observed.shape)
+            observed[:] = np.where(lives[:, None], drawn, 0)
+            if self.kind.picture:
+                pixels = self.random.integers(256, size=(len(lives), *PICTURE))
+                shown = pixels * lives[:, None, None, None]
+                self.row[name, "observation", "picture"][:] = shown
+            if (name, "action_mask") in self.row:
+                legal = self.random.random((len(lives), 4)) < 0.6
+                legal[
+                    np.arange(len(lives)), self.random.integers(4, size=len(lives))
+                ] = 1
+                self.row[name, "action_mask"][:] = legal | ~acts[:, None]
+
+
+def _observation(kind: Kind) -> Any:
+    inner: dict[str, Any] = {"vector": spaces.Box(-np.inf, np.inf, (3,))}
+    if kind.picture:
+        inner["picture"] = spaces.Box(0, 255, PICTURE, np.uint8)
+    return spaces.Dict(inner)
+
+
+def _action(continuous: bool) -> Any:
+    return spaces.Box(-2, 1, (2,)) if continuous else spaces.Discrete(4)

@@ -1,0 +1,110 @@
+"""VDN and QMIX from their definitions: the error of a team's value, frame by frame."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import reference_networks as networks
+import torch
+import torch.nn.functional as F
+from reference_networks import Weights
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a learner, as its options name them."""
+
+    group: str
+    qmix: bool
+    centralised: bool
+    ids: bool
+    gamma: float
+    scale: float
+
+
+def action_values(weights: Weights, group: Any, s: Settings) -> Tensor:
+    """Return the values of all actions, ``[N, n, actions]``."""
+    x = networks.encode(group["observation"], weights, s.ids)
+    x = networks.everybody(x) if s.centralised else x
+    kept = {k: w for k, w in weights.items() if "images" not in k}
+    return networks.perceptron(x, networks.layers(kept))
+
+
+def mix(weights: Weights, chosen: Tensor, group: Any, s: Settings) -> Tensor:
+    """Return the team's value ``[N]`` of the agents' values ``[N, n]``."""
+    if not s.qmix:
+        return chosen.sum(-1)
+    encoder = {k: w for k, w in weights.items() if "encoder" in k}
+    x = networks.encode(group["observation"], encoder)
+    last = networks.layers(encoder, "mlp")
+    if last:  # After convolutions.
+        x = F.relu(networks.linear(x, *last[0]))
+    x = x.flatten(-2)
+    x = x - x.mean(-1, keepdim=True)
+    state = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+
+    def hyper(name: str) -> Tensor:
+        ((weight, bias),) = networks.layers(weights, f".{name}.")
+        return state @ weight.T + bias
+
+    first = hyper("hyper_w_1").abs().view(len(state), chosen.shape[-1], -1)
+    hidden = F.elu(torch.einsum("bn,bnk->bk", chosen, first) + hyper("hyper_b_1"))
+    inner, outer = networks.layers(weights, ".V.")
+    base = F.relu(state @ inner[0].T + inner[1]) @ outer[0].T + outer[1]
+    return (hidden * hyper("hyper_w_final").abs()).sum(-1) + base[:, 0]
+
+
+def transitions(batch: Any, s: Settings) -> tuple[list[int], Tensor]:
+    """Return the frames of a flat batch to train on, and who acts after each, ``[n]``.
+
+    A frame counts if the episode terminates after it, or if somebody's next value is
+    known: that of an agent that acts next, or would but for a limit.
+    """
+    now, after = batch[s.group], batch["next", s.group]
+    frames, acting = [], []
+    for t in range(len(batch)):
+        alive, acts = ~now["done"][t, :, 0], now["mask"][t]
+        nobody_waits = not bool((alive & ~acts).any())
+        done, fell = after["done"][t, :, 0], after["terminated"][t, :, 0]
+        follows = after["mask"][t] & ~done
+        if nobody_waits:
+            follows |= acts & done & ~fell
+        if follows.any() or batch["next", "terminated"][t].item():
+            frames.append(t)
+            acting.append(follows)
+    return frames, torch.stack(acting)
+
+
+def loss(
+    online: Mapping[str, Weights],
+    target: Mapping[str, Weights],
+    batch: Any,
+    s: Settings,
+    rows: Any = slice(None),
+) -> Tensor:
+    """Return the mean squared error of the team's value.
+
+    Args:
+        online: weights of ``values`` and ``mixer``.
+        target: those of the target networks.
+        batch: frames ``[B * T]`` of a collector.
+        s: settings.
+        rows: which of the frames that count.
+    """
+    frames, acting = transitions(batch, s)
+    data, acting = batch[frames][rows], acting[rows]
+    now, after = data[s.group], data["next", s.group]
+    with torch.no_grad():
+        options = action_values(target["values"], after, s)
+        if "action_mask" in after.keys():
+            options = options.masked_fill(~after["action_mask"], -torch.inf)
+        best = options.max(-1).values * acting
+        following = mix(target["mixer"], best, after, s)
+        reward = s.scale * after["reward"].double().sum((-2, -1))
+        goes_on = ~data["next", "terminated"][:, 0]
+        wanted = reward + s.gamma * torch.where(goes_on, following, 0.0)
+    taken = now["action"].unsqueeze(-1)
+    chosen = action_values(online["values"], now, s).gather(-1, taken).squeeze(-1)
+    value = mix(online["mixer"], chosen * now["mask"], now, s)
+    return ((value - wanted) ** 2).mean()

@@ -1,0 +1,101 @@
+"""The networks of learners as functions of their weights, in float64.
+
+Weights are ``[out, in]`` if agents share them, and ``[n, in, out]`` otherwise.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+Layers = list[tuple[Tensor, Tensor]]
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return copies of a module's weights, which need gradients."""
+    return {
+        name: weight.detach().double().clone().requires_grad_()
+        for name, weight in module.named_parameters()
+    }
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Map ``[..., n, in]`` to ``[..., n, out]``."""
+    if weight.ndim == 2:
+        return x @ weight.T + bias
+    return torch.einsum("...ni,nio->...no", x, weight) + bias[:, 0]
+
+
+def layers(weights: Weights, *parts: str) -> Layers:
+    """Return the layers whose name contains all parts, in their order."""
+    names = [n for n in weights if n.endswith("weight") and all(p in n for p in parts)]
+    return [(weights[n], weights[n.removesuffix("weight") + "bias"]) for n in names]
+
+
+def perceptron(x: Tensor, chosen: Layers, *, activate_last: bool = False) -> Tensor:
+    for index, layer in enumerate(chosen):
+        x = linear(x, *layer)
+        if activate_last or index < len(chosen) - 1:
+            x = torch.tanh(x)
+    return x
+
+
+def convolve(picture: Tensor, chosen: Layers) -> Tensor:
+    """Map bytes ``[..., n, height, width, channels]`` to features ``[..., n, k]``."""
+    x = picture.double().movedim(-1, -3) / 255
+    lead, n = x.shape[:-4], x.shape[-4]
+    x = x.reshape(-1, *x.shape[-4:])
+    out = []
+    for agent in range(n):
+        y = x[:, agent]
+        for weight, bias in chosen:
+            own = weight.ndim == 5
+            kernel, shift = (weight[agent], bias[agent]) if own else (weight, bias)
+            y = F.elu(F.conv2d(y, kernel, shift, stride=kernel.shape[-1]))
+        out.append(y.flatten(1))
+    return torch.stack(out, 1).reshape(*lead, n, -1)
+
+
+def encode(observation: Any, weights: Weights, ids: bool = False) -> Tensor:
+    """Return the features ``[..., n, k]`` that the layers after the encoder read."""
+    features = [observation["vector"].double()]
+    if "picture" in observation:
+        features.insert(0, convolve(observation["picture"], layers(weights, "images")))
+    if ids:
+        n = features[0].shape[-2]
+        features.append(torch.eye(n).double().expand(*features[0].shape[:-1], n))
+    return torch.cat(features, -1)
+
+
+def everybody(x: Tensor, n: int | None = None) -> Tensor:
+    """Give each of ``n`` agents the features of all agents."""
+    joint = x.flatten(-2).unsqueeze(-2)
+    return joint.expand(*joint.shape[:-2], n or x.shape[-2], joint.shape[-1])
+
+
+def gru(x: Tensor, h: Tensor, weights: Weights) -> Tensor:
+    """Return the state ``[..., n, k]`` after a step."""
+    (inputs,), (hidden,) = layers(weights, ".input."), layers(weights, ".hidden.")
+    a, b = linear(x, *inputs).chunk(3, -1), linear(h, *hidden).chunk(3, -1)
+    reset, update = torch.sigmoid(a[0] + b[0]), torch.sigmoid(a[1] + b[1])
+    return (1 - update) * torch.tanh(a[2] + reset * b[2]) + update * h
+
+
+def unroll(features: Tensor, first: Tensor, begins: Tensor, weights: Weights) -> Tensor:
+    """Return the states after each step, ``[S, T, n, k]``.
+
+    Args:
+        features: ``[S, T, n, k]``.
+        first: states before the first step, ``[S, n, k]``.
+        begins: where an episode begins, which resets the states, ``[S, T]``.
+        weights: of the recurrent network.
+    """
+    states, h = [], first
+    for t in range(features.shape[1]):
+        h = torch.where(begins[:, t, None, None], 0.0, h)
+        h = gru(features[:, t], h, weights)
+        states.append(h)
+    return torch.stack(states, 1)

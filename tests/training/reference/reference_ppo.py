@@ -1,0 +1,419 @@
+"""PPO for several agents from its definition: one agent, one decision at a time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import reference_networks as networks
+import torch
+import torch.nn.functional as F
+from reference_networks import Weights
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a learner, as its options name them."""
+
+    groups: Mapping[str, int]
+    central: bool
+    centralised: bool
+    ids: bool
+    recurrent: bool
+    team: bool
+    gamma: float
+    lmbda: float
+    scale: float
+    clip: float
+    entropy: float
+    critic: float
+    length: int  # of sequences
+
+
+def part(weights: Weights, index: int, name: str, groups: Mapping[str, int]) -> Weights:
+    """Return the weights of a group: policies name it, critics number it."""
+    if len(groups) == 1:
+        return weights
+    found = {k: w for k, w in weights.items() if k.startswith(f"module.{name}.")}
+    return found or {
+        k: w for k, w in weights.items() if k.startswith(f"module.{index}.")
+    }
+
+
+# Networks.
+
+
+def policy_outputs(
+    weights: Weights, index: int, name: str, batch: Any, s: Settings
+) -> Any:
+    """Return the outputs of a group ``[S, T, n, k]`` of sequences ``[S, T]``."""
+    own = part(weights, index, name, s.groups)
+    x = networks.encode(batch[name, "observation"], own, s.ids)
+    x = networks.everybody(x) if s.centralised else x
+    if not s.recurrent:
+        return networks.perceptron(x, hidden_layers(own))
+    x = networks.perceptron(x, hidden_layers(own), activate_last=True)
+    first = batch[name, "recurrent_state"][:, 0, :, 0].double()
+    states = networks.unroll(x, first, batch["is_init"][..., 0], own)
+    return networks.perceptron(states, networks.layers(own, "decoder"))
+
+
+def hidden_layers(weights: Weights, *also: str) -> networks.Layers:
+    names = ("images", ".input.", ".hidden.", "decoder", *also)
+    kept = {k: w for k, w in weights.items() if not any(n in k for n in names)}
+    return networks.layers(kept)
+
+
+def critic_features(
+    weights: Weights, index: int, name: str, batch: Any, s: Settings
+) -> Any:
+    """Return what a group's last layers read, and these layers."""
+    if not s.central:
+        own = part(weights, index, name, s.groups)
+        return networks.encode(batch[name, "observation"], own, s.ids), own, ()
+    own = part(weights, index, name, s.groups)
+    codes = []
+    for number, other in enumerate(s.groups):
+        encoder = {k: w for k, w in own.items() if f"encoders.{number}." in k}
+        x = networks.encode(batch[other, "observation"], encoder)
+        code = networks.layers(encoder, "mlp")
+        codes.append(networks.perceptron(x, code, activate_last=True))
+    n = s.groups[name]
+    joint = networks.everybody(torch.cat(codes, -2), n)
+    identity = torch.eye(n).double().expand(*joint.shape[:-1], n)
+    return torch.cat([joint, identity], -1), own, ("encoders",)
+
+
+def plain_central(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor]:
+    """Return the values of a critic that reads the vectors of all groups."""
+    codes = []
+    for name in s.groups:
+        encoder = networks.layers(weights, "encoders", f".{name}.")
+        x = batch[name, "observation", "vector"].double()
+        codes.append(networks.perceptron(x, encoder, activate_last=True))
+    together = torch.cat(codes, -2)
+    trunk = networks.layers(weights, "trunk")
+    joint = networks.perceptron(together.flatten(-2), trunk).view_as(together)
+    parts = joint.split(list(s.groups.values()), -2)
+    return {
+        name: networks.perceptron(x, networks.layers(weights, "head", f".{name}."))
+        for name, x in zip(s.groups, parts, strict=True)
+    }
+
+
+def critic_states(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor]:
+    """Return the critic's states after each frame ``[B, T, n, k]``."""
+    states = {}
+    for index, name in enumerate(s.groups):
+        x, own, skipped = critic_features(weights, index, name, batch, s)
+        x = networks.perceptron(x, hidden_layers(own, *skipped), activate_last=True)
+        first = torch.zeros(len(x), x.shape[2], hidden_size(own)).double()
+        states[name] = networks.unroll(x, first, batch["is_init"][..., 0], own)
+    return states
+
+
+def hidden_size(weights: Weights) -> int:
+    ((_, bias),) = networks.layers(weights, ".hidden.")
+    return bias.shape[-1] // 3
+
+
+def values(
+    weights: Weights, batch: Any, s: Settings, first: Any = None, begins: Any = None
+) -> dict[str, Tensor]:
+    """Return the values ``[S, T, n]`` of sequences ``[S, T]``.
+
+    Args:
+        weights: of the critic.
+        batch: the observations.
+        s: settings.
+        first: states before each sequence, by group, for a recurrent critic.
+        begins: where an episode begins.
+    """
+    pictures = "picture" in batch[next(iter(s.groups)), "observation"]
+    if s.central and not pictures and not s.recurrent:
+        plain = plain_central(weights, batch, s)
+        return {name: value.squeeze(-1) for name, value in plain.items()}
+    out = {}
+    for index, name in enumerate(s.groups):
+        x, own, skipped = critic_features(weights, index, name, batch, s)
+        last = hidden_layers(own, *skipped)
+        if s.recurrent:
+            x = networks.perceptron(x, last, activate_last=True)
+            x = networks.unroll(x, first[name], begins, own)
+            last = networks.layers(own, "decoder")
+        out[name] = networks.perceptron(x, last).squeeze(-1)
+    return out
+
+
+def log_probs(outputs: Tensor, batch: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of the actions taken, and the entropy, ``[..., n]``.
+
+    The entropy of squashed normal distributions has no closed form; it is 0 here.
+    """
+    action = batch[name, "action"]
+    if not action.is_floating_point():
+        legal = batch[name].get(
+            "action_mask", torch.ones_like(outputs, dtype=torch.bool)
+        )
+        logs = outputs.masked_fill(~legal, -torch.inf).log_softmax(-1)
+        entropy = -torch.where(legal, logs.exp() * logs.masked_fill(~legal, 0), 0).sum(
+            -1
+        )
+        return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+    mean, raw = outputs.chunk(2, -1)
+    deviation = F.softplus(raw + np.log(np.expm1(0.99))) + 0.01
+    half, middle = 1.5, -0.5  # Of the bounds -2 and 1.
+    edge = 1 - torch.finfo(torch.float32).eps
+    squashed = ((action.double() - middle) / half).clamp(-edge, edge)
+    normal = torch.distributions.Normal(mean, deviation)
+    density = normal.log_prob(squashed.atanh()) - torch.log(half * (1 - squashed**2))
+    return density.sum(-1), torch.zeros_like(density[..., 0])
+
+
+# Advantages.
+
+
+def rewards(batch: Any, s: Settings) -> dict[str, Tensor]:
+    """Return the rewards of training, ``[B, T, n]``."""
+    own = {g: batch["next", g, "reward"][..., 0].double() for g in s.groups}
+    if s.team:
+        mean = torch.cat(list(own.values()), -1).mean(-1, keepdim=True)
+        own = {g: mean.repeat(1, 1, n) for g, n in s.groups.items()}
+    return {g: s.scale * r for g, r in own.items()}
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """One environment's frames, with all agents of all groups side by side, ``[T, R]``.
+
+    Attributes:
+        team: whether agents have a common reward.
+        acts: which agents act in a frame.
+        done: which have ended before it.
+        next_acts: which act after it.
+        next_done: which have ended after it.
+        terminated: which of these have no return any more.
+        over: whether the episode has ended after the frame, ``[T]``.
+        fell: whether no return follows, ``[T]``.
+        reward: of the frame.
+        value: of the observations before it.
+        next_value: of the observations after it.
+    """
+
+    team: bool
+    acts: Any
+    done: Any
+    next_acts: Any
+    next_done: Any
+    terminated: Any
+    over: Any
+    fell: Any
+    reward: Any
+    value: Any
+    next_value: Any
+
+    def follows(self, t: int, i: int) -> bool:
+        """Whether agent ``i`` acts after frame ``t``, or would but for a limit."""
+        if self.next_acts[t, i] and not self.next_done[t, i]:
+            return True
+        nobody_waits = not (~self.done[t] & ~self.acts[t]).any()
+        cut = self.next_done[t, i] and not self.terminated[t, i]
+        return bool(cut and self.acts[t, i] and nobody_waits)
+
+    def before(self, t: int, i: int) -> float | None:
+        """Return the value of a row before frame ``t``, None if there is none."""
+        if self.acts[t, i]:
+            return float(self.value[t, i])
+        every = self.value[t][self.acts[t]]
+        return float(every.mean()) if self.team and len(every) else None
+
+    def after(self, t: int, i: int) -> float | None:
+        """Return the value of a row after frame ``t``, None if there is none."""
+        if self.follows(t, i):
+            return float(self.next_value[t, i])
+        n = len(self.value[t])
+        every = [self.next_value[t, k] for k in range(n) if self.follows(t, k)]
+        return float(np.mean(every)) if self.team and every else None
+
+    def advantages(self, i: int, gamma: float, lmbda: float) -> dict[int, float]:
+        """Return the advantage of each frame of agent ``i`` whose outcome is known."""
+        last = len(self.acts) - 1
+        ends = self.over if self.team else self.next_done[:, i]
+        fatal = self.fell if self.team else self.terminated[:, i]
+        values = {t: self.before(t, i) for t in range(last + 1)}
+        found: dict[int, float] = {}
+        for t in reversed(range(last + 1)):
+            value = values[t]
+            if value is None:
+                continue
+            total, weight, u = 0.0, 1.0, t
+            while True:
+                total += weight * self.reward[u, i]
+                weight *= gamma
+                if ends[u] or u == last or values[u + 1] is not None:
+                    break
+                u += 1
+            inside = not ends[u] and u < last
+            then = values[u + 1] if inside else self.after(u, i)
+            if ends[u] and fatal[u]:
+                then = 0.0
+            if then is None:  # Nobody knows what came of it.
+                continue
+            later = found.get(u + 1, 0.0) if inside else 0.0
+            found[t] = total + weight * then - value + lmbda * weight * later
+        return found
+
+
+def advantages(batch: Any, now: Any, after: Any, s: Settings) -> dict[str, Any]:
+    """Return each group's advantages ``[B, T, n]``, NaN where no decision is trained.
+
+    Args:
+        batch: of a collector.
+        now: values of the observations before the step, by group.
+        after: values of those after the step.
+        s: settings.
+    """
+
+    def joint(tables: Mapping[str, Any]) -> Any:
+        parts = [np.asarray(tables[g].detach()) for g in s.groups]
+        return np.concatenate([p.reshape(*p.shape[:2], -1) for p in parts], -1)
+
+    def flag(key: str, under: Any) -> Any:
+        return joint({g: under[g, key] for g in s.groups})
+
+    tables = {
+        "acts": flag("mask", batch),
+        "done": flag("done", batch),
+        "next_acts": flag("mask", batch["next"]),
+        "next_done": flag("done", batch["next"]),
+        "terminated": flag("terminated", batch["next"]),
+        "over": batch["next", "done"][..., 0].numpy(),
+        "fell": batch["next", "terminated"][..., 0].numpy(),
+        "reward": joint(rewards(batch, s)),
+        "value": joint(now),
+        "next_value": joint(after),
+    }
+    result = np.full(tables["acts"].shape, np.nan)
+    for b, t, i in np.argwhere(tables["acts"]):
+        env = Episodes(s.team, **{key: table[b] for key, table in tables.items()})
+        result[b, t, i] = env.advantages(i, s.gamma, s.lmbda).get(t, np.nan)
+    parts = np.split(result, np.cumsum(list(s.groups.values()))[:-1], -1)
+    return dict(zip(s.groups, parts, strict=True))
+
+
+# Losses.
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What losses read, as sequences ``[S, L]``; NaN where nothing is trained."""
+
+    batch: Any
+    advantage: Mapping[str, Tensor]
+    target: Mapping[str, Tensor]
+    states: Mapping[str, Tensor]
+
+
+def prepare(critic: Weights, batch: Any, s: Settings) -> Prepared:
+    """Estimate advantages of a batch ``[B, T]`` and divide it into sequences."""
+    before: dict[str, Tensor] = {}
+    with torch.no_grad():
+        if s.recurrent:
+            begins = batch["is_init"][..., 0]
+            after = critic_states(critic, batch, s)
+            before = {
+                g: torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+                for g, h in after.items()
+            }
+            zeros = {g: h[:, 0] for g, h in before.items()}
+            now = values(critic, batch, s, zeros, begins)
+            # A step of its own for each next observation.
+            single = batch["next"].reshape(-1, 1)
+            flat = {g: h.flatten(0, 1) for g, h in after.items()}
+            no = torch.zeros(single.shape, dtype=torch.bool)
+            then = values(critic, single, s, flat, no)
+            then = {g: v.view_as(now[g]) for g, v in then.items()}
+        else:
+            now = values(critic, batch, s)
+            then = values(critic, batch["next"], s)
+    plain = {g: torch.from_numpy(a) for g, a in advantages(batch, now, then, s).items()}
+    normal = {}
+    for g, a in plain.items():
+        used = a[~a.isnan()].numpy()
+        normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if len(used) else a
+    target = {g: a + now[g] for g, a in plain.items()}
+    length = s.length
+
+    def cut(x: Any) -> Any:
+        return x.reshape(-1, length, *x.shape[2:])
+
+    return Prepared(
+        batch.reshape(-1, length),
+        {g: cut(a) for g, a in normal.items()},
+        {g: cut(v) for g, v in target.items()},
+        {g: cut(h) for g, h in before.items()},
+    )
+
+
+def loss(
+    policy: Weights, critic: Weights, data: Prepared, rows: Any, s: Settings
+) -> Tensor:
+    """Return the loss of a minibatch, the sequences ``rows``."""
+    batch = data.batch[rows]
+    begins = batch["is_init"][..., 0] if s.recurrent else None
+    first = {g: h[rows][:, 0] for g, h in data.states.items()}
+    predicted = values(critic, batch, s, first, begins)
+    total = torch.zeros(()).double()
+    for index, name in enumerate(s.groups):
+        advantage, target = data.advantage[name][rows], data.target[name][rows]
+        used = ~advantage.isnan()
+        if not used.any():
+            continue
+        outputs = policy_outputs(policy, index, name, batch, s)
+        log_prob, entropy = log_probs(outputs, batch, name)
+        old = batch[name, "action_log_prob"].double()
+        ratio, gained = (log_prob - old)[used].exp(), advantage[used]
+        clipped = ratio.clamp(1 - s.clip, 1 + s.clip)
+        gain = torch.minimum(ratio * gained, clipped * gained)
+        error = (predicted[name] - target)[used] ** 2
+        total = total + (-gain + s.critic * error - s.entropy * entropy[used]).mean()
+    return total
+
+
+def train(
+    policy: Weights,
+    critic: Weights,
+    data: Prepared,
+    minibatches: Sequence[Any],
+    s: Settings,
+    *,
+    lr: float,
+    max_norm: float,
+) -> None:
+    """Take one step of Adam per minibatch, on the weights themselves.
+
+    Weights without a part in a minibatch's loss, because none of their agents was
+    trained there, keep their values and moments.
+    """
+    tensors = [*policy.values(), *critic.values()]
+    moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in tensors]
+    steps = [0] * len(tensors)
+    for rows in minibatches:
+        value = loss(policy, critic, data, rows, s)
+        if not value.requires_grad:
+            continue
+        found = torch.autograd.grad(value, tensors, allow_unused=True)
+        norm = sum(float((g**2).sum()) for g in found if g is not None) ** 0.5
+        factor = min(1.0, max_norm / (norm + 1e-6))
+        for k, (w, g) in enumerate(zip(tensors, found, strict=True)):
+            if g is None:
+                continue
+            mean, square = moments[k]
+            steps[k] += 1
+            mean.mul_(0.9).add_(0.1 * factor * g)
+            square.mul_(0.999).add_(0.001 * (factor * g) ** 2)
+            change = mean / (1 - 0.9 ** steps[k])
+            change /= torch.sqrt(square / (1 - 0.999 ** steps[k])) + 1e-5
+            with torch.no_grad():
+                w.sub_(lr * change)

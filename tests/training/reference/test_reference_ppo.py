@@ -1,0 +1,191 @@
+"""PPO equals a computation from its definition, in cases drawn at random."""
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import reference_ppo as reference
+import torch
+from drawn_env import DrawnEnv, Kind
+from reference_networks import weights_of
+
+pytest.importorskip("torchrl.objectives")
+
+from marl_collect import Collector
+from marl_collect.training.advantages import TRAINED
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.ppo import PPOLearner
+
+CASES = 48
+FRAMES = 12
+ENVIRONMENTS = 3
+
+
+def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
+    """Draw an environment, a setup and settings."""
+    pick = random.Random(seed)
+    several = pick.random() < 0.5
+    groups = {"red": pick.randint(1, 3)} | (
+        {"blue": pick.randint(1, 2)} if several else {}
+    )
+    continuous = tuple(name for name in groups if pick.random() < 0.3)
+    kind = Kind(
+        groups=groups,
+        continuous=continuous,
+        turns=pick.random() < 0.4,
+        deaths=pick.choice([0.0, 0.15]),
+        returns=pick.choice([0.0, 0.3]),
+        length=pick.choice([4, 7, 30]),
+        truncates=pick.random() < 0.6,
+        action_mask=pick.random() < 0.5,
+        picture=pick.random() < 0.25,
+        done_on_any=pick.random() < 0.2,
+    )
+    setup = Setup(
+        pick.choice(["ippo", "mappo"]),
+        centralised=pick.random() < 0.4,
+        share_params=pick.random() < 0.5,
+        agent_ids=pick.random() < 0.4,
+    )
+    settings = {
+        "gamma": pick.choice([1.0, 0.95, 0.6]),
+        "reward": pick.choice(["agent", "team"]),
+        "reward_scale": pick.choice([1.0, 0.3]),
+        "recurrent": pick.choice([None, None, "gru"]),
+        "hidden_size": 6,
+        "num_cells": pick.choice([(5,), (7, 4)]),
+        "conv": "2k8s8",
+        "ppo.lmbda": pick.choice([0.0, 0.7, 1.0]),
+        "ppo.clip_epsilon": pick.choice([0.05, 0.2]),
+        # The entropy of continuous actions is an estimate from random numbers.
+        "ppo.entropy_coeff": 0.0 if continuous else pick.choice([0.0, 0.1]),
+        "ppo.critic_coeff": pick.choice([0.5, 1.0]),
+        "ppo.max_grad_norm": pick.choice([0.1, 100.0]),
+        "ppo.sequence_frames": pick.choice([4, 5, 12]),
+        "ppo.minibatch_frames": pick.choice([12, 1000]),
+        "ppo.epochs": 2,
+        "ppo.lr": 1e-3,
+    }
+    return kind, setup, settings
+
+
+def case(seed: int) -> tuple[Any, Any, reference.Settings]:
+    """Return a learner, a batch from weights that it had before, and its settings."""
+    kind, setup, settings = drawn(seed)
+    factory = partial(DrawnEnv, kind)
+    options = TrainingOptions(
+        frames_per_batch=FRAMES * ENVIRONMENTS, workers=1, envs_per_worker=ENVIRONMENTS
+    ).with_settings(settings)
+    learner: Any = PPOLearner(factory().description, setup, options, seed=seed)
+    with Collector(
+        [factory] * ENVIRONMENTS,
+        learner.policy,
+        frames_per_batch=FRAMES * ENVIRONMENTS,
+        seed=seed,
+    ) as collector:
+        collector.next()
+        batch = collector.next().clone()  # Begins within episodes.
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():  # Ratios of probabilities become others than 1.
+        for weight in learner.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=noise)
+    recurrent = options.recurrent is not None
+    lengths = [n for n in range(1, FRAMES + 1) if FRAMES % n == 0]
+    return (
+        learner,
+        batch,
+        reference.Settings(
+            groups=kind.groups,
+            central=setup.algorithm == "mappo",
+            centralised=setup.centralised,
+            ids=setup.agent_ids,
+            recurrent=recurrent,
+            team=options.reward == "team",
+            gamma=options.gamma,
+            lmbda=options.ppo.lmbda,
+            scale=options.reward_scale,
+            clip=options.ppo.clip_epsilon,
+            entropy=options.ppo.entropy_coeff,
+            critic=options.ppo.critic_coeff,
+            length=max(n for n in lengths if n <= options.ppo.sequence_frames)
+            if recurrent
+            else 1,
+        ),
+    )
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_ppo_equals_its_definition(seed: int) -> None:
+    learner, batch, settings = case(seed)
+    policy, critic = weights_of(learner.policy), weights_of(learner.critic)
+    wanted = reference.prepare(critic, batch, settings)
+    data = learner.prepare(batch)
+    shape = (-1, settings.length)
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-5)
+    for group in settings.groups:
+        advantage = wanted.advantage[group]
+        trained = ~advantage.isnan()
+        found = data.reshape(*shape)[group]
+        assert torch.equal(found[TRAINED], trained)
+        for key, expected in (
+            ("advantage", advantage),
+            ("value_target", wanted.target[group]),
+        ):
+            close(found[key][..., 0][trained].double(), expected[trained])
+
+    count = len(wanted.batch)
+    everything = range(count)
+    expected = reference.loss(policy, critic, wanted, list(everything), settings)
+    loss, _ = learner.loss(data)
+    close(loss.detach().double(), expected.detach())
+
+    size = max(1, learner.ppo.minibatch_frames // settings.length)
+    order = torch.Generator().manual_seed(seed)
+    minibatches = [
+        rows
+        for _ in range(learner.ppo.epochs)
+        for rows in torch.randperm(count, generator=order).split(size)
+    ]
+    loss.backward()
+    named = {"policy": policy, "critic": critic}
+    gradients = torch.autograd.grad(
+        expected, [*policy.values(), *critic.values()], allow_unused=True
+    )
+    own = [*learner.policy.parameters(), *learner.critic.parameters()]
+    for gradient, parameter in zip(gradients, own, strict=True):
+        nothing = torch.zeros_like(parameter)
+        got = nothing if parameter.grad is None else parameter.grad
+        close(got.double(), nothing.double() if gradient is None else gradient)
+
+    reference.train(
+        policy,
+        critic,
+        wanted,
+        minibatches,
+        settings,
+        lr=learner.ppo.lr,
+        max_norm=learner.ppo.max_grad_norm,
+    )
+    learner._state = {}
+    learner.update(batch, progress=0.0)
+    for name, weights in named.items():
+        for key, parameter in learner.networks[name].named_parameters():
+            # Adam divides by the size of a gradient, also by that of rounding errors.
+            torch.testing.assert_close(
+                parameter.double(), weights[key], rtol=1e-4, atol=2e-5, msg=key
+            )
+
+
+def test_the_cases_have_everything() -> None:
+    """Every choice is drawn, so that no comparison above is missing by chance."""
+    cases = [drawn(seed) for seed in range(CASES)]
+    for name in ("turns", "truncates", "action_mask", "picture", "done_on_any"):
+        assert {getattr(kind, name) for kind, _, _ in cases} == {True, False}
+    assert any(kind.deaths and kind.returns for kind, _, _ in cases)
+    assert any(kind.picture and s["recurrent"] for kind, _, s in cases)
+    assert any(kind.turns and s["recurrent"] for kind, _, s in cases)
+    assert any(kind.turns and kind.deaths for kind, _, _ in cases)
+    setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
+    assert len(setups) == 8
+    assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
