@@ -45,7 +45,7 @@ def test_a_tree_that_passed_is_not_checked_again(
     assert made(checkout) == list(check.STEPS)
     stamp = json.loads(check.STAMP.read_text())
     assert stamp["commit"] == check.commit()
-    assert stamp["steps"]["test"].endswith("3 passed, 1 skipped in 2s")
+    assert stamp["steps"]["test-processes"].endswith("3 passed, 1 skipped in 2s")
     capfd.readouterr()
     assert check.main() == 0
     assert made(checkout) == []

@@ -195,7 +195,9 @@ def _storable(state: Any) -> Any:
     tensor for each of their arrays would take most of the time.
     """
     if isinstance(state, np.ndarray):
-        return {_ARRAY: torch.from_numpy(state)}
+        # Unpickled arrays without elements share one address, and torch.save refuses
+        # tensors of several dtypes at one address.
+        return {_ARRAY: torch.from_numpy(state if state.size else state.copy())}
     if isinstance(state, dict):
         return {key: _storable(part) for key, part in state.items()}
     if isinstance(state, list):

@@ -416,6 +416,23 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker
     assert int(expected[0]["collector", "traj_ids"].min()) > int(before)
 
 
+def test_a_state_in_which_every_episode_just_began_can_be_saved() -> None:
+    """Actions of the two groups differ in dtype, and there are none yet."""
+
+    def make() -> CountingEnv:
+        return CountingEnv(min_length=8, max_length=8)
+
+    given = options(frames_per_batch=8, max_frames_per_traj=None)
+    with MultiSyncCollector([make], None, **given) as first:
+        for _ in range(2):
+            first.next()
+        state = through_disk(first.state_dict())
+        expected = first.next().clone()
+    with MultiSyncCollector([make], None, **given) as second:
+        second.load_state_dict(state)
+        assert (second.next() == expected).all()
+
+
 def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:
     def make() -> CountingEnv:
         return CountingEnv(deaths=False, min_length=200, max_length=200)
