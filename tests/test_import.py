@@ -25,11 +25,12 @@ import importlib, json, os, sys
 
 before = set(sys.modules)
 for name in sys.argv[1:]:
-    if not os.fork():
+    child = os.fork()
+    if not child:
         importlib.import_module(name)
         print(json.dumps([name, sorted(set(sys.modules) - before)]), flush=True)
         os._exit(0)
-    os.wait()
+    os.waitpid(child, 0)
 """
 
 

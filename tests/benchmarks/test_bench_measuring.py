@@ -53,7 +53,8 @@ RUNNERS = {
     "fake_hanging": """
         import subprocess, sys, threading
         def build(system):
-            subprocess.Popen([sys.executable, "-c", "input()"], start_new_session=True)
+            sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+            subprocess.Popen(sleep, stdin=subprocess.DEVNULL, start_new_session=True)
             asked = []
             def measure(seconds):
                 asked.append(seconds)
@@ -109,9 +110,12 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
 
 def test_processes_of_a_system_end_with_it() -> None:
     served = Served(System("fake_hanging"))
-    served.wait_until_ready(60)
-    assert len(processes.find(served.mark)) == 2
-    served.close(0.0)
+    try:
+        served.wait_until_ready(60)
+        # A process that has just been started shows its variables a moment later.
+        wait_until(lambda: len(processes.find(served.mark)) == 2)
+    finally:
+        served.close(0.0)
     wait_until(lambda: processes.find(served.mark) == [])
 
 

@@ -101,10 +101,11 @@ def test_ordinary_memory_needs_no_file_and_is_zero() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
     assert segment.buffer[:] == bytes(1 << 16)
     segment.buffer[3] = 7
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         segment.buffer[3] = 8
         os._exit(segment.buffer[3])
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 8
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     assert segment.buffer[3] == 7
     segment.close()
 
