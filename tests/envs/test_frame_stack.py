@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.zoo import Script, ScriptedEnv, ScriptedTurns
 
 from marl_collect import Collector, check_env
 from marl_collect.envs import FrameStack, PettingZooWrapper
-from marl_collect.models import make_policy
+from marl_collect.models import ImageInput, make_policy
 from marl_collect.testing.counting import CountingEnv
 
 
@@ -98,11 +99,29 @@ def _padded(seen: list[Any], like: Any) -> Any:
 
 def test_a_policy_acts_on_stacks() -> None:
     make_env = lambda: FrameStack(counting(), 3)  # noqa: E731
-    batch = None
     policy = make_policy(make_env, num_cells=(8,))
     with Collector(make_env, policy, frames_per_batch=20, total_frames=20) as collector:
         batch = collector.next()
     assert batch["hunter", "observation"].shape == (1, 20, 2, 3, 5)
+
+
+def test_stacked_pictures_are_read_by_convolutions() -> None:
+    make_env = lambda: FrameStack(counting(image=(32, 30, 3)), 4)  # noqa: E731
+    policy = make_policy(make_env)
+    weights = [w for w in policy.state_dict().values() if w.ndim >= 4]
+    assert weights[0].shape[-3] == 4 * 3
+    with Collector(make_env, policy, frames_per_batch=20, total_frames=20) as collector:
+        batch = collector.next()
+        expected = policy(batch.clone())
+    pictures = batch["hunter", "observation", "image"]
+    assert pictures.shape == (1, 20, 2, 4, 32, 30, 3)
+    torch.testing.assert_close(
+        expected["hunter", "logits"], batch["hunter", "logits"], rtol=1e-4, atol=1e-5
+    )
+    joined = ImageInput(stacked=True)(pictures)
+    assert joined.shape == (1, 20, 2, 12, 32, 30)
+    second = pictures[..., 1, :, :, 2].float() / 255
+    torch.testing.assert_close(joined[..., 5, :, :], second)
 
 
 def test_a_stack_needs_a_frame() -> None:
