@@ -65,8 +65,8 @@ class EnvWrapper(MultiAgentEnv):
         env_row: arrays that the wrapped environment reads and writes.
     """
 
-    row: Row
-    env_row: Row
+    row: Mapping[Key, NDArray[Any]]
+    env_row: Mapping[Key, NDArray[Any]]
 
     def __init__(
         self,
