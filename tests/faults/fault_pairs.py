@@ -3,22 +3,25 @@
     python tests/faults/fault_pairs.py --pairs 100 --seed 0
 
 A pair is a fault in one process, and a second one: in the close of the same process,
-in the close of another one, or in another process a moment later. After each pair it
-checks that
+in the close of another one, in another process a moment later, or a full disk. After
+each pair it checks that
 
 - the error names the first fault, its worker and its phase;
 - it is raised soon, and later uses raise the same error or ``ClosedError``;
-- no process and no open file is left.
+- no process, no forked helper of an environment, and no open file is left.
 
-The exit code is 1 if a check failed.
+Full disks are file systems of 1 MiB, which only root can mount. Ray is left out if it
+is not installed. The exit code is 1 if a check failed.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +30,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -36,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.processes import wait_until, wait_until_gone
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.distributed import RayCollector
 from marl_collect.errors import ClosedError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
@@ -51,6 +56,27 @@ PROMISED: Final = 5.0
 LATER: Final = 0.3
 """Seconds between the first fault and the second one, if that is no close."""
 
+MIB: Final = 1 << 20
+
+
+def exceed_a_limit() -> None:
+    """Use all memory that a limit of the process allows, and keep it."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 64 * MIB, resource.RLIM_INFINITY))
+    _memory.extend(bytes(MIB) for _ in range(1000))
+
+
+_memory: list[bytes] = []
+
+
+def leave_a_helper(folder: Path) -> None:
+    """Fork a process that never ends, and holds all files of this one."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    (folder / f"helper-{pid}").touch()
+
+
 FIRST: Final[dict[str, tuple[Fault, str]]] = {
     "raise in step": (Fault("raise", at=3), "fault in step"),
     "raise in reset": (Fault("raise", "reset"), "fault in reset"),
@@ -60,9 +86,16 @@ FIRST: Final[dict[str, tuple[Fault, str]]] = {
     "abort in step": (Fault("kill", at=3, signal=signal.SIGABRT), "SIGABRT"),
     "exit in step": (Fault("exit", at=3), "exit code 3"),
     "stop in step": (Fault("kill", at=3, signal=signal.SIGSTOP), "hung 1 s in step"),
+    "memory": (Fault(exceed_a_limit, at=3), "MemoryError"),
+    "fork and kill": (Fault("kill", at=3), "SIGKILL"),
     "interrupt": (Fault("hang", at=3), "KeyboardInterrupt"),
+    "full disk": (Fault("hang", at=100_000), "No space left"),
+    "lost actor": (Fault("hang", at=3), "lost with actor"),
 }
 """A fault, and what its error says."""
+
+ONLY: Final = {"full disk": "Writer", "lost actor": "Ray"}
+"""Faults of one subject, which no environment causes."""
 
 IN_CLOSE: Final[dict[str, Callable[[], None]]] = {
     "raise": Fault("raise", "close").strike,
@@ -70,6 +103,7 @@ IN_CLOSE: Final[dict[str, Callable[[], None]]] = {
     "exit": Fault("exit", "close").strike,
     "kill": Fault("kill", "close").strike,
     "stop": Fault("kill", "close", signal=signal.SIGSTOP).strike,
+    "memory": exceed_a_limit,
 }
 
 LATER_FAULTS: Final[dict[str, Callable[[], None]]] = {
@@ -87,8 +121,9 @@ class Pair:
     Attributes:
         subject: name of what fails; see ``SUBJECTS``.
         first: see ``FIRST``.
-        second: see ``IN_CLOSE``, and ``LATER_FAULTS`` if it is not in a close.
-        where: of the second fault: "same close", "other close" or "other step".
+        second: "fork" or one of ``IN_CLOSE``, and of ``LATER_FAULTS`` in a step.
+        where: of the second fault: "same close", "other close", "other step", or
+            "full disk" while the dataset is closed.
         worker: of the first fault.
     """
 
@@ -108,17 +143,28 @@ class Pair:
 def draw(random_: random.Random) -> Pair:
     """Return a pair that can be told from its error."""
     subject = random_.choice([*SUBJECTS])
-    first = random_.choice([*FIRST])
-    where = random_.choice(["same close", "other close", "other step"])
+    first = random_.choice([f for f in FIRST if ONLY.get(f, subject) == subject])
+    places = ["same close", "other close", "other step"]
+    where = random_.choice([*places, "full disk"] if subject == "Writer" else places)
     if subject == "Collector":
         # Faults of its only process end the trainer, so only errors are drawn.
         first, where = random_.choice(["raise in step", "raise in reset"]), "same close"
         return Pair(subject, first, "raise", where, 0)
-    if first in ("hang in step", "hang in reset", "stop in step", "interrupt"):
+    if where == "full disk" and first != "full disk":
+        return Pair(subject, first, "none", where, random_.randrange(2))
+    if FIRST[first][0].kind == "hang" or first == "stop in step":
         # Before the limit has passed, a hang is no fault that could come first.
         where = random_.choice(["same close", "other close"])
-    second = random_.choice([*(LATER_FAULTS if where == "other step" else IN_CLOSE)])
+    closes = [*IN_CLOSE, "fork"]
+    second = random_.choice([*LATER_FAULTS] if where == "other step" else closes)
     return Pair(subject, first, second, where, random_.randrange(2))
+
+
+def in_close(pair: Pair, folder: Path) -> Callable[[], None]:
+    """Return what is done in a close."""
+    if pair.second == "fork":
+        return partial(leave_a_helper, folder)
+    return IN_CLOSE[pair.second]
 
 
 def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
@@ -127,6 +173,8 @@ def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
     struck = folder / "struck"
 
     def marked() -> None:
+        if pair.first == "fork and kill":
+            leave_a_helper(folder)
         struck.touch()
         fault.strike()
 
@@ -139,7 +187,7 @@ def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
     def broken() -> CountingEnv:
         env = CountingEnv(deaths=False, fault=Fault(marked, fault.phase, at=fault.at))
         if pair.where == "same close":
-            env.close = IN_CLOSE[pair.second]  # type: ignore[method-assign]
+            env.close = in_close(pair, folder)  # type: ignore[method-assign]
         return env
 
     def other() -> CountingEnv:
@@ -147,7 +195,7 @@ def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
             return CountingEnv(deaths=False, fault=Fault(later, "step", at=3))
         env = CountingEnv(deaths=False)
         if pair.where == "other close":
-            env.close = IN_CLOSE[pair.second]  # type: ignore[method-assign]
+            env.close = in_close(pair, folder)  # type: ignore[method-assign]
         return env
 
     return [broken, other] if pair.worker == 0 else [other, broken]
@@ -189,8 +237,72 @@ def written(pair: Pair, folder: Path) -> Iterator[Any]:
     made = factories(pair, folder)
     collector = MultiSyncCollector(made, frames_per_batch=40, timeout=TIMEOUT)
     description = DatasetDescription("pairs", collector.description)
-    with Writer(folder / "data", description) as writer:
-        yield collector.worker_pids, lambda: writer.add(collector.next())
+    with contextlib.ExitStack() as stack:
+        disk = folder
+        if needs_a_disk(pair):
+            disk = stack.enter_context(small_disk(folder / "disk"))
+        writer = stack.enter_context(Writer(disk / "data", description))
+
+        def add() -> None:
+            try:
+                batch = collector.next()
+                if pair.first == "full disk" and collector.frames == 120:
+                    fill(disk)
+                    (folder / "struck").touch()
+                writer.add(batch)
+            except BaseException:
+                if pair.where == "full disk":
+                    fill(disk)
+                with writer:
+                    raise
+
+        yield collector.worker_pids, add
+    collector.shutdown()
+
+
+def needs_a_disk(pair: Pair) -> bool:
+    """Return whether a disk has to be filled for this pair."""
+    return "full disk" in (pair.first, pair.where)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Mount an empty file system of 1 MiB."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), (disk / "others").open("ab", 0) as file:
+        while True:
+            file.write(bytes(512))
+
+
+@contextlib.contextmanager
+def on_ray(pair: Pair, folder: Path) -> Iterator[Any]:
+    """The same for a collector on Ray, with an actor for each environment."""
+    collector = RayCollector(
+        factories(pair, folder),
+        frames_per_batch=40,
+        sync=True,
+        timeout=TIMEOUT,
+        max_restarts=0,
+    )
+    actors = [actor["pid"] for actor in collector.actors]
+    if pair.first == "lost actor":
+
+        def kill() -> None:
+            wait_until((folder / "struck").exists)
+            os.kill(actors[pair.worker], signal.SIGKILL)
+
+        threading.Thread(target=kill, daemon=True).start()
+    yield [*actors, *collector._pool.pids], collector.next
     collector.shutdown()
 
 
@@ -202,6 +314,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "ParallelEnv": stepped,
     "Evaluator": evaluated,
     "Writer": written,
+    "Ray": on_ray,
 }
 
 
@@ -228,7 +341,8 @@ def check(pair: Pair, slack: float) -> float:
             if pair.first != "interrupt" or pair.subject != "ParallelEnv":
                 # Before an interrupted step ends, ParallelEnv can still be used.
                 check_closed(use, error)
-        wait_until_gone(pids)
+        helpers = [int(path.name[7:]) for path in folder.glob("helper-*")]
+        wait_until_gone([*pids, *helpers])
         error.__traceback__ = None  # Its frames hold what is checked next.
         del use, error
     wait_until(lambda: open_files() <= before, f"{open_files()} files, not {before}")
@@ -265,10 +379,13 @@ def check_cause(pair: Pair, error: BaseException) -> None:
     """Check that an error is about the first fault."""
     text = f"{type(error).__name__}: {error}"
     assert FIRST[pair.first][1] in text, f"raised {text}"
-    if pair.first == "interrupt" or pair.subject == "Collector":
+    if pair.first in ("interrupt", "full disk") or pair.subject == "Collector":
         return
     cause = worker_error_of(error)
     assert cause is not None, f"raised {text}"
+    if pair.first == "lost actor":
+        assert cause.worker == pair.worker, text
+        return
     phase = FIRST[pair.first][0].phase
     seen = (cause.worker, cause.environment, cause.phase)
     assert seen == (pair.worker, pair.worker, phase), f"{seen} in {text}"
@@ -312,21 +429,35 @@ def main() -> int:
     prepare()
     counts: Counter[str] = Counter()
     failed = 0
-    for seed in range(options.seed, options.seed + options.pairs):
-        pair = draw(random.Random(seed))
-        if options.only not in (None, pair.subject):
-            continue
-        counts[pair.subject] += 1
-        try:
-            seconds = check(pair, options.slack)
-        except (AssertionError, OSError) as error:
-            failed += 1
-            print(f"{seed} FAILED {pair}: {error}")  # noqa: T201
-            traceback.print_exc()
-        else:
-            print(f"{seed} {pair}: {seconds:.2f} s", flush=True)  # noqa: T201
+    with contextlib.ExitStack() as stack:
+        for seed in range(options.seed, options.seed + options.pairs):
+            pair = draw(random.Random(seed))
+            if options.only not in (None, pair.subject) or not possible(pair):
+                continue
+            if pair.subject == "Ray" and not counts["Ray"]:
+                from support.ray_cluster import started
+
+                stack.enter_context(started())
+                # Ray opens files when it is used first, and keeps them.
+                RayCollector(CountingEnv, frames_per_batch=1).shutdown()
+            counts[pair.subject] += 1
+            try:
+                seconds = check(pair, options.slack)
+            except (AssertionError, OSError) as error:
+                failed += 1
+                print(f"{seed} FAILED {pair}: {error}")  # noqa: T201
+                traceback.print_exc()
+            else:
+                print(f"{seed} {pair}: {seconds:.2f} s", flush=True)  # noqa: T201
     print(f"{counts.total()} pairs, {failed} failed:", dict(counts))  # noqa: T201
     return 1 if failed else 0
+
+
+def possible(pair: Pair) -> bool:
+    """Return whether this machine can have the faults of a pair."""
+    if pair.subject == "Ray":
+        return importlib.util.find_spec("ray") is not None
+    return not needs_a_disk(pair) or os.geteuid() == 0
 
 
 if __name__ == "__main__":

@@ -1,20 +1,35 @@
 """A few pairs of faults; ``fault_pairs.py`` draws as many as you like."""
 
 import random
+import subprocess
+import sys
+from typing import Any
 
+import fault_pairs
 import pytest
 from fault_pairs import SUBJECTS, check, draw, prepare
+
+from marl_collect.distributed import RayCollector
+from marl_collect.testing.counting import CountingEnv
+
+pytest_plugins = ["support.ray_cluster"]
 
 SLACK = 60.0
 """Seconds for a busy machine; the command is stricter."""
 
 SEEDS = {
-    "Collector": [2],
-    "MultiSync": [3, 8],
-    "MultiAsync": [7, 13],
-    "ParallelEnv": [0, 9],
-    "Evaluator": [5, 10],
-    "Writer": [19],
+    "Collector": [14],
+    "MultiSync": [51, 82],
+    "MultiAsync": [36, 98],
+    "ParallelEnv": [11, 40],
+    "Evaluator": [5, 33],
+    "Writer": [20],
+    "Ray": [74, 116],
+}
+
+FULL_DISKS = {
+    38: "exit in step of 0, then none in full disk",
+    323: "full disk of 1, then stop in same close",
 }
 
 
@@ -23,9 +38,32 @@ def _servers() -> None:
     prepare()
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_the_first_of_two_faults_is_reported(subject: str) -> None:
+def check_pairs(subject: str) -> None:
     for seed in SEEDS[subject]:
         pair = draw(random.Random(seed))
         assert pair.subject == subject
         check(pair, SLACK)
+
+
+@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name != "Ray"])
+def test_the_first_of_two_faults_is_reported(subject: str) -> None:
+    check_pairs(subject)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_first_of_two_faults_is_reported_on_ray() -> None:
+    # Ray opens files when it is used first, and keeps them.
+    RayCollector(CountingEnv, frames_per_batch=1).shutdown()
+    check_pairs("Ray")
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize("seed", FULL_DISKS)
+def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(seed: int) -> None:
+    arguments = ["--seed", f"{seed}", "--pairs", "1", "--slack", f"{SLACK}"]
+    command = [sys.executable, fault_pairs.__file__, *arguments]
+    run: Any = subprocess.run(
+        ["unshare", "-Urm", *command], capture_output=True, text=True, check=False
+    )
+    assert f"{seed} Writer: {FULL_DISKS[seed]}: " in run.stdout, run.stdout + run.stderr
+    assert "1 pairs, 0 failed" in run.stdout

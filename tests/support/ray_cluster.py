@@ -49,6 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[Any]:
     """A head with the resource ``home``, and a node with ``away``."""
     pytest.importorskip("ray")
+    with started() as nodes:
+        yield nodes
+
+
+@contextmanager
+def started() -> Iterator[Any]:
+    """Start the cluster and connect to it."""
     import ray
     from ray._private import services
     from ray.cluster_utils import Cluster
