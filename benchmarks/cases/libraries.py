@@ -6,9 +6,8 @@ of a batch. Libraries read ascending numbers without repetition, which they pref
 is read is in the page cache, and every file was opened before. Processor time is that
 of all threads.
 
-A batch of 2,000 frames is appended and synced to the disk. Of these forms, only the
-dataset survives a kill in the middle of that: the libraries have no transaction over
-several columns. Sizes are of 20,000 frames.
+A batch of 2,000 frames is appended and synced to the disk. HDF5, zarr and blosc2 have
+no transaction over several columns. Sizes are of 20,000 frames.
 """
 
 import functools
