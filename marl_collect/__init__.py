@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from marl_collect.core.description import EnvDescription as EnvDescription
     from marl_collect.core.description import GroupDescription as GroupDescription
     from marl_collect.core.env import MultiAgentEnv as MultiAgentEnv
+    from marl_collect.core.env_wrapper import EnvWrapper as EnvWrapper
     from marl_collect.core.groups import MarlGroupMapType as MarlGroupMapType
     from marl_collect.core.random_actions import RandomPolicy as RandomPolicy
     from marl_collect.distributed import RayCollector as RayCollector

@@ -241,7 +241,8 @@ def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Seque
         in_features=leaf.size,
         **options.conv,
     )
-    return nn.Sequential(ImageInput(channels_last=leaf.channels_last), conv)
+    image = ImageInput(channels_last=leaf.channels_last, stacked=leaf.stacked)
+    return nn.Sequential(image, conv)
 
 
 def _n_features(conv: nn.Module, leaf: Leaf, n_agents: int) -> int:

@@ -77,7 +77,8 @@ def convolutions(setting: str, description: EnvDescription) -> dict[str, list[in
 
 
 def _sides(leaf: Leaf) -> tuple[int, ...]:
-    return leaf.shape[:2] if leaf.channels_last else leaf.shape[1:]
+    image = leaf.shape[-3:]
+    return image[:2] if leaf.channels_last else image[1:]
 
 
 def check(setting: str) -> None:

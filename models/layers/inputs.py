@@ -48,6 +48,8 @@ class Leaf:
         channels_last: whether an image is ``[height, width, channels]``.
         is_plain: whether it is a float32 vector.
         start: value of the first category.
+        stacked: whether an image has a first dimension of frames, whose channels are
+            joined.
     """
 
     key: tuple[str, ...]
@@ -57,6 +59,7 @@ class Leaf:
     channels_last: bool = False
     is_plain: bool = False
     start: int = 0
+    stacked: bool = False
 
 
 def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[Leaf]:
@@ -64,7 +67,7 @@ def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[L
 
     An array of three dimensions is an image if its sides have at least 29 pixels;
     smaller ones are read as numbers. Of its first and last dimension, the smaller one
-    contains the channels.
+    contains the channels. An array of four dimensions is a stack of such images.
 
     Raises:
         TypeError: for a space that no network of this package supports.
@@ -88,13 +91,16 @@ def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
             "Tuple of these. Build the policy by hand from your own network and a head."
         )
     shape = tuple(int(n) for n in space.shape)
-    if len(shape) == 3:
-        channels_last = shape[2] <= shape[0]
-        sides = shape[:2] if channels_last else shape[1:]
-        if min(sides) >= _SMALLEST_IMAGE:
-            channels = shape[2] if channels_last else shape[0]
-            return Leaf(key, shape, "image", channels, channels_last)
     size = int(np.prod(shape, dtype=np.int64))
+    if len(shape) in (3, 4):
+        image = shape[-3:]
+        channels_last = image[2] <= image[0]
+        sides = image[:2] if channels_last else image[1:]
+        if min(sides) >= _SMALLEST_IMAGE:
+            channels = size // (sides[0] * sides[1])
+            return Leaf(
+                key, shape, "image", channels, channels_last, stacked=len(shape) == 4
+            )
     plain = len(shape) == 1 and space.dtype == np.float32
     return Leaf(key, shape, "vector", size, is_plain=plain)
 
@@ -151,27 +157,38 @@ class ImageInput(nn.Module):
     Args:
         channels_last: whether the images are ``[height, width, channels]``.
         dtype: dtype of the result.
+        stacked: whether there is a dimension of frames before each image.
     """
 
     pure_forward = True
     by_row = True
 
     def __init__(
-        self, *, channels_last: bool = True, dtype: torch.dtype = torch.float32
+        self,
+        *,
+        channels_last: bool = True,
+        dtype: torch.dtype = torch.float32,
+        stacked: bool = False,
     ) -> None:
         super().__init__()
         self.channels_last = channels_last
         self.dtype = dtype
+        self.stacked = stacked
 
     def forward(self, image: Tensor) -> Tensor:
-        """Map ``[*, height, width, channels]`` to ``[*, channels, height, width]``."""
+        """Map ``[*, height, width, channels]`` to ``[*, channels, height, width]``.
+
+        The channels of stacked images are joined: ``[*, frames * channels, ...]``.
+        """
         if self.channels_last:
             image = image.movedim(-1, -3)
         if image.dtype.is_floating_point:
-            return image.to(self.dtype)
-        # The copy is contiguous, which is faster here and in the convolution.
-        image = image.to(self.dtype, memory_format=torch.contiguous_format)
-        return image.div_(255)
+            image = image.to(self.dtype)
+        else:
+            # The copy is contiguous, which is faster here and in the convolution.
+            image = image.to(self.dtype, memory_format=torch.contiguous_format)
+            image = image.div_(255)
+        return image.flatten(-4, -3) if self.stacked else image
 
     @override
     def extra_repr(self) -> str:

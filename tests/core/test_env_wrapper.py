@@ -1,0 +1,350 @@
+"""Changes to an environment: what wrappers add, and that all else stays as it is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.worlds import CountingWorlds
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
+
+from marl_collect import (
+    Collector,
+    EnvWrapper,
+    MultiSyncCollector,
+    ParallelEnv,
+    check_env,
+    evaluate,
+)
+from marl_collect.core.description import allocate
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.models import make_policy
+from marl_collect.testing.counting import CountingEnv
+
+
+class Plain(EnvWrapper):
+    """Changes nothing."""
+
+
+class OthersRewards(EnvWrapper):
+    """Agents also observe the last rewards of their whole group."""
+
+    def __init__(self, env: Any) -> None:
+        groups = env.description.groups.items()
+        rewards = {
+            name: {"rewards": spaces.Box(-np.inf, np.inf, (g.n_agents,), np.float32)}
+            for name, g in groups
+        }
+        super().__init__(env, observe=rewards)
+        self.groups = list(rewards)
+
+    def after_reset(self, begun: Any, seed: Any) -> None:
+        for name in self.groups:
+            self.row[name, "observation", "rewards"][begun] = 0
+
+    def after_step(self) -> None:
+        for name in self.groups:
+            rewards = self.row[name, "reward"][..., 0]
+            self.row[name, "observation", "rewards"][...] = rewards[..., None, :]
+
+
+class Bonus(EnvWrapper):
+    """Adds 1 to every reward, also of agents that are done."""
+
+    def after_step(self) -> None:
+        for name in self.description.groups:
+            self.row[name, "reward"][...] += 1
+
+
+class Reputation(EnvWrapper):
+    """A running mean of actions that begins with noise of the seed."""
+
+    def __init__(self, env: Any, group: str = "hunter") -> None:
+        self.size = env.description.groups[group].n_agents
+        self.group = group
+        space = spaces.Box(-np.inf, np.inf, (self.size,), np.float32)
+        super().__init__(env, observe={group: {"reputation": space}})
+
+    def after_reset(self, begun: Any, seed: Any) -> None:
+        noise = np.random.default_rng(seed).normal(size=self.size)
+        self.reputation = noise.astype(np.float32)
+        self.row[self.group, "observation", "reputation"][begun] = self.reputation
+
+    def after_step(self) -> None:
+        done = self.row[self.group, "done"][:, 0]
+        actions = np.where(done, 0, self.row[self.group, "action"])
+        self.reputation += 0.1 * (actions - self.reputation)
+        self.row[self.group, "observation", "reputation"][...] = self.reputation
+
+
+class Doubled(EnvWrapper):
+    """Observations are twice as large, in the same space."""
+
+    def __init__(self, env: Any) -> None:
+        self.keys = [
+            key for key in env.description.observed() if key[1:2] == ("observation",)
+        ]
+        super().__init__(env, writes=self.keys)
+
+    def after_reset(self, begun: Any, seed: Any) -> None:
+        self.after_step()
+
+    def after_step(self) -> None:
+        for key in self.keys:
+            np.multiply(self.env_row[key], 2, out=self.row[key])
+
+
+class FewActions(EnvWrapper):
+    """Hunters have two actions, which become the first and the last of four."""
+
+    def __init__(self, env: Any) -> None:
+        two = replace(env.description.groups["hunter"], action=spaces.Discrete(2))
+        groups = {**env.description.groups, "hunter": two}
+        super().__init__(env, replace(env.description, groups=groups))
+
+    def before_step(self) -> None:
+        self.env_row["hunter", "action"][...] = 3 * self.row["hunter", "action"]
+
+
+def counting(**options: Any) -> CountingEnv:
+    return CountingEnv(min_length=4, max_length=9, **options)
+
+
+def scripted() -> PettingZooWrapper:
+    script = Script(
+        n_agents=4,
+        ends={"agent_1": (2, "terminated"), "agent_3": (4, "vanished")},
+        joins={"agent_2": 3},
+        returns={"agent_1": 5},
+    )
+    return PettingZooWrapper(ScriptedEnv(script), done_on_any=False)
+
+
+def turns() -> PettingZooWrapper:
+    script = Script(ends={"agent_1": (2, "terminated")}, max_cycles=4)
+    return PettingZooWrapper(ScriptedTurns(script))
+
+
+ENVIRONMENTS: dict[str, Callable[[], Any]] = {
+    "counting": counting,
+    "masks": partial(counting, action_mask=True, state=True, episode_reward=True),
+    "nested": partial(counting, image=(4, 4, 3), mask=False),
+    "one-hot": partial(counting, categorical_actions=False),
+    "joins and returns": scripted,
+    "turns": turns,
+}
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+@pytest.mark.parametrize("wrapper", [Plain, OthersRewards, Bonus])
+def test_wrapped_environments_fulfil_the_contract(
+    make_env: Callable[[], Any], wrapper: Any
+) -> None:
+    check_env(lambda: wrapper(make_env()))
+    check_env(
+        lambda: (
+            OthersRewards(wrapper(make_env()))
+            if wrapper is Bonus
+            else wrapper(Bonus(make_env()))
+        )
+    )
+
+
+@pytest.mark.parametrize("wrapper", [Reputation, Doubled, FewActions])
+def test_other_wrappers_fulfil_the_contract(wrapper: Any) -> None:
+    check_env(lambda: wrapper(counting()))
+    check_env(lambda: wrapper(OthersRewards(counting())))
+
+
+def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> Any:
+    with Collector(
+        make_env, policy, frames_per_batch=60, total_frames=60, seed=5, **options
+    ) as collector:
+        return collector.next()
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_a_wrapper_without_changes_gives_the_same_data(
+    make_env: Callable[[], Any],
+) -> None:
+    expected = frames(make_env)
+    found = frames(lambda: Plain(make_env()))
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    assert (found == expected).all()
+
+
+def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
+    env = OthersRewards(Reputation(counting(image=(4, 4, 3), state=True)))
+    row = allocate(env.description.row())
+    env.bind(row)
+    inside = env.env.env_row
+    assert inside["state",] is row["state",]
+    image = row["hunter", "observation", "image"]
+    assert inside["hunter", "observation", "image"] is image
+    prey = row["prey", "observation", "observation"]
+    assert inside["prey", "observation"] is prey
+    doubled = Doubled(counting())
+    doubled.bind(row := allocate(doubled.description.row()))
+    seen = ("hunter", "observation")
+    assert not np.shares_memory(doubled.env_row[seen], row[seen])
+    assert doubled.env_row["hunter", "action"] is row["hunter", "action"]
+
+
+def test_agents_observe_the_last_rewards_of_others() -> None:
+    batch = frames(lambda: OthersRewards(counting()))
+    rewards = batch["next", "hunter", "reward"][..., 0]
+    told = batch["next", "hunter", "observation", "rewards"]
+    alive = ~batch["hunter", "done"][..., 0]
+    assert not alive.all()
+    for agent in range(rewards.shape[-1]):
+        here = alive[..., agent]
+        assert (told[..., agent, :][here] == rewards[here]).all()
+        assert (told[..., agent, :][~here] == 0).all()
+    ended = batch["next", "done"][:, :-1, 0]
+    begins = batch["hunter", "observation", "rewards"][:, 1:]
+    assert (begins[ended] == 0).all()
+    assert ended.sum() > 1
+
+
+def test_rewards_change_in_place_but_for_agents_that_were_done() -> None:
+    plain, more = frames(counting), frames(lambda: Bonus(counting()))
+    for group in ("hunter", "prey"):
+        alive = ~plain[group, "done"]
+        before, after = (b["next", group, "reward"] for b in (plain, more))
+        assert (after == torch.where(alive, before + 1, 0)).all()
+        assert not alive.all()
+
+
+def test_an_agent_that_returns_has_a_row_again() -> None:
+    batch = frames(lambda: Bonus(scripted()))[0]
+    plain = frames(scripted)[0]
+    acts = ~plain["agent", "done"][..., 0]
+    gained = (batch["next", "agent", "reward"] - plain["next", "agent", "reward"])[
+        ..., 0
+    ]
+    returned = ~plain["next", "agent", "done"][..., 0] & ~acts
+    assert returned.any()
+    assert (gained[acts | returned] == 1).all()
+    assert (gained[~acts & ~returned] == 0).all()
+
+
+def test_actions_are_translated() -> None:
+    batch = frames(lambda: FewActions(counting(deaths=False)))
+    action = batch["hunter", "action"]
+    assert set(action.unique().tolist()) == {0, 1}
+    # A hunter observes the action that its environment got.
+    taken = batch["next", "hunter", "observation"][..., 4]
+    assert (taken == 3 * action).all()
+
+
+def test_observations_of_the_same_space_are_written_anew() -> None:
+    plain, doubled = frames(turns), frames(lambda: Doubled(turns()))
+    key = ("agent_0", "observation")
+    assert (doubled[key] == 2 * plain[key]).all()
+    assert plain[key].any()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_give_the_same_data(workers: int) -> None:
+    def make_env() -> EnvWrapper:
+        return OthersRewards(Reputation(counting()))
+
+    policy = make_policy(make_env, num_cells=(8,))
+    keywords: Any = {"frames_per_batch": 60, "total_frames": 120, "seed": 3}
+    with (
+        Collector([make_env] * 3, policy, **keywords) as one,
+        MultiSyncCollector(
+            [make_env] * 3, policy, num_workers=workers, **keywords
+        ) as many,
+    ):
+        for expected, found in zip(one, many, strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_environments_of_other_processes_give_the_same_data() -> None:
+    def make_env() -> EnvWrapper:
+        return OthersRewards(Reputation(counting()))
+
+    expected = frames([make_env] * 2)  # type: ignore[arg-type]
+    found = frames(lambda: ParallelEnv(2, make_env))
+    assert (found == expected).all()
+
+
+def test_a_loaded_state_continues_exactly() -> None:
+    def make_env() -> EnvWrapper:
+        return OthersRewards(Reputation(counting()))
+
+    def collector() -> Collector:
+        return Collector(make_env, frames_per_batch=7, total_frames=35, seed=3)
+
+    with collector() as whole:
+        expected = [batch.clone() for batch in whole]
+    with collector() as begun:
+        found = [begun.next().clone(), begun.next().clone()]
+        state = begun.state_dict()
+    with collector() as resumed:
+        resumed.load_state_dict(state)
+        found += [batch.clone() for batch in resumed]
+    assert len(found) == len(expected)
+    for one, other in zip(expected, found, strict=True):
+        assert (one == other).all()
+
+
+def test_episodes_are_evaluated() -> None:
+    plain = evaluate(None, counting, episodes=3, seeds=1)
+    more = evaluate(None, lambda: Bonus(counting()), episodes=3, seeds=1)
+    for one, other in zip(plain.episodes, more.episodes, strict=True):
+        assert one.length == other.length
+        for agent in one.returns:
+            assert one.returns[agent] < other.returns[agent]
+
+
+def test_a_wrapper_has_the_attributes_of_what_it_wraps() -> None:
+    env = Bonus(scripted())
+    assert env.is_parallel
+    assert env.description.name == "Bonus(scripted_v0)"
+    assert repr(env).startswith('Bonus("Bonus(')
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = env.nothing
+    env.close()
+    assert env.env.is_closed
+    picture = Plain(CountingEnv()).render()
+    assert picture is not None
+    assert np.array_equal(picture, CountingEnv().render())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"observe": {"wolves": {}}}, ValueError, "has the groups .'hunter', 'prey'"),
+        (
+            {"observe": {"hunter": {"observation": spaces.Discrete(2)}}},
+            ValueError,
+            "observes .'observation'. already: choose other names",
+        ),
+        ({"writes": [("hunter", "speed")]}, ValueError, "not in the row: found"),
+        (
+            {"description": CountingEnv(n_prey=0).description},
+            ValueError,
+            "keeps the groups and agents",
+        ),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    arguments: Mapping[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Plain(CountingEnv(), **arguments)
+
+
+def test_only_single_environments_are_wrapped() -> None:
+    with pytest.raises(TypeError, match="steps 4 worlds in one call"):
+        Plain(CountingWorlds())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"lambda: Plain\(factory\(\)\)"):
+        Plain(CountingEnv)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Pass `PettingZooWrapper\(ScriptedEnv"):
+        Plain(ScriptedEnv(Script()))

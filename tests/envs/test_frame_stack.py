@@ -1,0 +1,131 @@
+"""Stacks of observations, compared with the observations of the plain environment."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
+
+from marl_collect import Collector, check_env
+from marl_collect.envs import FrameStack, PettingZooWrapper
+from marl_collect.models import ImageInput, make_policy
+from marl_collect.testing.counting import CountingEnv
+
+
+def counting(**options: Any) -> CountingEnv:
+    return CountingEnv(min_length=4, max_length=9, **options)
+
+
+def scripted() -> PettingZooWrapper:
+    script = Script(
+        n_agents=4,
+        ends={"agent_1": (2, "terminated"), "agent_3": (4, "vanished")},
+        joins={"agent_2": 3},
+        returns={"agent_1": 5},
+    )
+    return PettingZooWrapper(ScriptedEnv(script), done_on_any=False)
+
+
+def turns() -> PettingZooWrapper:
+    script = Script(ends={"agent_1": (2, "terminated")}, max_cycles=4)
+    return PettingZooWrapper(ScriptedTurns(script))
+
+
+ENVIRONMENTS: dict[str, Callable[[], Any]] = {
+    "deaths": counting,
+    "no mask": partial(counting, mask=False),
+    "nobody ends early": partial(counting, deaths=False),
+    "pictures": partial(counting, image=(5, 4, 3)),
+    "joins and returns": scripted,
+    "turns": turns,
+}
+
+
+def frames(make_env: Callable[[], Any]) -> Any:
+    with Collector(make_env, frames_per_batch=80, total_frames=80, seed=5) as collector:
+        return collector.next()[0]
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_stacked_environments_fulfil_the_contract(make_env: Callable[[], Any]) -> None:
+    check_env(lambda: FrameStack(make_env(), 3))
+    check_env(lambda: FrameStack(FrameStack(make_env(), 2), 1))
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -> None:
+    plain, stacked = frames(make_env), frames(lambda: FrameStack(make_env(), 3))
+    checked = 0
+    for key in make_env().description.observed():
+        if key[1:2] != ("observation",):
+            continue
+        group = key[0]
+        for agent in range(plain[key].shape[1]):
+            seen: list[Any] = []
+            for t in range(len(plain)):
+                now, after = plain[t][group], plain[t]["next", group]
+                if t == 0 or plain[t - 1]["next", "done"]:
+                    seen = [plain[t][key][agent]] if _acts(now, agent) else []
+                expected = _padded(seen, plain[t][key][agent])
+                if _acts(now, agent):
+                    assert np.array_equal(stacked[t][key][agent], expected)
+                    checked += 1
+                was_done = bool(now["done"][agent])
+                is_done = bool(after["done"][agent])
+                if was_done and not is_done:
+                    seen = []
+                if (_acts(after, agent) and not is_done) or (is_done and not was_done):
+                    seen.append(plain[t]["next"][key][agent])
+                    expected = _padded(seen, seen[-1])
+                    assert np.array_equal(stacked[t]["next"][key][agent], expected)
+    assert checked > 20
+
+
+def _acts(group: Any, agent: int) -> bool:
+    if "mask" in group.keys():
+        return bool(group["mask"][agent])
+    return not bool(group["done"][agent])
+
+
+def _padded(seen: list[Any], like: Any) -> Any:
+    if not seen:
+        return np.zeros((3, *like.shape), np.asarray(like).dtype)
+    last = seen[-3:]
+    return np.stack([*[last[0]] * (3 - len(last)), *last])
+
+
+def test_a_policy_acts_on_stacks() -> None:
+    make_env = lambda: FrameStack(counting(), 3)  # noqa: E731
+    policy = make_policy(make_env, num_cells=(8,))
+    with Collector(make_env, policy, frames_per_batch=20, total_frames=20) as collector:
+        batch = collector.next()
+    assert batch["hunter", "observation"].shape == (1, 20, 2, 3, 5)
+
+
+def test_stacked_pictures_are_read_by_convolutions() -> None:
+    make_env = lambda: FrameStack(counting(image=(32, 30, 3)), 4)  # noqa: E731
+    policy = make_policy(make_env)
+    weights = [w for w in policy.state_dict().values() if w.ndim >= 4]
+    assert weights[0].shape[-3] == 4 * 3
+    with Collector(make_env, policy, frames_per_batch=20, total_frames=20) as collector:
+        batch = collector.next()
+        expected = policy(batch.clone())
+    pictures = batch["hunter", "observation", "image"]
+    assert pictures.shape == (1, 20, 2, 4, 32, 30, 3)
+    torch.testing.assert_close(
+        expected["hunter", "logits"], batch["hunter", "logits"], rtol=1e-4, atol=1e-5
+    )
+    joined = ImageInput(stacked=True)(pictures)
+    assert joined.shape == (1, 20, 2, 12, 32, 30)
+    second = pictures[..., 1, :, :, 2].float() / 255
+    torch.testing.assert_close(joined[..., 5, :, :], second)
+
+
+def test_a_stack_needs_a_frame() -> None:
+    with pytest.raises(ValueError, match="frames must be at least 1, but is 0"):
+        FrameStack(counting(), 0)
+    with pytest.raises(TypeError, match="FrameStack wraps an environment"):
+        FrameStack(CountingEnv)  # type: ignore[arg-type]
