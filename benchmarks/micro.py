@@ -42,6 +42,7 @@ TABLE = (
     "datasets",
     "vectors",
     "formats",
+    "libraries",
 )
 """Modules of ``cases``."""
 
