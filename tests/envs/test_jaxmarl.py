@@ -45,6 +45,9 @@ class Rollout:
         self.step_env = jax.jit(jax.vmap(env.step_env))
         legal = getattr(env, "get_legal_moves", env.get_avail_actions)
         self.legal = jax.jit(jax.vmap(legal))
+        self.keys: Any = None
+        self.observed: Any = None
+        self.state: Any = None
         self.episodes = np.full(WORLDS, -1)
         self.begin(np.ones(WORLDS, bool))
 
@@ -156,7 +159,7 @@ def test_a_world_that_begins_alone_compiles_nothing() -> None:
     env.begin(None, seeds)
     env.begin(np.array([True, False, False, True]), seeds)
     env.advance({"agent": np.zeros((4, 3), np.int64)})
-    compiled = (env._reset, env._renew, env._step)
+    compiled: Any = (env._reset, env._renew, env._step)
     before = [function._cache_size() for function in compiled]
     for worlds in ([1], [0, 2, 3], [3]):
         which = np.zeros(4, np.bool_)
