@@ -194,10 +194,11 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 
 # MeltingPot is installed first: our installer can build it without a network, and pip
 # then finds the requirement satisfied. Overcooked-AI's dependencies would overwrite
-# pygame-ce, and it works without them.
+# pygame-ce, and it works without them. JaxMARL's would install an older gymnasium; with
+# MeltingPot's jax and chex, flax and jaxtyping are enough.
 $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@echo "Installing every extra into $(VENV): several minutes, once."
 	@$(BIN)/python scripts/install_meltingpot.py $(CONSTRAINTS)
 	@$(INSTALL) -e ".[all]"
-	@$(INSTALL) --no-deps overcooked-ai
+	@$(INSTALL) --no-deps overcooked-ai jaxmarl flax jaxtyping
 	@touch $(STAMP_DEMO) $@

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marl_collect.envs.errors import MissingPackageError as MissingPackageError
     from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.frame_stack import FrameStack as FrameStack
+    from marl_collect.envs.jaxmarl.env import JaxMarlEnv as JaxMarlEnv
     from marl_collect.envs.lab2d.env import Lab2dEnv as Lab2dEnv
     from marl_collect.envs.lbforaging.env import LbForagingEnv as LbForagingEnv
     from marl_collect.envs.mamujoco.env import MamujocoEnv as MamujocoEnv

@@ -104,6 +104,7 @@ USES: dict[str, tuple[str, ...]] = {
     "atari": ("marl-collect envs atari",),
     "meltingpot": (_INFO.format("meltingpot/coins"),),
     "dmlab2d": (_LAB2D, "import dmlab2d"),
+    "jaxmarl": (_INFO.format("jaxmarl/MPE_simple_spread_v3"),),
     "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
     "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
     "mamujoco": (_INFO.format("mamujoco/Ant-4x2"),),
@@ -128,7 +129,7 @@ USES: dict[str, tuple[str, ...]] = {
 that has been collected before."""
 DATA = "collected"
 """Its folder; the README's commands use other names."""
-NOT_IN_ALL = ("benchmarl", "overcooked")
+NOT_IN_ALL = ("benchmarl", "jaxmarl", "overcooked")
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
 

@@ -56,6 +56,7 @@ FAMILIES = [
     {"pyspiel", "shimmy"},
     {"rware"},
     {"vmas"},
+    {"jaxmarl"},
 ]
 
 

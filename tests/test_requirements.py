@@ -18,8 +18,8 @@ with (ROOT / "pyproject.toml").open("rb") as _file:
 EXTRAS = PROJECT["optional-dependencies"]
 OTHER_VERSIONS = {"benchmarl"}
 """Extras that need other versions than the tested: see `make test-versions`."""
-CLASHES = {"overcooked"}
-"""Extras with a dependency that overwrites files of another extra."""
+CLASHES = {"jaxmarl", "overcooked"}
+"""Extras with a dependency that replaces files or versions of another extra."""
 DECLARED = sorted(
     {
         *PROJECT["dependencies"],

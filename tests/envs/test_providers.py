@@ -12,6 +12,7 @@ from marl_collect.cli import tasks
 from marl_collect.core.task_providers import GROUP
 from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
 from marl_collect.envs.family import Family
+from marl_collect.envs.jaxmarl.provider import FAMILY as JAXMARL
 from marl_collect.envs.lab2d import provider as lab2d
 from marl_collect.envs.lbforaging.provider import FAMILY as LBFORAGING
 from marl_collect.envs.mamujoco.provider import FAMILY as MAMUJOCO
@@ -70,7 +71,7 @@ def test_aec_tasks_need_no_parallel_false() -> None:
     env.close()
 
 
-FAMILIES = [LBFORAGING, MAMUJOCO, OPENSPIEL, OVERCOOKED, RWARE, VMAS]
+FAMILIES = [JAXMARL, LBFORAGING, MAMUJOCO, OPENSPIEL, OVERCOOKED, RWARE, VMAS]
 
 
 @pytest.mark.parametrize("family", [lab2d, meltingpot, pettingzoo, *FAMILIES])
@@ -156,7 +157,8 @@ def test_a_family_without_its_library_says_how_to_install_it(
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
     if any(importlib.util.find_spec(module) is None for module in family.modules):
-        pytest.skip(f"needs the extra {family.extra}")
+        optional = family.name == "jaxmarl"
+        pytest.skip("needs jaxmarl" if optional else f"needs the extra {family.extra}")
     found = family.available_tasks()
     assert len(found) >= 3
     assert found.items() <= tasks.available_tasks().items()
@@ -164,5 +166,5 @@ def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
         assert missing == ""
         assert callable(family.find_task(task))
     settings = family.settings(task)
-    limit = "max_steps" if family.batched else "time_limit"
-    assert settings[limit] == (100 if family.batched else None)
+    name, default = ("num_envs", 32) if family.batched else ("time_limit", None)
+    assert settings[name] == default

@@ -1,0 +1,219 @@
+"""``JaxMarlEnv``: many worlds of a JaxMARL task."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from marl_collect.core.batched import BatchedEnv, Step
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.jaxmarl import library
+from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+
+_Space = spaces.Space[Any]
+
+
+@final
+class JaxMarlEnv(BatchedEnv):
+    """Worlds of a JaxMARL task, such as ``"MPE_simple_spread_v3"``.
+
+    A seed and the actions determine the episode of a world. With
+    ``key, reset_key = split(PRNGKey(seed))`` an episode begins with
+    ``reset(reset_key)``, and each step takes ``key, step_key = split(key)``. Data are
+    those of the library's ``step_env`` with these keys.
+
+    An end that the library's limit of steps causes is a truncation, other ends are
+    terminations. Observations have the library's shapes and dtypes. If it returns the
+    state of the world, that is ``"state"``. JAX chooses the device.
+
+    Example:
+        >>> from functools import partial
+        >>> factory = partial(JaxMarlEnv, "HeuristicEnemySMAX", 256, scenario="3m")
+    """
+
+    def __init__(
+        self,
+        task: str,
+        num_envs: int = 32,
+        *,
+        group_map: MarlGroupMapType | GroupMap | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Build the worlds. The first step compiles them, which takes seconds.
+
+        Args:
+            task: name of the task in JaxMARL.
+            num_envs: number of worlds.
+            group_map: group to agents; None groups by names and spaces.
+            kwargs: arguments of the task, such as ``max_steps=50``. SMAX takes the
+                name of a scenario, and Overcooked that of a layout.
+
+        Raises:
+            TypeError: for an argument that the task does not have.
+            ValueError: if a group map does not fit, or there is no such task.
+        """
+        self._env = env = library.build(task, kwargs)
+        seen, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+        self._legal = _legal(env, state)
+        agents: list[str] = list(env.agents)
+        masked = "" if self._legal is None else "observation"
+        specs = [
+            AgentSpec(a, a, "", 0, _observed(seen[a]), _action(env, a), masked)
+            for a in agents
+        ]
+        by_name = {spec.name: spec for spec in specs}
+        self._members = group_agents(specs, group_map, parallel=True)
+        groups = {
+            group: GroupDescription(
+                tuple(members),
+                by_name[members[0]].observation,
+                by_name[members[0]].action,
+                action_mask=self._legal is not None,
+            )
+            for group, members in self._members.items()
+        }
+        self._has_state = "world_state" in seen
+        root = {"state": _observed(seen["world_state"])} if self._has_state else {}
+        limit = library.episode_limit(task, env)
+        super().__init__(EnvDescription(task, groups, root, time_limit=limit), num_envs)
+        # One executable begins all worlds, whatever the number that are new, so an
+        # episode does not depend on the worlds that begin with it.
+        self._reset = jax.jit(self._fresh)
+        self._renew = jax.jit(_chosen)
+        self._step = jax.jit(self._stepped)
+        self._worlds_now: Any = None  # keys and states
+
+    @override
+    def begin(
+        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
+    ) -> dict[Any, Any]:
+        # Without its 64-bit mode, PRNGKey uses 32 bits of a seed.
+        new, seen = self._reset(seeds.astype(np.uint32))
+        if which is not None:
+            new = self._renew(which, new, self._worlds_now)
+        self._worlds_now = new
+        return self._observations(seen)
+
+    @override
+    def advance(self, actions: Mapping[str, NDArray[Any]]) -> Step:
+        self._worlds_now, seen, rewards, terminated = self._step(
+            self._worlds_now, dict(actions)
+        )
+        return Step(self._observations(seen), _arrays(rewards), _arrays(terminated))
+
+    def _observations(self, seen: Any) -> dict[Any, Any]:
+        groups, legal, root = seen
+        masks = {(name, "action_mask"): mask for name, mask in _arrays(legal).items()}
+        return {**_arrays(groups), **masks, **_arrays(root)}
+
+    def _fresh(self, seeds: Any) -> Any:
+        keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))(seeds)
+        seen, states = jax.vmap(self._env.reset)(keys[:, 1])
+        return (keys[:, 0], states), self._by_group(seen, states)
+
+    def _stepped(self, worlds: Any, actions: Any) -> Any:
+        keys, states = worlds
+        keys = jax.vmap(jax.random.split)(keys)
+        by_agent = {
+            agent: actions[group][:, row]
+            for group, members in self._members.items()
+            for row, agent in enumerate(members)
+        }
+        step = jax.vmap(self._env.step_env)
+        seen, after, rewards, _, _ = step(keys[:, 1], states, by_agent)
+        # With its clock before the first frame, no world is at its limit. The compiler
+        # merges both steps.
+        _, _, _, done, _ = step(keys[:, 1], _clock_back(states), by_agent)
+        over = done["__all__"]
+        terminated = {
+            group: jnp.stack([done[agent] | over for agent in members], 1)
+            for group, members in self._members.items()
+        }
+        earned = {
+            group: _rows([rewards[agent] for agent in members]).astype(jnp.float32)
+            for group, members in self._members.items()
+        }
+        return (keys[:, 0], after), self._by_group(seen, after), earned, terminated
+
+    def _by_group(self, seen: Any, states: Any) -> Any:
+        """Return the observations and legal actions by group, and the root."""
+        observed = {
+            group: jnp.stack([seen[agent] for agent in members], 1)
+            for group, members in self._members.items()
+        }
+        legal: dict[str, Any] = {}
+        if self._legal is not None:
+            masks = jax.vmap(self._legal)(states)
+            legal = {
+                group: jnp.stack([masks[agent] for agent in members], 1).astype(bool)
+                for group, members in self._members.items()
+            }
+        root = {"state": seen["world_state"]} if self._has_state else {}
+        return observed, legal, root
+
+
+def _arrays(tree: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return numpy arrays; on the CPU they share JAX's memory."""
+    return {name: np.asarray(array) for name, array in tree.items()}
+
+
+def _rows(agents: list[Any]) -> Any:
+    """Return ``[K, n]`` of the rewards of n agents."""
+    return jnp.stack([reward.reshape(-1) for reward in agents], 1)
+
+
+def _chosen(which: Any, new: Any, old: Any) -> Any:
+    """Return ``new`` in the worlds of ``which``, and ``old`` in the others."""
+
+    def choose(a: Any, b: Any) -> Any:
+        return jnp.where(which.reshape(-1, *([1] * (a.ndim - 1))), a, b)
+
+    return jax.tree.map(choose, new, old)
+
+
+def _clock_back(state: Any) -> Any:
+    """Return a state whose clocks are before the first frame."""
+    if hasattr(state, "state"):  # A world inside that of an enemy's policy.
+        return state.replace(state=_clock_back(state.state))
+    clocks = [name for name in ("step", "outer_t") if hasattr(state, name)]
+    return state.replace(
+        **{name: jnp.full_like(getattr(state, name), -1) for name in clocks}
+    )
+
+
+def _legal(env: Any, state: Any) -> Any:
+    """Return the library's function from a state to legal actions; None for all."""
+    legal = getattr(env, "get_legal_moves", env.get_avail_actions)
+    try:
+        jax.eval_shape(legal, state)
+    except NotImplementedError:
+        return None
+    return legal
+
+
+def _observed(seen: Any) -> _Space:
+    # Declared shapes and bounds are not always those of the data.
+    dtype = np.dtype(seen.dtype)
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, seen.shape, dtype.type)
+
+
+def _action(env: Any, agent: str) -> _Space:
+    space = env.action_space(agent)
+    if hasattr(space, "num_categories"):
+        return spaces.MultiDiscrete(np.asarray(space.num_categories))
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    low, high = (
+        np.broadcast_to(np.asarray(bound, np.float32), space.shape)
+        for bound in (space.low, space.high)
+    )
+    return spaces.Box(low, high, space.shape, np.float32)

@@ -1,0 +1,218 @@
+"""JaxMARL gives the data of its own rollout, also after worlds have begun alone."""
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+if importlib.util.find_spec("jaxmarl") is None:
+    pytest.skip("needs jaxmarl", allow_module_level=True)
+
+import jax
+import jax.numpy as jnp
+
+from marl_collect import Collector, RandomPolicy, check_env
+from marl_collect.core.seeding import episode_seed
+from marl_collect.envs import JaxMarlEnv
+from marl_collect.envs.jaxmarl import library
+from marl_collect.envs.jaxmarl.provider import FAMILY
+
+WORLDS, SEED = 4, 3
+
+
+def collected(factory: Any, frames: int) -> Any:
+    """Return a batch ``[K, T]`` of random actions."""
+    with Collector(
+        factory,
+        RandomPolicy(),
+        frames_per_batch=WORLDS * frames,
+        total_frames=WORLDS * frames,
+        seed=SEED,
+    ) as collector:
+        (batch,) = collector
+    return batch
+
+
+class Rollout:
+    """The library's own worlds, with the keys of our episodes."""
+
+    def __init__(self, task: str, options: dict[str, Any]) -> None:
+        env = library.build(task, options)
+        self.reset = jax.jit(jax.vmap(env.reset))
+        self.step_env = jax.jit(jax.vmap(env.step_env))
+        legal = getattr(env, "get_legal_moves", env.get_avail_actions)
+        self.legal = jax.jit(jax.vmap(legal))
+        self.keys: Any = None
+        self.observed: Any = None
+        self.state: Any = None
+        self.episodes = np.full(WORLDS, -1)
+        self.begin(np.ones(WORLDS, bool))
+
+    def begin(self, which: Any) -> None:
+        """Begin episodes in some worlds."""
+        self.episodes[which] += 1
+        seeds = [episode_seed(SEED, k, int(n)) for k, n in enumerate(self.episodes)]
+        keys = jnp.stack([jax.random.split(jax.random.PRNGKey(s)) for s in seeds])
+        new = (keys[:, 0], *self.reset(keys[:, 1]))
+        if not which.all():
+            new = jax.tree.map(
+                lambda a, b: jnp.stack(
+                    [x if due else y for due, x, y in zip(which, a, b, strict=True)]
+                ),
+                new,
+                (self.keys, self.observed, self.state),
+            )
+        self.keys, self.observed, self.state = new
+
+    def step(self, actions: Any) -> tuple[Any, Any]:
+        """Step all worlds, and return rewards and flags."""
+        keys = jax.vmap(jax.random.split)(self.keys)
+        self.keys = keys[:, 0]
+        self.observed, self.state, rewards, dones, _ = self.step_env(
+            keys[:, 1], self.state, actions
+        )
+        return rewards, dones
+
+
+def assert_equal(found: Any, wanted: Any, alive: Any = slice(None)) -> None:
+    np.testing.assert_array_equal(found.numpy()[alive], np.asarray(wanted)[alive])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "frames", "limit_only"),
+    [
+        ("MPE_simple_spread_v3", {"max_steps": 8}, 20, True),
+        ("MPE_simple_facmac_v1", {"max_steps": 8}, 20, True),
+        ("MPE_simple_world_comm_v3", {}, 30, True),
+        ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40}, 100, False),
+        ("SMAX", {"num_allies": 2, "num_enemies": 3, "max_steps": 12}, 30, True),
+        ("hanabi", {}, 60, False),
+        ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
+        ("overcooked_v2", {"max_steps": 30}, 70, True),
+        ("switch_riddle", {}, 30, False),
+        ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3}, 30, True),
+    ],
+)
+def test_the_data_are_those_of_the_library(
+    task: str, options: dict[str, Any], frames: int, *, limit_only: bool
+) -> None:
+    factory = partial(JaxMarlEnv, task, WORLDS, **options)
+    batch = collected(factory, frames)
+    env = factory()
+    limit = env.description.time_limit
+    rows = [
+        (agent, group, row)
+        for group, agents in env.group_map.items()
+        for row, agent in enumerate(agents)
+    ]
+    stock = Rollout(task, options)
+    length = np.zeros(WORLDS, int)
+    ends = cut = 0
+    for t in range(frames):
+        data, after = batch[:, t], batch["next"][:, t]
+        alive = {agent: ~data[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
+        for agent, group, row in rows:
+            seen = data[group, "observation"][:, row]
+            assert_equal(seen, stock.observed[agent], alive[agent])
+            if env.description.groups[group].action_mask:
+                mask = data[group, "action_mask"][:, row]
+                legal = stock.legal(stock.state)[agent] > 0
+                assert_equal(mask, legal, alive[agent])
+        rewards, dones = stock.step(
+            {a: jnp.asarray(data[g, "action"][:, row].numpy()) for a, g, row in rows}
+        )
+        over = np.asarray(dones["__all__"])
+        for agent, group, row in rows:
+            reward = after[group, "reward"][:, row, 0]
+            assert_equal(reward, rewards[agent].reshape(-1), alive[agent])
+            done = dones[agent] | over | ~alive[agent]
+            assert_equal(after[group, "done"][:, row, 0], done)
+            seen = after[group, "observation"][:, row]
+            assert_equal(seen, stock.observed[agent], alive[agent])
+        for name in env.description.root:
+            assert_equal(after[name], stock.observed["world_state"])
+        assert_equal(after["done"][:, 0], over)
+        length += 1
+        truncated = after["truncated"][:, 0].numpy()
+        assert (length[truncated] == limit).all()
+        ends += over.sum()
+        cut += truncated.sum()
+        if over.any():
+            length[over] = 0
+            stock.begin(over)
+    assert ends >= WORLDS
+    assert (cut == ends) == limit_only
+    env.close()
+
+
+@pytest.mark.parametrize("task", library.TASKS)
+def test_check_env(task: str) -> None:
+    check_env(partial(JaxMarlEnv, task, 3), episodes=1, steps=6)
+
+
+def test_a_world_that_begins_alone_compiles_nothing() -> None:
+    env = JaxMarlEnv("switch_riddle", 4)
+    seeds = np.arange(4)
+    env.begin(None, seeds)
+    env.begin(np.array([True, False, False, True]), seeds)
+    env.advance({"agent": np.zeros((4, 3), np.int64)})
+    compiled: Any = (env._reset, env._renew, env._step)
+    before = [function._cache_size() for function in compiled]
+    for worlds in ([1], [0, 2, 3], [3]):
+        which = np.zeros(4, np.bool_)
+        which[worlds] = True
+        env.begin(which, seeds)
+        env.advance({"agent": np.zeros((4, 3), np.int64)})
+    assert [function._cache_size() for function in compiled] == before
+    env.close()
+
+
+def test_an_action_that_ends_an_episode_at_the_limit_terminates_it() -> None:
+    env = JaxMarlEnv("switch_riddle", 2)
+    limit = env.description.time_limit
+    assert limit == 6
+    env.begin(None, np.arange(2))
+    actions = np.zeros((2, 3), np.int64)
+    for _ in range(limit - 1):
+        env.advance({"agent": actions})
+    actions[1] = 2  # tell
+    step: Any = env.advance({"agent": actions})
+    assert step.terminated["agent"].tolist() == [[False] * 3, [True] * 3]
+    env.close()
+
+
+def test_groups_are_kinds_of_agents() -> None:
+    env = JaxMarlEnv("SMAX", 2, scenario="5m_vs_6m")
+    assert {name: len(agents) for name, agents in env.group_map.items()} == {
+        "ally": 5,
+        "enemy": 6,
+    }
+    assert env.description.root["state"].shape == (132,)
+    env.close()
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="simple_spread_v3 has no argument n_agents"):
+        JaxMarlEnv("MPE_simple_spread_v3", n_agents=4)
+    with pytest.raises(ValueError, match=r"no scenario '4m'. Expected one of: 3m"):
+        JaxMarlEnv("SMAX", scenario="4m")
+    with pytest.raises(ValueError, match="no layout 'attic'"):
+        JaxMarlEnv("overcooked", layout="attic")
+    with pytest.raises(ValueError, match="no JaxMARL task 'storm'"):
+        JaxMarlEnv("storm")
+
+
+def test_tasks_are_found_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "jaxmarl/MPE_simple_spread_v3" in FAMILY.available_tasks()
+    env = FAMILY.find_task("jaxmarl/coin_game")(num_envs=2)
+    assert env.worlds == 2
+    env.close()
+    settings = FAMILY.settings("jaxmarl/HeuristicEnemySMAX")
+    assert (settings["num_envs"], settings["max_steps"]) == (32, 100)
+    for task in ("jaxmarl/storm", "coin_game"):
+        with pytest.raises(ValueError, match="^$"):
+            FAMILY.find_task(task)
+    assert capfd.readouterr().out == ""
