@@ -15,6 +15,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictSequential,
     set_interaction_type,
 )
@@ -535,6 +536,57 @@ def test_a_policy_that_reads_changing_numbers_in_python_is_called() -> None:
     acting = pair(categorical(Scales()), environment())
     check_equal(acting, fused=False)
     assert "reads values in Python" in acting[0].runner.explain()
+
+
+class Restarts(TensorDictModuleBase):
+    """Asks in Python whether an environment begins an episode, after it drew noise."""
+
+    pure_forward = True
+    in_keys = [("agents", "observation"), "is_init"]
+    out_keys = [("agents", "action"), ("agents", "noise")]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        seen = tensordict["agents", "observation"][..., :4]
+        noise = torch.rand(seen.shape)
+        values = seen + noise
+        if tensordict["is_init"].any():
+            values = torch.where(tensordict["is_init"].unsqueeze(-1), -values, values)
+            noise = noise * torch.rand(seen.shape)
+        tensordict["agents", "noise"] = noise
+        tensordict["agents", "action"] = values.argmax(-1)
+        return tensordict
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_a_policy_that_asks_for_begun_episodes_is_recorded_both_ways(size: int) -> None:
+    acting = pair(Restarts(), environment(), size)
+    runners = [acting[0].runner, acting[1].runner]
+    for begins in (False, True, False, False, True):
+        written = []
+        for one, runner in zip(acting, runners, strict=True):
+            one.memory[IS_INIT][...] = False
+            one.memory[IS_INIT][-1] = begins
+            torch.manual_seed(0)
+            with torch.no_grad(), set_interaction_type(RANDOM):
+                runner.begin(1, Generators(0, range(size)))
+                runner.act(0)
+            written.append([one.memory[key].copy() for key in runner.outputs])
+        for ours, theirs in zip(*written, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert runners[0].explain().startswith("Fused")
+    check_equal(acting, seed=3)
+
+
+def test_a_policy_that_reshapes_in_place_is_called() -> None:
+    class Reshapes(nn.Module):
+        pure_forward = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[..., :4] + 1).transpose_(0, 1).transpose(0, 1)
+
+    acting = pair(categorical(Reshapes()), environment())
+    check_equal(acting, fused=False)
+    assert "changes the shape of a tensor in place" in acting[0].runner.explain()
 
 
 def test_a_policy_with_data_dependent_shapes_is_called() -> None:

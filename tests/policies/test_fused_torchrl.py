@@ -30,6 +30,8 @@ from torchrl.modules import (
     AdditiveGaussianModule,
     ConvNet,
     EGreedyModule,
+    GRUModule,
+    LSTMModule,
     MultiAgentMLP,
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
@@ -142,6 +144,23 @@ def convolutional() -> TensorDictSequential:
     )
 
 
+def recurrent(kind: Any, **options: Any) -> TensorDictSequential:
+    """Return an actor with one recurrent network for the whole environment."""
+    features, logits = "features", ("a", "logits")
+    sizes = {"input_size": 3, "hidden_size": 8} | options
+    net = nn.Sequential(nn.Linear(8, 8), nn.Unflatten(-1, (2, 4)))
+    return TensorDictSequential(
+        kind(in_key="sight", out_key=features, **sizes),
+        TensorDictModule(net, [features], [logits]),
+        ProbabilisticTensorDictModule(
+            in_keys={"logits": logits},
+            out_keys=[ACTION],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+
+
 def logits_of(
     kind: Any, *, name: str = "logits", masked: bool = False
 ) -> TensorDictSequential:
@@ -218,6 +237,12 @@ DISCRETE: dict[str, Callable[[], Any]] = {
     "QMIX": lambda: greedy(epsilon()),
     "MaskedCategorical": lambda: logits_of(theirs.MaskedCategorical, masked=True),
     "Ordinal": lambda: logits_of(theirs.Ordinal, name="scores"),
+    "GRUModule": lambda: recurrent(GRUModule),
+    "GRUModule, two layers": lambda: recurrent(GRUModule, num_layers=2),
+    "GRUModule in Python": lambda: recurrent(GRUModule, python_based=True),
+    "LSTMModule": lambda: recurrent(LSTMModule),
+    "LSTMModule, two layers": lambda: recurrent(LSTMModule, num_layers=2, bias=False),
+    "LSTMModule in Python": lambda: recurrent(LSTMModule, python_based=True),
 }
 ONE_HOT: dict[str, Callable[[], Any]] = {
     "OneHotCategorical": lambda: logits_of(theirs.OneHotCategorical),
@@ -236,8 +261,8 @@ def environment(name: str) -> Any:
     return discrete if name in DISCRETE else Noughts
 
 
-def collect(name: str, *, how: Any = RANDOM, fused: bool = True) -> TensorDict:
-    """Return four batches of three environments, on the given path."""
+def collect(name: str, *, how: Any = RANDOM, fused: bool | None = True) -> TensorDict:
+    """Return four batches of three environments, on the given path; None for any."""
     torch.manual_seed(0)
     policy = POLICIES[name]()
     torch.manual_seed(1)
@@ -250,7 +275,8 @@ def collect(name: str, *, how: Any = RANDOM, fused: bool = True) -> TensorDict:
     ) as collector:
         batches = [collector.next().clone() for _ in range(4)]
         (explained,) = collector.explain()
-    assert explained.startswith("Fused" if fused else "Not fused"), explained
+    if fused is not None:
+        assert explained.startswith("Fused" if fused else "Not fused"), explained
     joined: TensorDict = torch.cat(batches, 1)
     return joined
 
@@ -278,6 +304,32 @@ def test_fused_and_called_policies_write_the_same(
     assert set(fused.keys(True, True)) == set(expected.keys(True, True))
     for key, value in expected.items(True, True):
         torch.testing.assert_close(fused[key], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_size": 4, "bidirectional": True},
+        {"num_layers": 2, "dropout": 0.5},
+    ],
+    ids=["both directions", "dropout"],
+)
+def test_other_recurrent_modules_act_as_they_do_when_called(
+    kind: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused or not, they write the same: one that dropped nothing would differ."""
+    monkeypatch.setitem(DISCRETE, "other", lambda: recurrent(kind, **options))
+    monkeypatch.setitem(POLICIES, "other", DISCRETE["other"])
+    batches = []
+    for refused in (False, True):
+        if refused:
+            monkeypatch.setattr(
+                fused_runner, "why_not_recordable", lambda *_: "of this test"
+            )
+        batches.append(collect("other", fused=None))
+    for key, value in batches[0].items(True, True):
+        torch.testing.assert_close(value, batches[1][key], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])

@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
+from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.fused.random_frames import RandomFrames
 
 
@@ -46,3 +48,23 @@ def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None
                 seen.add(int(row["kind"]))
     assert seen == set(range(10, 15))
     assert not memory["g", "action_mask"].all()
+
+
+@pytest.mark.parametrize("size", [1, 30])
+def test_frames_begin_an_episode_if_they_are_told_to(size: int) -> None:
+    space: Any = spaces.Box(0, 1, (2,), np.float32)
+    what = EnvDescription("test", {"g": GroupDescription(("a",), space, space)})
+    memory = allocate(what.row(), (size,))
+    memory[IS_INIT] = np.zeros((size, 1), np.bool_)
+    frames = RandomFrames(what, memory)
+    for begins in (True, False):
+        frames.begins = begins
+        for _ in range(10):
+            frames.draw()
+            assert memory[IS_INIT].any() == begins
+    frames.begins = None
+    seen = set()
+    for _ in range(20):
+        frames.draw()
+        seen |= set(memory[IS_INIT].flat)
+    assert seen == {True, False}

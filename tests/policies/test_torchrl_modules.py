@@ -150,9 +150,7 @@ def recurrent(kind: str) -> nn.Module:
         module: Any = GRUModule(input_size=3, hidden_size=6, **keys)
     else:
         module = LSTMModule(input_size=3, hidden_size=6, **keys)
-    head = TensorDictModule(
-        lambda features: features.unflatten(-1, (2, 3)), ["features"], [ACTION]
-    )
+    head = TensorDictModule(nn.Unflatten(-1, (2, 3)), ["features"], [ACTION])
     return TensorDictSequential(module, head)
 
 
@@ -164,9 +162,11 @@ def test_recurrent_modules_carry_their_states(
 ) -> None:
     policy = recurrent(cell)
     frames = 3 * LENGTH + 5
-    batch = batch_of(
-        kind([Noughts] * n_envs, recurrent(cell), frames_per_batch=n_envs * frames)
+    collector = kind(
+        [Noughts] * n_envs, recurrent(cell), frames_per_batch=n_envs * frames
     )
+    assert all(line.startswith("Fused") for line in collector.explain())
+    batch = batch_of(collector)
     names = [key[1] for key in policy.out_keys if key[0] == "next"]
     assert names
     states: dict[str, torch.Tensor] = {}

@@ -84,7 +84,7 @@ class Program:
         self._steps = [(each, _calls(each)) for each in changing]
         self._changing = _segments(self._steps)
         self.size = sum(len(calls) for _, calls in self._steps)
-        guards = [index for index, each in enumerate(changing) if _is_guard(each)]
+        guards = [index for index, each in enumerate(changing) if is_guard(each)]
         self.draws_before_guards = any(
             each.random for each in changing[: max(guards, default=0)]
         )
@@ -133,7 +133,7 @@ class Program:
     def _try(self, found: dict[int, NumpyCalls], compared: set[int]) -> None:
         """Compare operations on the current inputs; drop those that differ."""
         for index, (operation, calls) in enumerate(self._steps):
-            if _is_guard(operation) and _differs(operation):
+            if is_guard(operation) and _differs(operation):
                 return
             for call in calls:
                 call()
@@ -166,7 +166,7 @@ def _run(segments: Sequence[Segment]) -> bool:
 
 
 def _calls(operation: TensorOp) -> list[Call]:
-    call = None if _is_guard(operation) else repeat(operation)
+    call = None if is_guard(operation) else repeat(operation)
     return [] if call is None else [call]
 
 
@@ -176,7 +176,7 @@ def _segments(steps: Iterable[tuple[TensorOp, list[Call]]]) -> list[Segment]:
     collected: list[Call] = []
     for operation, calls in steps:
         collected += calls
-        if _is_guard(operation):
+        if is_guard(operation):
             segments.append((collected, _guard(operation)))
             collected = []
     return [*segments, (collected, None)]
@@ -186,7 +186,7 @@ def _needed(operations: Sequence[TensorOp], wanted: set[int]) -> list[TensorOp]:
     wanted = set(wanted)
     kept: list[TensorOp] = []
     for operation in reversed(operations):
-        if _is_guard(operation) or wanted & (operation.makes() | operation.writes()):
+        if is_guard(operation) or wanted & (operation.makes() | operation.writes()):
             wanted |= operation.reads()
             kept.append(operation)
     return kept[::-1]
@@ -203,7 +203,8 @@ def _varying(operations: Sequence[TensorOp], inputs: set[int]) -> set[int]:
     return varying
 
 
-def _is_guard(operation: TensorOp) -> bool:
+def is_guard(operation: TensorOp) -> bool:
+    """Return whether the operation read a Python value from a tensor."""
     return operation.result is not None and not list(tensors(operation.result))
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key, Row, leaf_spaces
 from marl_collect.core.random_actions import Sampler
+from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.noise import NoiseStream, noise
 
 Array = NDArray[Any]
@@ -17,7 +18,13 @@ _LARGEST = 1e6
 
 @final
 class RandomFrames:
-    """Fills the memory of environments with random valid observations."""
+    """Fills the memory of environments with random valid observations.
+
+    Attributes:
+        begins: whether any environment begins an episode; None for either.
+    """
+
+    begins: bool | None = None
 
     def __init__(self, description: EnvDescription, memory: Row, seed: int = 0) -> None:
         """Write to ``memory``, ``[K, ...]`` per key."""
@@ -66,6 +73,9 @@ class RandomFrames:
         shape = array.shape
         if array.dtype == np.bool_:
             flags = self._rng.random(shape) < 0.5
+            if key == IS_INIT and self.begins is not None:
+                flags &= self.begins
+                flags.flat[self._rng.integers(flags.size)] = self.begins
             if key[-1] == "action_mask":
                 # At least one action is legal.
                 legal = self._rng.integers(shape[-1], size=shape[:-1])

@@ -107,6 +107,10 @@ class Recorder(OperationObserver):
         if torch.Tag.dynamic_output_shape in function.tags:
             reason = f"the shape of {function}'s result depends on data"
             raise NotRepeatableError(reason)
+        if torch.Tag.inplace_view in function.tags:
+            # The operation that made the tensor could not write to it again.
+            reason = f"{function} changes the shape of a tensor in place"
+            raise NotRepeatableError(reason)
         if operation.writes() - self._made:
             reason = f"{function} changes an input or a buffer in place"
             raise NotRepeatableError(reason)

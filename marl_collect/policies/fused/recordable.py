@@ -35,6 +35,7 @@ _PURE_MODULES = (
     "torchrl.modules.tensordict_module.actors",
     "torchrl.modules.tensordict_module.exploration",
     "torchrl.modules.tensordict_module.probabilistic",
+    "torchrl.modules.tensordict_module.rnn",
     "torchrl.modules.tensordict_module.sequence",
     "benchmarl.models.cnn",
     "benchmarl.models.common",

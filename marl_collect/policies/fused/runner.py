@@ -7,7 +7,7 @@ are compared with the module's on random observations and equal noise. If it can
 used, the module is called, and ``FusedRunner.explain`` gives the reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -21,10 +21,11 @@ from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
 from marl_collect.policies.fused.dense import with_dense_operands
-from marl_collect.policies.fused.program import Program
+from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
-from marl_collect.policies.fused.record import NotRepeatableError, record
+from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, record
 from marl_collect.policies.fused.recordable import why_not_recordable
+from marl_collect.policies.fused.single_steps import SingleSteps
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
@@ -45,7 +46,7 @@ numpy's results are compared with torch's operation by operation.
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class _Recording:
     """A recording that is ready to use.
 
     Attributes:
@@ -55,6 +56,37 @@ class _Compiled:
 
     program: Program
     copies: list[Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The recordings of a policy.
+
+    Attributes:
+        recordings: one; or, if the policy asks in Python whether an environment begins
+            an episode, one for each answer. In a frame the guards of all others fail.
+    """
+
+    recordings: list[_Recording]
+
+    def prepare(self) -> bool:
+        """Run the operations that depend only on weights; False if a guard fails."""
+        return all(recording.program.prepare() for recording in self.recordings)
+
+    def run(self) -> bool:
+        """Write the outputs to the memory; False if guards of all recordings fail."""
+        for recording in self.recordings:
+            program = recording.program
+            state = torch.get_rng_state() if program.draws_before_guards else None
+            if program.run():
+                for copy in recording.copies:
+                    copy()
+                return True
+            if state is not None:
+                # Whoever acts now must draw the same numbers as the guard. Other ones
+                # would bias the branch.
+                torch.set_rng_state(state)
+        return False
 
 
 @dataclass(frozen=True)
@@ -169,24 +201,15 @@ class FusedRunner(PolicyRunner):
             return
         for array, noise in self._noise:
             array[...] = noise[frame]
-        program = compiled.program
-        state = torch.get_rng_state() if program.draws_before_guards else None
-        if program.run():
-            for copy in compiled.copies:
-                copy()
-        else:
+        if not compiled.run():
             self._missed += 1
-            if state is not None:
-                # The module must draw the same numbers as the guard. Redrawing here
-                # would bias the branch.
-                torch.set_rng_state(state)
             self._module.act(frame)
 
     def explain(self) -> str:
         """Return whether the policy is fused, and if not, which part prevents it."""
         found = self._compiled.get(self._last_setting)
         if isinstance(found, _Compiled):
-            size = found.program.size
+            size = max(recording.program.size for recording in found.recordings)
             return f"Fused: the policy's {size} tensor operations run once per frame."
         reason = found.reason if found else "nothing has been recorded yet"
         return f"Not fused, because {reason}. {self._module.explain()}"
@@ -203,7 +226,7 @@ class FusedRunner(PolicyRunner):
             self._compiled.clear()
         setting = self._last_setting = self._setting()
         found = self._compiled.get(setting)
-        if isinstance(found, _Compiled) and not found.program.prepare():
+        if isinstance(found, _Compiled) and not found.prepare():
             found = None
         if found is None:
             found = self._compile(self._state)
@@ -240,12 +263,38 @@ class FusedRunner(PolicyRunner):
                 self._memory[key][...] = array
 
     def _record(self) -> _Compiled:
-        """Record the policy and compare the recording with it."""
-        module = self._module
+        """Record the policy and compare the recordings with it."""
         frames = RandomFrames(self._description, self._memory)
+        values, operations = self._operations(frames)
+        if not self.signature.reads_is_init or not any(map(is_guard, operations)):
+            return _Compiled([self._recording(frames, values, operations)])
+        recordings: list[_Recording] = []
+        answers: set[tuple[Any, ...]] = set()
+        for begins in (False, True):
+            frames.begins = begins
+            values, operations = self._operations(frames)
+            answer = tuple(one.result for one in operations if is_guard(one))
+            if answer not in answers:
+                answers.add(answer)
+                recordings.append(self._recording(frames, values, operations))
+        return _Compiled(recordings)
+
+    def _operations(
+        self, frames: RandomFrames
+    ) -> tuple[list[torch.Tensor], list[TensorOp]]:
+        """Call the module on a random frame; return its outputs and operations."""
         frames.draw()
-        with without_branches():
-            values, operations = record(self._call)
+        with without_branches(), SingleSteps():
+            return record(self._call)
+
+    def _recording(
+        self,
+        frames: RandomFrames,
+        values: list[torch.Tensor],
+        operations: Sequence[TensorOp],
+    ) -> _Recording:
+        """Compare the operations with the module, and make them ready to use."""
+        module = self._module
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))
@@ -260,7 +309,7 @@ class FusedRunner(PolicyRunner):
             ) from error
         targets = [target.numpy() for target in module.targets.values()]
         sources = [value.detach().numpy() for value in values]
-        return _Compiled(program, list(map(copying, targets, sources)))
+        return _Recording(program, list(map(copying, targets, sources)))
 
     def _call(self) -> list[torch.Tensor]:
         """Call the module. What it raises here, it will raise again when it acts."""
