@@ -16,11 +16,12 @@ the documentation (``scripts/option_tables.py``).
 import functools
 import inspect
 import math
+import operator
 import reprlib
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import Enum
 from numbers import Integral, Real
@@ -190,6 +191,11 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
     return _checked(Declared(name, kind, MISSING, option), value)
 
 
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return a sentence for errors that suggests names; empty if there are none."""
+    return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
 # From declarations to signatures
 
 
@@ -292,8 +298,7 @@ def _with_present_names(
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:
-    near = get_close_matches(name, [each.name for each in fields(kind)], n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(get_close_matches(name, [each.name for each in fields(kind)]))
     return (
         f"{caller} has no argument {name!r}.{hint} "
         "docs/coming_from_torchrl.md lists the equivalents of TorchRL's arguments."
@@ -365,8 +370,29 @@ def _checked(each: Declared, value: Any) -> Any:
             or (low is not None and number < low)
             or (high is not None and number > high)
         ):
-            raise ValueError(_expected(each, value))
+            raise ValueError(_expected(_violated(each, found, number), value))
     return found
+
+
+def _violated(each: Declared, value: Any, number: float) -> Declared:
+    """Return the option with only the bounds and the types that an error is about.
+
+    The bound that a number keeps would hide the one that it breaks, and a sequence is
+    no answer to a wrong number.
+    """
+    option = each.option
+    if option.at_most is not None and number > option.at_most:
+        bounds = replace(option, at_least=None)
+    else:
+        bounds = replace(option, at_most=None)
+    parts = [
+        part
+        for part in _parts(each.kind)
+        if (get_origin(part) is not Sequence or isinstance(value, Sequence))
+        and (part not in (int, float) or not isinstance(value, Sequence))
+    ]
+    kind = functools.reduce(operator.or_, parts)
+    return each._replace(kind=kind, option=bounds)
 
 
 def _same(value: Any, other: Any) -> bool:

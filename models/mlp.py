@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from marl_collect.models.base import MultiAgentNetBase
+from marl_collect.options import Option, require
 
 LayerFactory = Callable[..., nn.Module]
 Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -42,7 +43,8 @@ class MultiAgentMLP(MultiAgentNetBase):
 
     Raises:
         TypeError: if ``centralised`` or ``share_params`` is missing.
-        ValueError: if ``depth`` and ``num_cells`` contradict each other.
+        ValueError: if ``depth`` and ``num_cells`` contradict each other, or a layer
+            has no units.
 
     Example:
         >>> actor = MultiAgentMLP(31, 4, 3, centralised=False, share_params=False)
@@ -117,7 +119,9 @@ def hidden_sizes(
                 f"num_cells={num_cells} sets the units of each hidden layer: pass the "
                 "number of layers as depth too, or pass num_cells as a list."
             )
-        return (num_cells,) * depth
+        num_cells = (num_cells,) * depth
+    for cells in num_cells:
+        require("num_cells", cells, int, Option("", at_least=1))
     if depth is not None and depth != len(num_cells):
         raise ValueError(
             f"depth={depth} contradicts num_cells={list(num_cells)}, which has "

@@ -11,6 +11,7 @@ from torch import nn
 from marl_collect.core.description import GroupDescription
 from marl_collect.models.distributions.heads import ActionHead, HeadOptions
 from marl_collect.models.mlp import LayerFactory
+from marl_collect.options import Option, require
 
 Recurrence = Literal["gru", "lstm"]
 
@@ -92,8 +93,9 @@ class PolicyOptions:
         default_interaction_type: interaction type outside ``set_interaction_type``.
 
     Raises:
-        ValueError: for an unknown ``recurrent``, an ``epsilon`` that is no
-            probability, or for options that contradict ``network`` or ``head``.
+        ValueError: for an unknown ``recurrent``, a layer without units, an ``epsilon``
+            that is not a probability, or for options that contradict ``network`` or
+            ``head``.
     """
 
     centralised: bool = False
@@ -121,6 +123,8 @@ class PolicyOptions:
                 "recurrent must be None or one of "
                 f"{list(get_args(Recurrence))}, but is {self.recurrent!r}."
             )
+        for name in ("hidden_size", "num_layers"):
+            require(name, getattr(self, name), int, Option("", at_least=1))
         if self.epsilon is not None and not 0 <= self.epsilon <= 1:
             raise ValueError(
                 f"epsilon must be a probability from 0 to 1, but is {self.epsilon}."

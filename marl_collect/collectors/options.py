@@ -35,7 +35,10 @@ Postproc = Callable[[Any], Any]
 MOST_FRAMES = 2**32
 """The most frames of a batch. Even with the smallest frames it has many gigabytes."""
 _MOST_PROCESSES = 10_000
-_FRAMES_HINT = "A batch is one block of shared memory, which is reserved at the start."
+_FRAMES_HINT = (
+    "It counts the frames of a batch over all environments, such as "
+    "frames_per_batch=2_000. The memory of a batch is reserved at the start."
+)
 
 # Collectors and functions that refuse an option, with the reason.
 _WORKERS = {

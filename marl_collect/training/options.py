@@ -1,7 +1,9 @@
 """Settings of training runs, as frozen dataclasses."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from itertools import product
 from typing import Annotated, Any, Literal, Self
 
@@ -9,7 +11,7 @@ import torch
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
-from marl_collect.options import Option, Options, declared
+from marl_collect.options import Option, Options, declared, did_you_mean
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.convolutions import AUTO, check, convolutions
 
@@ -41,8 +43,9 @@ class Setup:
             ValueError: if there is no such algorithm.
         """
         if self.algorithm not in ALGORITHMS:
+            hint = did_you_mean(get_close_matches(self.algorithm, ALGORITHMS, 1))
             raise ValueError(
-                f"There is no algorithm {self.algorithm!r}: expected "
+                f"There is no algorithm {self.algorithm!r}.{hint} Expected one of "
                 f"{', '.join(ALGORITHMS)}."
             )
 
@@ -61,16 +64,18 @@ class Setup:
         Raises:
             ValueError: if there is none; says how names are formed.
         """
-        for algorithm, seeing, sharing, ids in product(
-            ALGORITHMS, (False, True), (True, False), (False, True)
-        ):
-            setup = cls(algorithm, seeing, sharing, ids)
-            if setup.name == name:
-                return setup
+        cells = product(ALGORITHMS, (False, True), (True, False), (False, True))
+        setups = {setup.name: setup for setup in (cls(*cell) for cell in cells)}
+        if name in setups:
+            return setups[name]
+        near = get_close_matches(name, setups, 1)
+        # Of a name without the other parts, the first setup of its algorithm is meant.
+        for algorithm in () if near else get_close_matches(name, ALGORITHMS, 1):
+            near = [setup for setup in setups if setup.startswith(algorithm)][:1]
         raise ValueError(
-            f"There is no setup {name!r}: expected {'|'.join(ALGORITHMS)}, then "
-            "-local or -centralised, then -shared or -own, then optionally -ids; for "
-            "example mappo-local-shared-ids."
+            f"There is no setup {name!r}.{did_you_mean(near)} A name is "
+            f"{'|'.join(ALGORITHMS)}, then -local or -centralised, then -shared or "
+            "-own, then optionally -ids; for example mappo-local-shared-ids."
         )
 
 
@@ -302,11 +307,28 @@ class TrainingOptions(Options):
         changed = self
         for name, value in settings.items():
             if name not in known:
+                hint = did_you_mean(self._nearest(name))
                 raise ValueError(
-                    f"There is no setting {name}: expected {', '.join(sorted(known))}."
+                    f"There is no setting {name}.{hint} `marl-collect compare "
+                    "--settings` lists all settings."
                 )
             changed = changed._with(name, value)
         return changed
+
+    def _nearest(self, name: str) -> list[str]:
+        """Return up to three settings that an unknown name may mean.
+
+        A setting is meant by its name without the part (``lr``), by words of its help
+        (``ppo.learning_rate``), or by a similar spelling (``ppo.epoch``).
+        """
+        part, _, option = name.rpartition(".")
+        words = re.compile(rf"\b{re.escape(option.replace('_', ' '))}\b", re.IGNORECASE)
+        texts = self.help_texts()
+        same = [known for known in texts if known.rpartition(".")[2] == option]
+        meant = [known for known, text in texts.items() if words.search(text)]
+        near = same or meant or get_close_matches(name, texts, cutoff=0.75)
+        here = [known for known in near if known.startswith(f"{part}.")]
+        return (here or near)[:3]
 
     def _with(self, name: str, value: Any) -> Self:
         part, _, option = name.rpartition(".")

@@ -198,7 +198,7 @@ def test_settings_are_printed_with_values_and_meanings() -> None:
         (["compare"], "Expected a TASK"),
         (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
-        (["compare", TASK, "--set", "lr=1"], "ppo.epochs, "),
+        (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),
         (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be an integer"),
         (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),

@@ -200,7 +200,10 @@ def test_a_second_loop_continues_after_the_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frames_per_batch": 0}, "frames_per_batch must be an integer of at least 1"),
+        (
+            {"frames_per_batch": 0},
+            r"must be an integer of at least 1, but is 0\. .*frames_per_batch=2_000",
+        ),
         ({"frames_per_batch": 8, "total_frames": 0}, "total_frames"),
         ({"frames_per_batch": 8, "max_frames_per_traj": -2}, "max_frames_per_traj"),
         ({"frames_per_batch": 8, "timeout": 0}, "timeout"),

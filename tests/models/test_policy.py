@@ -324,6 +324,19 @@ def test_a_network_factory_may_be_a_function_or_multi_agent_mlp() -> None:
         assert policy(observe(describe("multi"), 2))["multi", "action"].shape[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_cells": (8, 0)}, "num_cells must be an integer of at least 1, but is 0"),
+        ({"recurrent": "gru", "hidden_size": 0}, "hidden_size must be an integer of"),
+        ({"recurrent": "gru", "num_layers": 0}, "num_layers must be an integer of at"),
+    ],
+)
+def test_layers_without_units_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_policy(describe("multi"), **options)
+
+
 def test_options_of_the_default_network_together_with_network_are_errors() -> None:
     with pytest.raises(ValueError, match="network replaces .*num_cells"):
         make_policy(describe("multi"), network=GatedNet, num_cells=(8,))
