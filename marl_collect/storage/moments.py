@@ -80,13 +80,9 @@ class MomentsFile:
         moments = {}
         for item in data["moments"]:
             key = key_of(item["key"])
-            mean, std = (
-                torch.tensor(numbers(item[name]), dtype=torch.float32).view(
-                    self.shapes[key]
-                )
-                for name in ("mean", "std")
-            )
-            moments[key] = Moments(mean, std)
+            lists = (numbers(item[name]) for name in ("mean", "std"))
+            tensors = (torch.tensor(values, dtype=torch.float32) for values in lists)
+            moments[key] = Moments(*(t.view(self.shapes[key]) for t in tensors))
             if not moments[key].plausible:
                 raise DatasetError(f"the moments of {key!r} are impossible.")
         return moments
@@ -100,8 +96,7 @@ class MomentsFile:
         if isinstance(self.folder, RemoteFolder):
             return
         items = [
-            {"key": key, "mean": m.mean.flatten().tolist()}
-            | {"std": m.std.flatten().tolist()}
+            {"key": key} | {name: t.flatten().tolist() for name, t in vars(m).items()}
             for key, m in moments.items()
             if m.plausible
         ]
