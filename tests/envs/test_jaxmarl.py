@@ -85,13 +85,10 @@ def assert_equal(found: Any, wanted: Any, alive: Any = slice(None)) -> None:
     ("task", "options", "frames", "limit_only"),
     [
         ("MPE_simple_spread_v3", {"max_steps": 8}, 20, True),
-        ("MPE_simple_facmac_v1", {"max_steps": 8}, 20, True),
         ("MPE_simple_world_comm_v3", {}, 30, True),
         ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40}, 100, False),
-        ("SMAX", {"num_allies": 2, "num_enemies": 3, "max_steps": 12}, 30, True),
         ("hanabi", {}, 60, False),
         ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
-        ("overcooked_v2", {"max_steps": 30}, 70, True),
         ("switch_riddle", {}, 30, False),
         ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3}, 30, True),
     ],
@@ -148,7 +145,10 @@ def test_the_data_are_those_of_the_library(
     env.close()
 
 
-@pytest.mark.parametrize("task", library.TASKS)
+# `scripts/environments.py jaxmarl` checks every task. Compiling them takes minutes.
+@pytest.mark.parametrize(
+    "task", ["MPE_simple_facmac_v1", "SMAX", "overcooked_v2", "coin_game"]
+)
 def test_check_env(task: str) -> None:
     check_env(partial(JaxMarlEnv, task, 3), episodes=1, steps=6)
 
