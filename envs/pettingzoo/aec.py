@@ -68,9 +68,7 @@ class AECDriver:
         """Step with the action of the agent whose turn it is."""
         rows = self._rows
         env = self._env
-        if rows.leaving:
-            rows.zero_dead()
-        rows.count()
+        rows.begin_frame()
         agent = env.agent_selection
         env.step(self._actions.read(self._plan)[agent])
         self._join_new()

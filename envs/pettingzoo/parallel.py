@@ -65,9 +65,7 @@ class ParallelDriver:
         """Step with the row's actions."""
         rows = self._rows
         env = self._env
-        if rows.leaving:
-            rows.zero_dead()
-        rows.count()
+        rows.begin_frame()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         try:

@@ -100,6 +100,7 @@ class Rows:
         self._writers: Mapping[Any, Writer] = {
             spec.agent: self._writer(spec) for spec in self._specs.values()
         }
+        self._time_limit = description.time_limit
         self._frames = 0
         self.at_limit = False
         self._state = row.get(("state",))
@@ -129,10 +130,13 @@ class Rows:
         for agent in agents:
             self.join(agent, acts=act)
 
-    def count(self) -> None:
-        """Count a frame. Called at the start of each step."""
-        self._frames += 1
-        self.at_limit = self._frames == self._description.time_limit
+    def begin_frame(self) -> None:
+        """Zero the rows of agents that ended, and count the frame for a time limit."""
+        if self.leaving:
+            self.zero_dead()
+        if self._time_limit is not None:
+            self._frames += 1
+            self.at_limit = self._frames == self._time_limit
 
     @property
     def cuts(self) -> bool:

@@ -358,27 +358,33 @@ class RunningEpisodes:
         self, slot: Arrays, begins: NDArray[np.int64], end: int
     ) -> EndedEpisodes:
         """Sum rewards; return the episodes that ended."""
-        _, lengths, before = self._before
         joined = rows, firsts, ends = _joined(self._ends)
-        earlier = firsts == 0
         returns: dict[str, NDArray[np.float64]] = {}
         for name, running in self._returns.items():
             rewards = slot["next", name, "reward"][..., 0]
-            total, rest = _sums(rewards, joined, begins, end)
-            if len(rows):
-                total[earlier] += before[name][rows[earlier]]
-            returns[name] = total
+            returns[name], rest = _sums(rewards, joined, begins, end)
             running += rest
+        if not self._ends:  # In most slots of few environments.
+            return EndedEpisodes(_NONE, _NONE, returns, self._policy_ids(slot, joined))
+        _, lengths, before = self._before
+        earlier = firsts == 0
+        for name, total in returns.items():
+            total[earlier] += before[name][rows[earlier]]
         return EndedEpisodes(
             environments=self._index[rows],
             lengths=ends - firsts + earlier * lengths[rows],
             returns=returns,
-            policy_ids={
-                name: slot[name, POLICY_ID][rows, ends - 1]
-                for name in self._description.groups
-                if (name, POLICY_ID) in slot
-            },
+            policy_ids=self._policy_ids(slot, joined),
         )
+
+    def _policy_ids(self, slot: Arrays, ended: "Joined") -> dict[str, NDArray[Any]]:
+        """Return the policies of the episodes that ended, by group."""
+        rows, _, ends = ended
+        return {
+            name: slot[name, POLICY_ID][rows, ends - 1]
+            for name in self._description.groups
+            if (name, POLICY_ID) in slot
+        }
 
 
 _NONE = np.zeros(0, np.int64)

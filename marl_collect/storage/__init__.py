@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from marl_collect.storage.joining import concatenate as concatenate
     from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader
-    from marl_collect.storage.loading import Moments as Moments
+    from marl_collect.storage.moments import Moments as Moments
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.statistics import Statistics as Statistics

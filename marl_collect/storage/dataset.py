@@ -15,6 +15,7 @@ from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, join_indexes
 from marl_collect.storage.loading import Loader, LoaderArguments
+from marl_collect.storage.moments import MomentsFile
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.statistics import Statistics
@@ -128,7 +129,12 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
-        return Transitions(self._frames, self._frames.all_spans())
+        file = None
+        if len(self.parts) == 1:
+            ((folder, index),) = self.parts
+            shapes = {item.key: self._frames.element_shape(item) for item in index.keys}
+            file = MomentsFile(folder, (index.size, index.checksum), shapes)
+        return Transitions(self._frames, self._frames.all_spans(), file)
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> Loader:

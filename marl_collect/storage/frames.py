@@ -239,6 +239,10 @@ class StoredFrames:
         """Return whether a root key is of the agents of a group."""
         return key[0] in self._groups
 
+    def element_shape(self, item: KeyField) -> tuple[int, ...]:
+        """Return the shape of a frame, of one agent if a group has the key."""
+        return item.shape[1:] if self.in_group(item.key) else item.shape
+
     def nested(
         self,
         tensors: Mapping[Key, torch.Tensor],

@@ -4,7 +4,7 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, Final, Self, cast, final
+from typing import Annotated, Any, ClassVar, Final, cast, final
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.options import Option, Options, RejectedKeyword, method
+from marl_collect.storage.moments import Moments
 
 _LEAST_STD: Final = 1e-6
 """Standard deviation by which elements that hardly vary are divided."""
@@ -75,29 +76,6 @@ class LoaderArguments(Options):
         bool | None,
         Option("whether to read into pinned memory, for a GPU; None: if there is one"),
     ] = None
-
-
-@final
-@dataclass(frozen=True)
-class Moments:
-    """Describes the values of a key.
-
-    Attributes:
-        mean: of each element.
-        std: standard deviation of each element.
-    """
-
-    mean: torch.Tensor
-    std: torch.Tensor
-
-    @classmethod
-    def of(
-        cls, count: torch.Tensor, total: torch.Tensor, squares: torch.Tensor
-    ) -> Self:
-        """Return the moments of values, from their number and sums in float64."""
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0)
-        return cls(mean.float(), variance.sqrt().float())
 
 
 class Loadable(abc.ABC):

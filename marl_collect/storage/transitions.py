@@ -10,7 +10,8 @@ from tensordict import TensorDict
 
 from marl_collect.core.description import Key
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.loading import Loadable, Moments
+from marl_collect.storage.loading import Loadable
+from marl_collect.storage.moments import Moments, MomentsFile
 from marl_collect.storage.spans import Spans, check_numbers
 
 _PART: Final = 20_000
@@ -25,10 +26,19 @@ class Transitions(Loadable):
     once.
     """
 
-    def __init__(self, frames: StoredFrames, spans: Spans) -> None:
-        """Number the frames of ``spans``; nothing is read yet."""
+    def __init__(
+        self, frames: StoredFrames, spans: Spans, file: MomentsFile | None = None
+    ) -> None:
+        """Number the frames of ``spans``; nothing is read yet.
+
+        Args:
+            frames: to read from.
+            spans: their numbers.
+            file: with the moments, if these are all frames of a folder.
+        """
         self._frames = frames
         self._spans = spans
+        self._file = file
         self._count = int((spans.end - spans.begin).sum())
 
     def __len__(self) -> int:
@@ -80,7 +90,7 @@ class Transitions(Loadable):
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""
-        return Transitions(self._frames.select(*keys), self._spans)
+        return Transitions(self._frames.select(*keys), self._spans, self._file)
 
     def __repr__(self) -> str:
         """Return the path and the number of frames."""
@@ -91,10 +101,11 @@ class Transitions(Loadable):
         return self._frames.nested(tensors, [len(numbers)], time=False)
 
     def moments(self, *keys: str | Key) -> dict[Key, Moments]:
-        """Compute the mean and the standard deviation of each element of keys.
+        """Return the mean and the standard deviation of each element of keys.
 
         They are over all frames, and over the agents of a group. All frames are read
-        once, in parts.
+        once, in parts. Moments of ``dataset.transitions`` are kept in the dataset's
+        folder, if it can be written to; the next call reads them there and no frames.
 
         Args:
             keys: numeric keys at the root, such as ``("agent", "observation")``.
@@ -104,6 +115,17 @@ class Transitions(Loadable):
             ValueError: if there are no frames.
         """
         chosen = self._frames.select(*keys)
+        if not len(self):
+            raise ValueError(f"There are no frames in {self._frames.name}.")
+        moments = self._file.read() if self._file else {}
+        missing = [item.key for item in chosen.keys if item.key not in moments]
+        if missing:
+            moments |= self._compute(chosen.select(*missing))
+            if self._file:
+                self._file.write(moments)
+        return {item.key: moments[item.key] for item in chosen.keys}
+
+    def _compute(self, chosen: StoredFrames) -> dict[Key, Moments]:
         sums: dict[Key, list[torch.Tensor]] = {}
         for begin in range(0, len(self), _PART):
             numbers = np.arange(begin, min(begin + _PART, len(self)))
@@ -117,6 +139,4 @@ class Transitions(Loadable):
                 if old is not None:
                     part = [a + b for a, b in zip(old, part, strict=True)]
                 sums[key] = part
-        if not sums:
-            raise ValueError(f"There are no frames in {self._frames.name}.")
         return {key: Moments.of(*values) for key, values in sums.items()}

@@ -67,12 +67,12 @@ _TERMINAL = 80
 """Characters in a line of a table."""
 
 LEGEND = (
+    "- Best weights, last weights: the weights of the best evaluation during training, "
+    "and the weights at its end. Both are evaluated after training on new episodes.\n"
+    "- Sampled actions: the last hundred training episodes. The other columns use "
+    "deterministic actions.\n"
     "- Best evaluation: the highest mean return among the evaluations during "
-    "training.\n"
-    "- Best weights, last weights: these weights, evaluated again after training on "
-    "episodes that were not used to select them.\n"
-    "- Sampled actions: the last hundred training episodes. The three columns before "
-    "it use deterministic actions.\n"
+    "training. Its selection biases it upwards.\n"
     "- Values are interquartile means over seeds with 95 % stratified bootstrap "
     "intervals (Agarwal et al. 2021). With few seeds, an interval is little more than "
     "the range of the seeds.\n"

@@ -122,10 +122,13 @@ def read_runs(folder: Path) -> list[Run]:
 
 TEAM, AGENT = "team", "agent"
 BEST_WEIGHTS = "best weights"
-RETURNS = ("best evaluation", BEST_WEIGHTS, "last weights", "sampled actions")
-"""What a summary has returns of: the best evaluation during training; the final
-evaluations of its weights and of the last ones; and the last hundred training episodes,
-in which actions are sampled."""
+RETURNS = (BEST_WEIGHTS, "last weights", "sampled actions", "best evaluation")
+"""The returns in a summary, in the order of the tables' columns.
+
+Best and last weights are evaluated after training on new episodes. Sampled actions are
+the last hundred training episodes. The best evaluation comes last: it is the maximum of
+the evaluations that chose the best weights, so it is biased upwards.
+"""
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,10 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
     for whose in (TEAM, AGENT):
         sampled = [run.training.get(f"return_{whose}") for run in runs]
         values = [
-            [getattr(run.peak, whose) for run in runs],
             [getattr(record, whose) for record in best],
             [getattr(record, whose) for record in last],
             [value for value in sampled if value is not None],
+            [getattr(run.peak, whose) for run in runs],
         ]
         for name, found in zip(RETURNS, values, strict=True):
             nothing = Interval(*[math.nan] * 3)

@@ -68,6 +68,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
     assert len(re.findall(r"^\| vdn-local-shared \|", page, re.M)) == 3
+    assert "| setup | seeds | best weights |" in page
+    assert re.search(r"setup +seeds +weights", text)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     for name in ("curves", "scores"):
         assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")

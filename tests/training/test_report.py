@@ -1,13 +1,16 @@
-"""What reports of a comparison say in words."""
+"""Tables of a comparison, and what its reports say in words."""
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from marl_collect.evaluation.intervals import bootstrap
-from marl_collect.training.report import conclusion
-from marl_collect.training.results import BEST_WEIGHTS, TEAM
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.report import conclusion, markdown, rich_tables
+from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run
 
 
 def scored(setup: str, *scores: float) -> Any:
@@ -48,3 +51,61 @@ def test_identical_setups_are_rarely_told_apart() -> None:
         setups = [scored(f"s{i}", *rng.normal(size=5)) for i in range(4)]
         told += "Shown to be lower" in conclusion(setups)
     assert told <= 0.05 * 300
+
+
+def evaluation(frames: int, team: float) -> EvaluationRecord:
+    return EvaluationRecord(frames, 2, [team], [25])
+
+
+def finished_run() -> Run:
+    """Return a run whose four returns of the team are 10, 20, 30 and 90."""
+    return Run(
+        task="a_task",
+        setup="ippo-local-shared",
+        seed=0,
+        options={
+            "frames": 200,
+            "eval_interval": 100,
+            "eval_episodes": 1,
+            "final_episodes": 1,
+        },
+        evaluations=[evaluation(0, 1), evaluation(100, 90), evaluation(200, 2)],
+        best=evaluation(100, 10),
+        last=evaluation(200, 20),
+        training={"return_team": 30.0, "return_agent": 15.0},
+        seconds={"collecting": 1.0, "training": 1.0},
+        costs={
+            "policy_parameters": 1,
+            "parameters": 1,
+            "memory": 1,
+            "forward_ms": 1.0,
+            "backward_ms": 1.0,
+        },
+        updates=1,
+    )
+
+
+def test_the_biased_return_is_the_last_in_a_report() -> None:
+    page = markdown([finished_run()], "a task", None, None)
+    rows = [
+        [cell.partition(" (")[0].strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
+    team, agent = rows[:3], rows[3:6]
+    headings = ["best weights", "last weights", "sampled actions", "best evaluation"]
+    assert team[0] == ["setup", "seeds", *headings]
+    assert team[2] == ["ippo-local-shared", "1", "10.0", "20.0", "30.0", "90.0"]
+    assert agent[0] == ["setup", *headings, "episode, best weights"]
+    assert agent[2][1:] == ["5.00", "10.0", "15.0", "45.0", "25 frames"]
+
+
+def test_a_terminal_of_80_columns_shows_the_best_weights_first() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    with console.capture() as captured:
+        for table in rich_tables([finished_run()], "a_task"):
+            console.print(table)
+    lines = [line.split() for line in captured.get().splitlines()]
+    values = [line[1:] for line in lines if line[:1] == ["ippo-local-shared"]]
+    assert values[0][:2] == ["1", "10.0"]
+    assert values[1][-3:] == ["90.0", "90.0", "90.0"]
