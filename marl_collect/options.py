@@ -298,7 +298,7 @@ def _with_present_names(
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:
-    hint = did_you_mean(get_close_matches(name, [each.name for each in fields(kind)]))
+    hint = did_you_mean(get_close_matches(name, [item.name for item in fields(kind)]))
     return (
         f"{caller} has no argument {name!r}.{hint} "
         "docs/coming_from_torchrl.md lists the equivalents of TorchRL's arguments."
@@ -374,25 +374,25 @@ def _checked(each: Declared, value: Any) -> Any:
     return found
 
 
-def _violated(each: Declared, value: Any, number: float) -> Declared:
+def _violated(declared_option: Declared, value: Any, number: float) -> Declared:
     """Return the option with only the bounds and the types that an error is about.
 
     The bound that a number keeps would hide the one that it breaks, and a sequence is
     no answer to a wrong number.
     """
-    option = each.option
+    option = declared_option.option
     if option.at_most is not None and number > option.at_most:
         bounds = replace(option, at_least=None)
     else:
         bounds = replace(option, at_most=None)
     parts = [
         part
-        for part in _parts(each.kind)
+        for part in _parts(declared_option.kind)
         if (get_origin(part) is not Sequence or isinstance(value, Sequence))
         and (part not in (int, float) or not isinstance(value, Sequence))
     ]
     kind = functools.reduce(operator.or_, parts)
-    return each._replace(kind=kind, option=bounds)
+    return declared_option._replace(kind=kind, option=bounds)
 
 
 def _same(value: Any, other: Any) -> bool:

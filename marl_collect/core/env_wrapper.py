@@ -262,13 +262,17 @@ def _observing(
             f"{list(description.groups)}."
         )
     seen: Space = group.observation
-    own = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {"observation": seen}
-    if again := sorted(own.keys() & added.keys()):
+    before = (
+        dict(seen.spaces) if isinstance(seen, spaces.Dict) else {"observation": seen}
+    )
+    if again := sorted(before.keys() & added.keys()):
         raise ValueError(
-            f"observe adds {again} to group {name!r}, which observes {sorted(own)} "
+            f"observe adds {again} to group {name!r}, which observes {sorted(before)} "
             "already: choose other names."
         )
-    more: GroupDescription = replace(group, observation=spaces.Dict(own | dict(added)))
+    more: GroupDescription = replace(
+        group, observation=spaces.Dict(before | dict(added))
+    )
     return replace(description, groups={**description.groups, name: more})
 
 
@@ -297,10 +301,10 @@ def _shared(
 
 
 def _spaces(description: EnvDescription) -> dict[Key, Space]:
-    found: dict[Key, Space] = {}
+    by_key: dict[Key, Space] = {}
     for name, group in description.groups.items():
-        found |= dict(leaf_spaces(group.observation, (name, "observation")))
-        found |= dict(leaf_spaces(group.action, (name, "action")))
+        by_key |= dict(leaf_spaces(group.observation, (name, "observation")))
+        by_key |= dict(leaf_spaces(group.action, (name, "action")))
     for name, space in description.root.items():
-        found |= dict(leaf_spaces(space, (name,)))
-    return found
+        by_key |= dict(leaf_spaces(space, (name,)))
+    return by_key

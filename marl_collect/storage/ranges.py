@@ -1,4 +1,4 @@
-"""The lowest and highest value of tensors, stored beside each one in ``files.json``."""
+"""The lowest and highest value of tensors, stored in the journal."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.worlds import CountingWorlds
-from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from support.zoo import (
+    COMINGS_AND_GOINGS,
+    SHORT_TURNS,
+    Script,
+    ScriptedEnv,
+    ScriptedTurns,
+)
 
 from marl_collect import (
     Collector,
@@ -115,18 +121,11 @@ def counting(**options: Any) -> CountingEnv:
 
 
 def scripted() -> PettingZooWrapper:
-    script = Script(
-        n_agents=4,
-        ends={"agent_1": (2, "terminated"), "agent_3": (4, "vanished")},
-        joins={"agent_2": 3},
-        returns={"agent_1": 5},
-    )
-    return PettingZooWrapper(ScriptedEnv(script), done_on_any=False)
+    return PettingZooWrapper(ScriptedEnv(COMINGS_AND_GOINGS), done_on_any=False)
 
 
 def turns() -> PettingZooWrapper:
-    script = Script(ends={"agent_1": (2, "terminated")}, max_cycles=4)
-    return PettingZooWrapper(ScriptedTurns(script))
+    return PettingZooWrapper(ScriptedTurns(SHORT_TURNS))
 
 
 ENVIRONMENTS: dict[str, Callable[[], Any]] = {

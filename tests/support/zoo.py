@@ -99,6 +99,18 @@ class Script:
         return self.info(self.agents.index(agent), step)
 
 
+COMINGS_AND_GOINGS = Script(
+    n_agents=4,
+    ends={"agent_1": (2, "terminated"), "agent_3": (4, "vanished")},
+    joins={"agent_2": 3},
+    returns={"agent_1": 5},
+)
+"""Agents end, with and without a flag; one joins later, and one returns."""
+
+SHORT_TURNS = Script(ends={"agent_1": (2, "terminated")}, max_cycles=4)
+"""For agents that act in turns; one ends early."""
+
+
 class _Spaces:
     """Methods that both kinds of environment share."""
 

@@ -89,8 +89,8 @@ def _lstm(x: Tensor, states: States, weights: Weights) -> States:
     h, c = states
     from_input, from_state = _gates(x, h, weights)
     write, keep, new, out = (from_input + from_state).chunk(4, -1)
-    kept = torch.sigmoid(keep) * c
-    c = torch.addcmul(kept, torch.sigmoid(write), torch.tanh(new))
+    remembered = torch.sigmoid(keep) * c
+    c = torch.addcmul(remembered, torch.sigmoid(write), torch.tanh(new))
     return torch.sigmoid(out) * torch.tanh(c), c
 
 
