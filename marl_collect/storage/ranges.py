@@ -1,4 +1,4 @@
-"""The lowest and highest value of tensors, stored in the journal."""
+"""The lowest and highest value of tensors, stored in the notes of each batch."""
 
 import math
 from collections.abc import Mapping, Sequence
