@@ -63,7 +63,8 @@ class TrainerPolicy:
         self._walk: WeightWalk | None = None
         self._watch: SettingsWatch | None = None
         if isinstance(module, nn.Module):
-            self.layout = WeightLayout.of(module)
+            policy_of = module.owner if isinstance(module, AssignedPolicies) else None
+            self.layout = WeightLayout.of(module, policy_of)
             self._walk = WeightWalk(module)
             self._watch = SettingsWatch(module)
             self._structure = structure(module)

@@ -8,7 +8,6 @@ the weights there, and the worker reads them like those of a local trainer.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, final
 
 import numpy as np
@@ -22,11 +21,9 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.collectors.transport import Ask, WorkerWeights
 from marl_collect.distributed.relay import Bytes
-from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
-from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import WeightLayout
+from marl_collect.weights.shared import WeightLayout, WeightWriter
 from marl_collect.weights.skeleton import split_module
 
 FETCH_SECONDS = 60.0
@@ -57,7 +54,7 @@ class NodeVector:
         assert self.memory is not None, "The pool has not placed this vector."
         segment = Segment.attach(self.memory)
         shared = torch.frombuffer(segment.buffer, dtype=torch.uint8)
-        return NodeReader(shared, own, len(self.layout.names))
+        return NodeReader(shared, own, len(self.layout.ranges))
 
 
 @final
@@ -86,7 +83,7 @@ class Stored:
     """Weights in the store; compared by identity.
 
     Attributes:
-        references: Ray's references to the parts of the vector, in order.
+        references: Ray's references to the ranges of the layout, in order.
         version: of the weights.
         settings: settings of the policy that have changed since the start.
     """
@@ -120,9 +117,6 @@ class StoredWeights(WorkerWeights):
 
     All workers share one object until some of them get weights of their own. An object
     is dropped from the store when no worker uses it any more.
-
-    Attributes:
-        parts: the tensors in each part of the vector.
     """
 
     def __init__(
@@ -147,8 +141,7 @@ class StoredWeights(WorkerWeights):
         self._ask = ask
         self._owner = os.getpid()
         self._staged: torch.Tensor | None = None
-        self._copies: WeightCopies
-        self.parts: list[range] = []
+        self._writer: WeightWriter
         self._newest = self._common = Stored()
         self._readers = [_Reader(self._common) for _ in factories]
         if isinstance(policy.module, nn.Module) and not any(factories):
@@ -252,7 +245,7 @@ class StoredWeights(WorkerWeights):
         """Return a worker's vector, with the parts of these weights that it lacks."""
         layout = self.policy.layout
         assert layout is not None
-        held = reader.has.references if reader.has else (None,) * len(self.parts)
+        held = reader.has.references if reader.has else (None,) * len(layout.ranges)
         lacks = [
             number
             for number, reference in enumerate(stored.references)
@@ -261,7 +254,7 @@ class StoredWeights(WorkerWeights):
         return NodeVector(
             layout,
             tuple(stored.references[number] for number in lacks),
-            tuple(layout.ends(self.parts[number]) for number in lacks),
+            tuple((layout.ranges[n].begin, layout.ranges[n].end) for n in lacks),
         )
 
     # Publishing
@@ -307,15 +300,8 @@ class StoredWeights(WorkerWeights):
 
     def _stage(self, layout: WeightLayout) -> None:
         self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self._copies = WeightCopies(layout.names, layout.views(self._staged))
-        policy, names = self.policy.module, layout.names
-
-        def owner(index: int) -> str:
-            several = isinstance(policy, AssignedPolicies)
-            return policy.owner(names[index]) if several else ""
-
-        runs = [list(run) for _, run in groupby(range(len(names)), owner)]
-        self.parts = [range(run[0], run[-1] + 1) for run in runs]
+        versions = np.zeros((1, len(layout.ranges)), np.int64)
+        self._writer = WeightWriter(layout, [self._staged], versions)
 
     def _put(
         self,
@@ -323,19 +309,16 @@ class StoredWeights(WorkerWeights):
         version: int,
         settings: Settings | None,
     ) -> Stored:
-        """Store the parts that are not those of the newest weights."""
+        """Store the ranges that are not those of the newest weights."""
         assert self._staged is not None
-        layout, copies = self.policy.layout, self._copies
+        layout = self.policy.layout
         assert layout is not None
-        copies.read(tensors)
-        same = {index for index in layout.frozen if not copies.differ(0, index)}
-        fresh = set(range(len(tensors))) - same
-        references = list(self._newest.references) or [None] * len(self.parts)
-        self._newest = Stored()  # Until all parts are stored.
-        copies.write(0, fresh)
-        for number, part in enumerate(self.parts):
-            if references[number] is None or not fresh.isdisjoint(part):
-                begin, end = layout.ends(part)
-                references[number] = self._ray.put(self._staged[begin:end].numpy())
+        references = list(self._newest.references) or [None] * len(layout.ranges)
+        self._newest = Stored()  # Until all ranges are stored.
+        changed = self._writer.write(0, tensors)
+        for number, weights in enumerate(layout.ranges):
+            if references[number] is None or number in changed:
+                content = self._staged[weights.begin : weights.end]
+                references[number] = self._ray.put(content.numpy())
         self._newest = Stored(tuple(references), version, settings)
         return self._newest
