@@ -202,10 +202,9 @@ class RolloutWorker:
         self._act_with(policy, layout)
 
     @execute.register
-    def _(self, command: messages.UseWeights) -> None:
+    def _(self, command: messages.PublishWeights) -> None:
         self._reader = command.handle.attach(self._vector)
-        if command.publish:
-            self._reader.publish_own()
+        self._reader.publish_own()
         self._context.send(messages.MemoryAttached())
 
     @execute.register

@@ -572,98 +572,38 @@ class WeightReader:
         self._published[0].copy_(self._own)
 
 
-def check_factory_weights(given: WeightLayout, built: WeightLayout | None) -> None:
-    """Check that the weights of ``policy`` fit the policy of ``policy_factory``.
+def check_same_weights(
+    expected: WeightLayout | None, built: WeightLayout | None, whose: str, why: str
+) -> None:
+    """Check that a policy that a factory built has the expected tensors.
 
     Args:
-        given: layout of ``policy``.
-        built: layout of the policy that the factory built, None if it has no weights.
+        expected: layout of the policy to compare with, None if it has no weights.
+        built: layout of the policy that the factory built.
+        whose: which policy is expected, for the message.
+        why: the reason, the beginning of the message.
 
     Raises:
-        ValueError: if they differ; the first difference is named.
+        ValueError: if names, shapes or dtypes differ; the first difference is named.
     """
     ours, theirs = (
         {}
-        if each is None
+        if layout is None
         else {
             name: f"{dtype} {list(shape)}"
             for name, dtype, shape in zip(
-                each.names, each.dtypes, each.shapes, strict=True
+                layout.names, layout.dtypes, layout.shapes, strict=True
             )
         }
-        for each in (given, built)
+        for layout in (expected, built)
     )
-    different = sorted(
-        name for name in ours | theirs if ours.get(name) != theirs.get(name)
-    )
-    if different:
-        name = different[0]
-        raise ValueError(
-            "policy supplies the weights of the policies that policy_factory builds, "
-            f"so their tensors must be the same, but {name!r} is "
-            f"{ours.get(name, 'missing')} in policy and "
-            f"{theirs.get(name, 'missing')} in what policy_factory builds."
-        )
-
-
-def check_names(
-    found: Iterable[str], expected: WeightLayout, what: str, hint: str
-) -> None:
-    """Check that a policy has the tensors of a layout, by name.
-
-    Args:
-        found: the names in the policy.
-        expected: the layout.
-        what: the policy's description, the beginning of the message.
-        hint: what to do, the end of the message.
-
-    Raises:
-        ValueError: if tensors are missing or surplus; they are named.
-    """
-    names = list(found)
-    missing = [name for name in expected.names if name not in names]
-    surplus = [name for name in names if name not in expected.names]
-    if missing or surplus:
-        message = _other_names(what, missing, surplus, names)
-        raise ValueError(f"{message} {hint}")
-
-
-def check_same_weights(
-    first: WeightLayout | None, other: WeightLayout | None, whose: str, firsts: str
-) -> None:
-    """Check that policies built by a factory have the same tensors.
-
-    Args:
-        first: layout of the policy to compare with, None if it has no weights.
-        other: layout of the other policy.
-        whose: which process has the other policy, for the message.
-        firsts: which process has the first one.
-
-    Raises:
-        ValueError: if tensors differ; they are named.
-    """
-    if first == other:
-        return
-    what = f"The policy that policy_factory built for {whose}"
-    same = "All workers need the same network."
-    if first is None or other is None:
-        has = "has no weights" if other is None else "has weights"
-        raise ValueError(f"{what} {has}, unlike that of {firsts}. {same}")
-    check_names(other.names, first, what, same)
-    theirs = dict(
-        zip(other.names, zip(other.shapes, other.dtypes, strict=True), strict=True)
-    )
-    differ = [
-        f"{name} is {theirs[name][0]} {theirs[name][1]}, but {shape} {dtype} there"
-        for name, shape, dtype in zip(
-            first.names, first.shapes, first.dtypes, strict=True
-        )
-        if theirs[name] != (shape, dtype)
-    ]
-    raise ValueError(
-        f"{what} differs from that of {firsts}: "
-        f"{'; '.join(differ) or 'its tensors have another order or ties'}. {same}"
-    )
+    for name in sorted(ours | theirs):
+        if ours.get(name) != theirs.get(name):
+            raise ValueError(
+                f"{why}, so their tensors must be the same, but {name!r} is "
+                f"{ours.get(name, 'missing')} in {whose} and "
+                f"{theirs.get(name, 'missing')} in what policy_factory builds."
+            )
 
 
 def _other_names(

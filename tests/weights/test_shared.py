@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from marl_collect.weights.shared import WeightLayout, WeightPublisher, WeightWriter
+from marl_collect.weights.shared import (
+    WeightLayout,
+    WeightPublisher,
+    WeightWriter,
+    check_same_weights,
+)
 
 
 def writer_of(*tensors: torch.Tensor) -> tuple[WeightWriter, list[torch.Tensor]]:
@@ -263,3 +268,29 @@ def test_frozen_tensors_that_torch_converts_are_compared(
     assert policies.publisher.write(0, tensors) == [LEARNER, OLD, BUFFERS]
     policies.updates = 0
     policies.pull()
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        (
+            nn.Linear(3, 3),
+            r"'weight' is torch.float32 \[3, 2\] in worker 0 and .*3, 3\]",
+        ),
+        (
+            nn.Linear(2, 3, bias=False),
+            r"'bias' is torch.float32 \[3\] .* and missing in",
+        ),
+        (nn.Linear(2, 3).double(), r"'bias' is torch.float32 .* and torch.float64 "),
+        (None, r"'bias' is torch.float32 \[3\] in worker 0 and missing in"),
+    ],
+    ids=["shape", "name", "dtype", "none"],
+)
+def test_the_first_difference_between_two_networks_is_named(
+    other: nn.Module | None, error: str
+) -> None:
+    layout = WeightLayout.of(nn.Linear(2, 3))
+    check_same_weights(layout, WeightLayout.of(nn.Linear(2, 3)), "worker 0", "Why")
+    built = None if other is None else WeightLayout.of(other)
+    with pytest.raises(ValueError, match=f"^Why, so their tensors .*{error}"):
+        check_same_weights(layout, built, "worker 0", "Why")
