@@ -12,7 +12,7 @@ from marl_collect.options import method
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.frames import StoredFrames, segment_name
 from marl_collect.storage.index import Index, join_indexes
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.moments import MomentsFile
@@ -174,19 +174,28 @@ class Dataset(Sequence[TensorDictBase]):
 
 
 def open_dataset(
-    path: str | Path, *, storage_options: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: str | Path | None = None,
 ) -> Dataset:
     """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
 
     Args:
-        path: a folder, or a URL such as ``"s3://bucket/data"``. Files in an object
-            store are copied to a temporary folder when they are first used, and
-            removed with the dataset.
+        path: a folder, or a URL such as ``"s3://bucket/data"``. What is read from an
+            object store is copied to a temporary folder, and removed with the dataset.
         storage_options: arguments of the fsspec file system of a URL.
+        cache: folder that keeps what is read from a URL for other processes and later
+            ones. It may have parts of any datasets. Nothing removes them: delete the
+            folder when no dataset uses it.
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.
         DatasetError: if its index is damaged, or of a newer version.
+        ValueError: if there are options or a cache, but no URL.
     """
-    folder = open_folder(path, storage_options)
-    return Dataset([(folder, Index.load(folder))])
+    folder = open_folder(path, storage_options, cache)
+    index = Index.load(folder)
+    if cache is not None and isinstance(folder, RemoteFolder):
+        folder.keep({segment_name(n): text for n, text in index.digests.items()})
+    return Dataset([(folder, index)])
