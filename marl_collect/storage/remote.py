@@ -43,9 +43,10 @@ def check_local(path: str | Path) -> None:
     url = url_of(path)
     if url is not None:
         raise ValueError(
-            f"{url} is a URL, but a dataset is written to a folder of this machine, "
-            "because object stores have no locks. Write to a folder, and copy it with "
-            f"`marl-collect copy FOLDER {url}`; again for batches that are added."
+            f"{url} is a URL, but only folders of this machine are written to, because "
+            "object stores have no locks. Write to a folder: "
+            f"`marl-collect copy FOLDER {url}` copies a dataset, and later the batches "
+            "that were added."
         )
 
 

@@ -29,8 +29,10 @@ from marl_collect.storage import (
     concatenate,
     copy,
     copying,
+    export_dataset,
     merge,
     remote,
+    save,
 )
 from marl_collect.storage.remote import RemoteFolder
 from marl_collect.testing.counting import CountingEnv
@@ -492,7 +494,7 @@ def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
 
 
 def test_writing_to_a_url_is_refused_with_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     description, _ = batches(1)
@@ -504,7 +506,12 @@ def test_writing_to_a_url_is_refused_with_advice(
         with pytest.raises(ValueError, match="is a URL"):
             record(path, CountingEnv, frames=2)
         with pytest.raises(ValueError, match="is a URL"):
-            merge([tmp_path], path)
+            merge([local], path)
+        trajectories = open_dataset(local).trajectories
+        with pytest.raises(ValueError, match="is a URL"):
+            save(trajectories, path)
+        with pytest.raises(ValueError, match="is a URL"):
+            export_dataset(trajectories, path)
     assert os.listdir(tmp_path) == []
 
 
