@@ -110,9 +110,9 @@ def show_report(folder: Path) -> int:
             CURVES,
             REPORT,
             SCORES,
-            read_random,
             write_report,
         )
+        from marl_collect.training.results import read_random
         from marl_collect.training.report import (
             TERMINAL_LEGEND,
             findings,
