@@ -21,7 +21,7 @@ from marl_collect.training.evaluating import (
 from marl_collect.training.learner import NotFiniteError, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.plots import plot_curves, plot_scores
-from marl_collect.training.report import markdown, results_json
+from marl_collect.training.report import LEGEND, markdown, results_json
 from marl_collect.training.results import RANDOM, read_random, read_runs
 from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import (
@@ -272,5 +272,5 @@ def write_report(folder: Path) -> str:
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
     page = markdown(runs, title, random, CURVES, SCORES if scored else None)
-    write_atomically(folder / REPORT, page)
+    write_atomically(folder / REPORT, f"{page}\n{LEGEND}\n")
     return page

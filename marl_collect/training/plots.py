@@ -345,10 +345,10 @@ def _mean_curve(
     """Return frames at which all seeds were evaluated, means and intervals."""
     values = [{w.frames: w.team for w in run.evaluations} for run in runs]
     frames = sorted(set.intersection(*(set(v) for v in values)))
-    found = [bootstrap([[v[at] for v in values]], repetitions=500) for at in frames]
+    means = [bootstrap([[v[at] for v in values]], repetitions=500) for at in frames]
     return (
         frames,
-        [each.value for each in found],
-        [each.low for each in found],
-        [each.high for each in found],
+        [mean.value for mean in means],
+        [mean.low for mean in means],
+        [mean.high for mean in means],
     )

@@ -167,7 +167,9 @@ def _record(entry: Any) -> EvaluationRecord:
 
 TEAM, AGENT = "team", "agent"
 BEST_WEIGHTS = "best weights"
-RETURNS = (BEST_WEIGHTS, "last weights", "sampled actions", "best evaluation")
+LAST_WEIGHTS = "last weights"
+SAMPLED_ACTIONS = "sampled actions"
+RETURNS = (BEST_WEIGHTS, LAST_WEIGHTS, SAMPLED_ACTIONS, "best evaluation")
 """The returns in a summary, in the order of the tables' columns.
 
 Best and last weights are evaluated after training on new episodes. Sampled actions are
