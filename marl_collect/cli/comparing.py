@@ -112,13 +112,12 @@ def show_report(folder: Path) -> int:
             SCORES,
             write_report,
         )
-        from marl_collect.training.results import read_random
         from marl_collect.training.report import (
             TERMINAL_LEGEND,
             findings,
             rich_tables,
         )
-        from marl_collect.training.results import read_runs, summarize
+        from marl_collect.training.results import read_random, read_runs, summarize
 
         write_report(folder)
         runs, random = read_runs(folder), read_random(folder)
