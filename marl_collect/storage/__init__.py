@@ -28,7 +28,6 @@ file                      content
 ``spans.py``              consecutive frames
 ``remote.py``             folders in object stores
 ``description.py``        descriptions of a dataset and of its runs
-``ranges.py``             the range of a tensor
 ``checks.py``             checks files before they are read
 ``files.py``              durable file changes, locks
 ``format2.py``            reads the format before this one
