@@ -20,7 +20,6 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
-    NO_METADATA,
     DatasetDescription,
     Metadata,
     RunDescription,
@@ -69,7 +68,7 @@ class Header:
     keys: tuple[KeyField, ...]
     episodes: int
     frames: int
-    metadata: Metadata = NO_METADATA
+    metadata: Metadata
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> Self:
