@@ -520,12 +520,11 @@ def key_difference(
     expected: Sequence[KeyField], found: Sequence[KeyField]
 ) -> tuple[str, str, str] | None:
     """Return the first key that differs, and both of its shapes; None if none does."""
-    different = difference(
-        *(
-            {f.key: f"{list(f.shape)} {f.dtype}" for f in keys}
-            for keys in (expected, found)
-        )
+    before, after = (
+        {item.key: f"{list(item.shape)} {item.dtype}" for item in keys}
+        for keys in (expected, found)
     )
+    different = difference(before, after)
     if different is None:
         return None
     key, there, here = different
