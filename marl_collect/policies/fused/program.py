@@ -235,8 +235,14 @@ def repeat(operation: TensorOp) -> Call | None:
     if operation.name in _COPIES:
         return partial(results[0].copy_, operation.args[0])
     if operation.name in _ZEROS:
-        return results[0].zero_
+        return _zeroing(results[0])
     return _fastest(operation, results)
+
+
+def _zeroing(tensor: torch.Tensor) -> Call:
+    with suppress(TypeError, RuntimeError):  # numpy cannot write some kinds of memory.
+        return partial(tensor.detach().numpy().fill, 0)
+    return tensor.zero_
 
 
 def _in_place(operation: TensorOp) -> Call:
