@@ -110,7 +110,6 @@ def show_report(folder: Path) -> int:
             CURVES,
             REPORT,
             SCORES,
-            read_random,
             write_report,
         )
         from marl_collect.training.report import (
@@ -118,7 +117,7 @@ def show_report(folder: Path) -> int:
             findings,
             rich_tables,
         )
-        from marl_collect.training.results import read_runs, summarize
+        from marl_collect.training.results import read_random, read_runs, summarize
 
         write_report(folder)
         runs, random = read_runs(folder), read_random(folder)

@@ -345,38 +345,27 @@ class TrainingOptions(Options):
     def settings(self) -> dict[str, Any]:
         """Return every setting that ``with_settings`` takes, with its value."""
         return {
-            prefix + each.name: getattr(part, each.name)
+            prefix + option.name: getattr(part, option.name)
             for prefix, part in self._parts.items()
-            for each in declared(type(part))
+            for option in declared(type(part))
         }
 
     def help_texts(self) -> dict[str, str]:
         """Return what each setting means."""
         return {
-            prefix + each.name: each.option.help.replace("``", "") + "."
+            prefix + declaration.name: declaration.option.help.replace("``", "") + "."
             for prefix, part in self._parts.items()
-            for each in declared(type(part))
+            for declaration in declared(type(part))
         }
 
     @property
     def _parts(self) -> dict[str, Options]:
         inner = {
-            f"{each.name}.": part
-            for each in fields(self)
-            if isinstance(part := getattr(self, each.name), Options)
+            f"{attribute.name}.": part
+            for attribute in fields(self)
+            if isinstance(part := getattr(self, attribute.name), Options)
         }
         return {"": self, **inner}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the options from the result of ``asdict``, also if read from JSON."""
-        flat: dict[str, Any] = {}
-        for name, value in data.items():
-            if isinstance(value, Mapping):
-                flat |= {f"{name}.{option}": v for option, v in value.items()}
-            else:
-                flat[name] = value
-        return cls().with_settings(flat)
 
 
 def network_options(
