@@ -28,6 +28,8 @@ FRAMES = 64
 WORLDS = (1, 16, 64, 256, 1024, 4096)
 PERIOD = 100
 """Steps of an episode that ends by its time limit, or on average if ends are random."""
+_TABLE = 997
+"""Steps after which random ends repeat; so long that they come in every world."""
 ENDS = ("no ends", "1 % end per frame", "all end after 100 frames")
 
 
@@ -46,7 +48,7 @@ class FreeWorlds(BatchedEnv):
         about = EnvDescription("free", {"agents": group}, time_limit=limit)
         super().__init__(about, worlds)
         chance = 1 / PERIOD if ends == ENDS[1] else 0.0
-        self._ends = np.random.default_rng(0).random((97, worlds)) < chance
+        self._ends = np.random.default_rng(0).random((_TABLE, worlds)) < chance
         self._observed = {
             "agents": np.zeros((worlds, AGENTS, INPUTS), np.float32),
         }
