@@ -34,20 +34,6 @@ from marl_collect.models.layers.stacking import (
 _TORCHRL_PREFIXES = ("params.", "_empty_net.")
 
 
-def pick_centralised(*, centralised: bool | None, centralized: bool | None) -> bool:
-    """Return the value of whichever spelling is given.
-
-    Raises:
-        TypeError: if none or both are given.
-    """
-    if (centralised is None) == (centralized is None):
-        raise TypeError(
-            "Pass either centralised or centralized, True or False, but found "
-            f"centralised={centralised} and centralized={centralized}."
-        )
-    return bool(centralized if centralised is None else centralised)
-
-
 class AgentNetworks(nn.Module, abc.ABC):
     """Owns the weights of ``n_agents`` networks, or of the one that they share.
 
@@ -60,15 +46,32 @@ class AgentNetworks(nn.Module, abc.ABC):
     net: nn.Module
 
     def __init__(
-        self, *, n_agents: int, centralised: bool, share_params: bool | None
+        self,
+        *,
+        n_agents: int,
+        centralised: bool | None,
+        share_params: bool | None,
+        centralized: bool | None,
     ) -> None:
+        """Check the arguments.
+
+        Raises:
+            TypeError: if ``share_params`` is missing, or if both spellings of
+                ``centralised`` are passed, or none.
+            ValueError: if there are no agents.
+        """
         super().__init__()
+        if (centralised is None) == (centralized is None):
+            raise TypeError(
+                "Pass either centralised or centralized, True or False, but found "
+                f"centralised={centralised} and centralized={centralized}."
+            )
         if share_params is None:
             raise TypeError("Pass share_params=True or share_params=False.")
         if n_agents < 1:
             raise ValueError(f"n_agents must be at least 1, but is {n_agents}.")
         self.n_agents = n_agents
-        self.centralised = centralised
+        self.centralised = bool(centralized if centralised is None else centralised)
         self.share_params = share_params
 
     @property
@@ -284,10 +287,9 @@ class MultiAgentNetBase(AgentNetworks):
     ) -> None:
         super().__init__(
             n_agents=n_agents,
-            centralised=pick_centralised(
-                centralised=centralised, centralized=centralized
-            ),
+            centralised=centralised,
             share_params=share_params,
+            centralized=centralized,
         )
         self.agent_dim = agent_dim
         self.n_features: int | None = None

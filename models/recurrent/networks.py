@@ -16,7 +16,6 @@ from marl_collect.models.base import (
     AgentNetworks,
     copy_into,
     named_tensors,
-    pick_centralised,
 )
 from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
 
@@ -82,10 +81,9 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
     ) -> None:
         super().__init__(
             n_agents=n_agents,
-            centralised=pick_centralised(
-                centralised=centralised, centralized=centralized
-            ),
+            centralised=centralised,
             share_params=share_params,
+            centralized=centralized,
         )
         self.n_features = n_agent_inputs
         self.hidden_size = hidden_size
