@@ -104,13 +104,3 @@ def environment_keys(environment: EnvDescription) -> list[KeyField]:
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
     return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
-
-
-def readable_bytes(count: int) -> str:
-    """Return a size with a decimal unit, such as ``"1.5 kB"``."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -15,7 +15,6 @@ from marl_collect.cli.collecting import CollectRequest, free_folder
 from marl_collect.cli.consoles import err, fail, out
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
-from marl_collect.cli.summary import readable_bytes
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.models import make_policy
 from marl_collect.storage import EndedEpisode
@@ -122,12 +121,6 @@ def test_remaining_time_is_readable() -> None:
         "1:05",
         "1:02:05",
     ]
-
-
-def test_sizes_have_units() -> None:
-    sizes = [999, 1500, 2_500_000, 10**12]
-    expected = ["999 bytes", "1.5 kB", "2.5 MB", "1.0 TB"]
-    assert [readable_bytes(size) for size in sizes] == expected
 
 
 def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -> None:
