@@ -9,20 +9,23 @@ runs through its command socket.
 import atexit
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, Literal, cast, get_args
 
 from marl_collect.processes import standard_streams
 from marl_collect.processes.bootstrap import thread_environment
-from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
+from marl_collect.processes.children import (
+    Child,
+    ForkedChild,
+    SpawnedChild,
+    wait_readable,
+)
 from marl_collect.processes.orphans import room_for_mark
 from marl_collect.processes.packets import (
     BROKEN,
@@ -165,8 +168,8 @@ def _spawn(command: socket.socket) -> SpawnedChild:
     # PR_SET_PDEATHSIG refers to the *thread* that started the child.
     kernel = threading.current_thread() is threading.main_thread()
     code = (
-        "from marl_collect.processes.spawned import main; "
-        f"main({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
+        "from marl_collect.processes.bootstrap import run_spawned; "
+        f"run_spawned({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
     )
     if hasattr(os, "pidfd_open"):
         popen = _start_interpreter(code, [command.fileno()])
@@ -304,9 +307,7 @@ class _ForkServer:
         """
         if self._ready:
             return
-        poller = select.poll()
-        poller.register(self.control.fileno(), select.POLLIN)
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not wait_readable(self.control.fileno(), deadline):
             raise TimeoutError(
                 f"the fork server did not finish importing {list(self._preload)} in "
                 "time; increase start_timeout="
