@@ -18,6 +18,18 @@ class StopError(Exception):
     """A finding after which the check cannot continue."""
 
 
+def attempt(what: str, call: Callable[[], None]) -> None:
+    """Call ``call``.
+
+    Raises:
+        StopError: if it raises; ``what`` says what was called.
+    """
+    try:
+        call()
+    except Exception as error:
+        raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
 @final
 class Play:
     """One environment and the memory that it writes."""
@@ -120,25 +132,19 @@ class Play:
                 yield f"After a second bind, {problem}."
 
     def _bind(self, row: dict[Key, Array]) -> None:
-        self._try("bind", lambda: self._env.bind(row))
+        attempt("bind", lambda: self._env.bind(row))
 
     def _reset(self, seed: int) -> None:
-        self._try(f"reset_row({seed})", lambda: self._env.reset_row(seed))
+        attempt(f"reset_row({seed})", lambda: self._env.reset_row(seed))
 
     def _step(self) -> None:
-        self._try("step_row", self._env.step_row)
+        attempt("step_row", self._env.step_row)
 
     def _act(self, random: np.random.Generator) -> None:
         for sampler in self._samplers:
             noise = random.random(sampler.noise_shape)
             mask = None if sampler.mask_key is None else self._row[sampler.mask_key]
             self._row[sampler.key][...] = sampler.actions(noise, mask)
-
-    def _try(self, what: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _lossy(row: Mapping[Key, Array], fields: Mapping[Key, Field]) -> Iterator[str]:

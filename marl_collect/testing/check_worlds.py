@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
-from marl_collect.testing.check_play import Snapshot, StopError, differences
+from marl_collect.testing.check_play import Snapshot, attempt, differences
 from marl_collect.testing.check_rows import Rules
 
 Array = NDArray[Any]
@@ -187,7 +187,7 @@ class WorldPlay:
             self._act(clock, streams)
             for key in self._outcome:
                 self._memory[key].fill(poison)
-            _try("advance", self._engine.step)
+            attempt("advance", self._engine.step)
             clock += 1
             worlds = np.flatnonzero(self._memory["done",][:, 0]).tolist()
             episodes[worlds] += 1
@@ -197,7 +197,7 @@ class WorldPlay:
 
     def _begin(self, worlds: list[int], streams: Array, episodes: Array) -> None:
         seeds = episode_seeds(self._seed, streams[worlds], episodes[worlds]).tolist()
-        _try("begin", lambda: self._engine.reset(worlds, seeds))
+        attempt("begin", lambda: self._engine.reset(worlds, seeds))
 
     def _act(self, clock: Array, streams: Array) -> None:
         for sampler, table in self._samplers:
@@ -284,13 +284,6 @@ def _arrays(nested: Mapping[str, Any]) -> Iterator[Array]:
             yield from _arrays(value)
         else:
             yield value
-
-
-def _try(what: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _equal(one: Snapshot, two: Snapshot) -> bool:
