@@ -58,9 +58,9 @@ class Mixer(nn.Module, abc.ABC):
             return self.mix(chosen_action_value, None)
         expected = (*chosen_action_value.shape[:-2], *self.state_shape)
         if state is None or state.shape != expected:
-            found = "none" if state is None else f"the shape {list(state.shape)}"
+            shape = "none" if state is None else f"the shape {list(state.shape)}"
             raise ValueError(
-                f"{name} expected a state of shape {list(expected)}, but found {found}."
+                f"{name} expected a state of shape {list(expected)}, but found {shape}."
             )
         return self.mix(chosen_action_value, state)
 

@@ -176,9 +176,9 @@ def description_of(what: Any) -> EnvDescription:
     """
     if isinstance(what, EnvDescription):
         return what
-    own = getattr(what, "description", None)
-    if isinstance(own, EnvDescription):
-        return own
+    description = getattr(what, "description", None)
+    if isinstance(description, EnvDescription):
+        return description
     if callable(what):
         from marl_collect.parallel_env.describe import describe
 

@@ -34,9 +34,9 @@ def available_tasks() -> dict[str, str]:
         substrates,
     )
 
-    found = {f"{_FAMILY}/{name}": "" for name in substrates()}
+    complete = {f"{_FAMILY}/{name}": "" for name in substrates()}
     command = f"{INSTALL_BOTS} (downloads the bots)"
-    return found | {
+    return complete | {
         f"{_FAMILY}/{name}": command if lacks_bots(name) else "" for name in scenarios()
     }
 

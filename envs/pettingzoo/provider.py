@@ -80,9 +80,11 @@ def settings(task: str) -> dict[str, Any]:
         return defaults_of(tasks.custom(task))
     from marl_collect.envs.pettingzoo.env import PettingZooEnv
 
-    found = tasks.defaults(task)
+    defaults = tasks.defaults(task)
     ours = defaults_of(PettingZooEnv)
-    return found | {name: value for name, value in ours.items() if name not in found}
+    return defaults | {
+        name: value for name, value in ours.items() if name not in defaults
+    }
 
 
 def _build(name: str, **kwargs: Any) -> Any:

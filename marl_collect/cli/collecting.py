@@ -49,12 +49,12 @@ class CollectRequest:
 
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
-            wanted = self.frames_per_batch or BATCH_FRAMES
+            frames = self.frames_per_batch or BATCH_FRAMES
         elif self.frames_per_batch is not None:
-            wanted = min(self.frames_per_batch, self.frames)
+            frames = min(self.frames_per_batch, self.frames)
         else:  # Equal batches whose total exceeds `frames` as little as possible.
-            wanted = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
-        return math.ceil(wanted / size) * size
+            frames = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
+        return math.ceil(frames / size) * size
 
 
 def run(request: CollectRequest) -> int:

@@ -65,9 +65,9 @@ def ranges_table(ranges: Mapping[Key, Range]) -> Table:
     table.add_column("key", overflow="fold")
     for column in ("lowest", "highest", "NaN"):
         table.add_column(column, justify="right")
-    for key, found in ranges.items():
+    for key, values in ranges.items():
         name = repr(key[0] if len(key) == 1 else key)
-        table.add_row(name, number(found.low), number(found.high), f"{found.nans:,}")
+        table.add_row(name, number(values.low), number(values.high), f"{values.nans:,}")
     return table
 
 

@@ -253,9 +253,9 @@ def _streaming() -> dict[str, str]:
     precedence. The worker's ``os.environ`` does not contain it
     (``bootstrap.WorkerSetup``).
     """
-    own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
-    given = os.environ.get("GLIBC_TUNABLES")
-    return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
+    tunable = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
+    value = os.environ.get("GLIBC_TUNABLES")
+    return {"GLIBC_TUNABLES": f"{tunable}:{value}" if value else tunable}
 
 
 def without_arrow_thread() -> dict[str, str]:
@@ -264,9 +264,9 @@ def without_arrow_thread() -> dict[str, str]:
     tensordict imports pandas at the first call of a policy, and pandas imports pyarrow
     if it is installed. A thread of its allocator would make the fork server unusable.
     """
-    name, own = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-    given = os.environ.get(name)
-    return {name: f"{given},{own}" if given else own}
+    name, setting = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+    value = os.environ.get(name)
+    return {name: f"{value},{setting}" if value else setting}
 
 
 class _ForkServer:

@@ -123,12 +123,12 @@ class Play:
         self._bind(self._row)
         for array in old.values():
             array.fill(1)
-        found = self.episode(seed)
+        actual = self.episode(seed)
         for key, array in old.items():
             if not (array == 1).all():
                 yield f"{name_of(key)} is still written to memory bound before."
         if self.description.repeats:
-            for problem in differences(expected, found):
+            for problem in differences(expected, actual):
                 yield f"After a second bind, {problem}."
 
     def _bind(self, row: dict[Key, Array]) -> None:
@@ -150,9 +150,9 @@ class Play:
 def _lossy(row: Mapping[Key, Array], fields: Mapping[Key, Field]) -> Iterator[str]:
     for key, field in fields.items():
         with np.errstate(invalid="ignore"):
-            kept = row[key].astype(field.dtype)
-        if not np.array_equal(kept, row[key]):
-            value = row[key][kept != row[key]].flat[0]
+            cast = row[key].astype(field.dtype)
+        if not np.array_equal(cast, row[key]):
+            value = row[key][cast != row[key]].flat[0]
             yield (
                 f"{name_of(key)} has the dtype {field.dtype}, which cannot hold the "
                 f"value {value} that the environment wrote."

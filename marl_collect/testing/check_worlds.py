@@ -64,12 +64,12 @@ class WorldPlay:
         for call, (kind, worlds) in enumerate(self._play(0)):
             for k, rule in rules.items():
                 if kind == "step":
-                    found = rule.after_step()
+                    findings = rule.after_step()
                 elif k in worlds:
-                    found = rule.after_reset()
+                    findings = rule.after_reset()
                 else:
                     continue
-                for finding in found:
+                for finding in findings:
                     yield f"Call {call}, {kind}, world {k}: {finding}"
             yield from self._watched.take()
             if kind == "step":
@@ -143,18 +143,18 @@ class WorldPlay:
     def _restarted(self, expected: list[Snapshot]) -> Iterator[str]:
         """Let every other world begin again in the middle."""
         which = np.arange(self._size) % 2 == 0
-        found = self.history(restart=which)
+        actual = self.history(restart=which)
         again = which[self._compared]
-        whole = min(len(expected), len(found))
+        whole = min(len(expected), len(actual))
         if not again.all():
-            pair = (_part(expected[:whole], ~again), _part(found[:whole], ~again))
+            pair = (_part(expected[:whole], ~again), _part(actual[:whole], ~again))
             for problem in differences(*pair):
                 yield (
                     "begin(which, seeds) changes worlds that are not in which: when "
                     f"others begin before step {_RESTART + 1}, {problem}."
                 )
-        part = min(len(expected), max(0, len(found) - _RESTART))
-        late = _part(found[_RESTART:][:part], again)
+        part = min(len(expected), max(0, len(actual) - _RESTART))
+        late = _part(actual[_RESTART:][:part], again)
         for problem in differences(_part(expected[:part], again), late):
             yield (
                 "begin(which, seeds) does not begin the episode of its seed, if only "
@@ -238,17 +238,21 @@ class _Watched(BatchedEnv):
 
     @override
     def begin(self, which: Array | None, seeds: Array) -> Observations:
-        given = [array for array in (which, seeds) if array is not None]
-        found = self._unchanged("begin()", given, lambda: self._env.begin(which, seeds))
-        self._check_integers(found)
-        return found
+        arguments = [array for array in (which, seeds) if array is not None]
+        observations = self._unchanged(
+            "begin()", arguments, lambda: self._env.begin(which, seeds)
+        )
+        self._check_integers(observations)
+        return observations
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:
         if self.copies:
             actions = copy.deepcopy(actions)
-        given = list(_arrays(actions))
-        step = self._unchanged("advance()", given, lambda: self._env.advance(actions))
+        arguments = list(_arrays(actions))
+        step = self._unchanged(
+            "advance()", arguments, lambda: self._env.advance(actions)
+        )
         if isinstance(step, Step):
             self._check_integers(step.observations)
         return step
@@ -256,8 +260,8 @@ class _Watched(BatchedEnv):
     def _unchanged(self, what: str, arrays: list[Array], call: Callable[[], T]) -> T:
         before = [array.copy() for array in arrays]
         result = call()
-        for array, kept in zip(arrays, before, strict=True):
-            if not np.array_equal(array, kept, equal_nan=array.dtype.kind == "f"):
+        for array, original in zip(arrays, before, strict=True):
+            if not np.array_equal(array, original, equal_nan=array.dtype.kind == "f"):
                 self._findings.append(f"{what} changes an array that it was given.")
         return result
 

@@ -125,13 +125,13 @@ def check_folder(folder: Path, *, resume: bool) -> None:
         ValueError: if the folder has runs but ``resume`` is False, or has none but
             ``resume`` is True.
     """
-    found = [RunFolder(path.parent) for path in folder.rglob(CONFIG)]
-    if not resume and any(run.has_progress for run in found):
+    runs = [RunFolder(path.parent) for path in folder.rglob(CONFIG)]
+    if not resume and any(run.has_progress for run in runs):
         raise ValueError(
             f"{folder} has runs already: add --resume to continue them, or choose "
             "another folder with --out."
         )
-    if resume and not found:
+    if resume and not runs:
         raise ValueError(f"{folder} has no runs to resume.")
 
 

@@ -201,8 +201,8 @@ class ValueLearner(Learner):
 
     def _observed(self, flat: TensorDictBase) -> TensorDict:
         keys = ("observation", "mask", "action_mask")
-        kept = flat[self.name].select(*keys, strict=False)
-        return TensorDict({self.name: kept}, flat.batch_size)
+        selected = flat[self.name].select(*keys, strict=False)
+        return TensorDict({self.name: selected}, flat.batch_size)
 
     def _make_loss(self) -> Any:
         from torchrl.modules import QValueModule
