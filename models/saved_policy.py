@@ -238,7 +238,7 @@ def read_tensors(path: Path) -> Any:
         # torch's own message advises to load the file without any protection.
         size = path.stat().st_size
         raise ValueError(
-            f"{path} is damaged, or is no file of tensors: torch.load failed on its "
+            f"{path} is damaged, or holds no tensors: torch.load failed on its "
             f"{size:,} bytes with {type(error).__name__}. save_policy writes such "
             "files; a run whose folder is deleted is trained again."
         ) from error

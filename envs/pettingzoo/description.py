@@ -61,7 +61,7 @@ class PettingZooOptions:
 def split_options(
     arguments: Mapping[str, Any],
 ) -> tuple[PettingZooOptions, dict[str, Any]]:
-    """Separate the keywords of ``PettingZooWrapper`` from those of a task.
+    """Separate the keywords of ``PettingZooWrapper`` from a task's arguments.
 
     Returns:
         The options, and the arguments of the task.

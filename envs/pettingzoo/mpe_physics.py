@@ -35,7 +35,7 @@ _COLLIDING = frozenset(
 
 
 def patch(raw: Any) -> None:
-    """Replace methods of the world and the scenario of ``raw``; no others change."""
+    """Replace methods of the world and the scenario of ``raw`` only."""
     from mpe2._mpe_utils.core import World
 
     kind = type(raw.world)

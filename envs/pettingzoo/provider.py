@@ -74,7 +74,7 @@ def picture_settings(task: str) -> dict[str, Any]:
 def settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments of the environment and their defaults.
 
-    First those of the task, then those of ``PettingZooEnv``.
+    The task's arguments come first, then ``PettingZooEnv``'s.
     """
     if ":" in task:
         return defaults_of(tasks.custom(task))

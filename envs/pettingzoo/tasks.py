@@ -150,7 +150,7 @@ def custom(task: str) -> Callable[..., Any]:
     """Return the callable of ``"module:name"``.
 
     Raises:
-        UnknownTaskError: if it cannot be imported, or is no callable.
+        UnknownTaskError: if it cannot be imported or called.
     """
     module, _, path = task.partition(":")
     try:

@@ -1,7 +1,7 @@
 """Writes one agent's observation to its memory and reports values that do not fit.
 
-Values, including lists and float64 arrays, are cast to the dtype of the space. Shapes
-must be equal to those of the space.
+Values, including lists and float64 arrays, are cast to the dtype of the space. Values
+must have the shape of the space.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -204,7 +204,7 @@ class Evaluator(Closing):
         the number of workers: their seeds are derived from it, and from these random
         actions and the noise of ``make_policy``'s heads. Policies that draw from
         torch's generator repeat with equal workers only. With another number of
-        environments per worker, or a ``first`` that is no multiple of ``environments``,
+        environments per worker, or if ``environments`` does not divide ``first``,
         the last bit of a network's outputs may differ.
 
         Args:
@@ -397,7 +397,7 @@ def _played(
 
 
 def _derived(root: int, episodes: int) -> list[int]:
-    """Return the seeds of episodes: those of one environment of a collector."""
+    """Return the seeds that one environment of a collector would give its episodes."""
     seeds = episode_seeds(root, np.zeros(1, np.int64), np.arange(episodes))
     return cast(list[int], seeds.tolist())
 

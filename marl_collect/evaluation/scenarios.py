@@ -117,7 +117,7 @@ def evaluate_scenarios(
         try:
             check_policies(focal | _background(scenario))
         except (TypeError, ValueError) as error:
-            error.add_note(f"The policies are those of scenario {scenario.name!r}.")
+            error.add_note(f"The policies belong to scenario {scenario.name!r}.")
             raise
     groups = [agents_of(scenario.create_env_fn, options) for scenario in scenarios]
     for scenario, agents in zip(scenarios, groups, strict=True):

@@ -83,7 +83,7 @@ class Orphans:
 
         Args:
             workers: process ids of the workers that still run.
-            everything: end all orphans, including those of unknown origin, such as
+            everything: end all orphans, including processes of unknown origin, such as
                 programs that were started with their own environment.
 
         Returns:

@@ -174,7 +174,7 @@ def run_all(
 ) -> int:
     """Train every setup with every seed, and write the report after each run.
 
-    All setups of one seed are trained, then those of the next, so an interrupted
+    All setups are trained with one seed before the next seed begins, so an interrupted
     comparison has trained every setup about equally often. Finished runs are not
     repeated. A run that cannot go on does not stop the others.
 

@@ -327,7 +327,7 @@ def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
         )
     if not isinstance(acted, spaces.Discrete):
         raise TypeError(
-            f"VDN and QMIX need Discrete actions, but those of {name} are {acted}. "
+            f"VDN and QMIX need Discrete actions, but {name} acts in {acted}. "
             "Use ippo or mappo."
         )
     return name, group

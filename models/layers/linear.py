@@ -30,7 +30,7 @@ class AgentLayer(nn.Module, abc.ABC):
     def torch_layout(self) -> dict[str, Tensor]:
         """Map the tensor names of the torch layer to views ``[n_agents, *shape]``.
 
-        ``shape`` is that of the torch layer of one agent. Writing to the views writes
+        ``shape`` is the shape in one agent's torch layer. Writing to the views writes
         to the layer.
         """
 

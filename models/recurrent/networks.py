@@ -296,8 +296,8 @@ class MultiAgentGRU(MultiAgentRecurrent):
 class MultiAgentLSTM(MultiAgentRecurrent):
     """Long short-term memory: one network per agent, or a shared one.
 
-    Each network is equal to an ``nn.LSTM`` with the same weights. The arguments are
-    those of ``MultiAgentGRU``. The state has two parts, ``hidden`` and ``cell``.
+    Each network is equal to an ``nn.LSTM`` with the same weights. It takes the
+    arguments of ``MultiAgentGRU``. The state has two parts, ``hidden`` and ``cell``.
     """
 
     pure_forward = True

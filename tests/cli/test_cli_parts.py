@@ -139,7 +139,7 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -
     with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
         request(share_params=False).build(description)
     path.write_text("not weights")
-    with pytest.raises(ValueError, match=r"is no file of tensors: .* save_policy"):
+    with pytest.raises(ValueError, match=r"holds no tensors: .* save_policy"):
         request().build(description)
 
 
