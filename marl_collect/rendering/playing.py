@@ -9,11 +9,11 @@ from typing_extensions import override
 
 from marl_collect.collectors import Collector, ExplorationType
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.env import MultiAgentEnv, require_factory
+from marl_collect.core.env import require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
 from marl_collect.rendering.overlay import Crop, Overlay, caption
-from marl_collect.rendering.pictures import Picture, require_single, take
+from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 
 
 def play(
@@ -87,12 +87,13 @@ class _Filmed(EnvWrapper):
 
     def __init__(
         self,
-        env: MultiAgentEnv,
+        env: SingleEnv,
         show: Callable[[tuple[bool, Picture]], None],
         *,
         overlay: bool,
     ) -> None:
         super().__init__(env)
+        self._filmed = env
         self._show = show
         self._crop = Crop() if getattr(env, "has_unused_margin", False) else None
         groups = env.description.groups
@@ -122,7 +123,7 @@ class _Filmed(EnvWrapper):
         self._show((False, self._picture()))
 
     def _picture(self) -> Picture:
-        picture = take(self.env)
+        picture = take(self._filmed)
         if self._crop is not None:
             picture = self._crop(picture)
         if self._overlay is None:

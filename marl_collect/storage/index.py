@@ -374,6 +374,15 @@ class Index:
         """Bytes of each segment that are listed."""
         return {entry.segment: entry.end for entry in self.batches}
 
+    @property
+    def digests(self) -> dict[int, str]:
+        """For each segment, a text that is different for other content."""
+        sums: dict[int, list[str]] = {}
+        for entry in self.batches:
+            text = f"{entry.end} {entry.checksum:08x}"
+            sums.setdefault(entry.segment, []).append(text)
+        return {segment: " ".join(texts) for segment, texts in sums.items()}
+
     def take(self, entry: Mapping[str, Any]) -> None:
         """Add an entry of the journal, and check it.
 

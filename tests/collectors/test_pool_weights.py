@@ -29,9 +29,10 @@ class Noted:
 
     def open(self, layout: Any) -> Any:
         publisher = SharedMemoryWeights().open(layout)
-        owners = [name.split(".") for name in layout.names]
-        found = (f"past_{own[2]}" if len(own) > 3 else own[0] for own in owners)
-        note = type(self)(self.folder, publisher.handle, tuple(found))
+        first = [layout.names[weights.tensors][0] for weights in layout.ranges]
+        paths = [name.split(".") for name in first]
+        owners = [f"past_{p[2]}" if len(p) > 3 else p[0] for p in paths]
+        note = type(self)(self.folder, publisher.handle, tuple(owners))
         return _Publisher(publisher, note)
 
     @property

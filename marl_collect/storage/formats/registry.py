@@ -86,7 +86,7 @@ def export_dataset(
     out: str | Path,
     format: str = "hdf5",  # noqa: A002 - as in the command line
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     **settings: Any,
 ) -> Path:
     """Write the complete episodes of a dataset in another format.
@@ -126,7 +126,7 @@ def export_dataset(
     header = Header.of(trajectories)
     target = chosen.locate(str(out))
     with completed(target, "export") as temporary:
-        blocks = read_blocks(trajectories, header, progress or no_progress)
+        blocks = read_blocks(trajectories, header, progress)
         # `temporary` does not exist yet.
         roomy = _while_there_is_room(blocks, temporary.parent)
         chosen.export(temporary, header, roomy, target, **settings)
@@ -139,7 +139,7 @@ def import_dataset(
     format: str,  # noqa: A002 - as in the command line
     *,
     compression: Compression = "lz4",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Dataset:
     """Write the episodes of another format to a new dataset.
 
@@ -168,7 +168,7 @@ def import_dataset(
     header, blocks = open_source(source, format)
     target = Path(out)
     with completed(target, "import") as temporary:
-        write_blocks(temporary, header, blocks, compression, progress or no_progress)
+        write_blocks(temporary, header, blocks, compression, progress)
     return open_dataset(target)
 
 

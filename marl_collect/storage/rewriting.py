@@ -1,6 +1,7 @@
-"""Writes datasets anew: ``compact`` joins batches, ``save`` selects episodes."""
+"""Writes datasets anew: joined, with larger batches, or with some of the episodes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -8,27 +9,25 @@ import torch
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage.appending import DatasetFiles
 from marl_collect.storage.compression import Compression, check_compression
-from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.description import (
-    DatasetDescription,
-    Metadata,
-    RunDescription,
-)
+from marl_collect.storage.dataset import Dataset, concatenate, open_dataset
+from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.files import check_unlocked, completed
 from marl_collect.storage.format2 import read_format2
 from marl_collect.storage.formats.blocks import (
     Header,
     Progress,
+    RunBatch,
     no_progress,
     read_blocks,
     write_blocks,
+    write_runs,
 )
 from marl_collect.storage.index import JOURNAL, OLD_INDEX
 from marl_collect.storage.remote import check_local
 from marl_collect.storage.selection import Trajectories
-from marl_collect.storage.writer import Writer
 
 _FRAMES: Final = 20_000
 """Most frames of a joined batch."""
@@ -37,6 +36,54 @@ _BYTES: Final = 2**28
 
 _Batch = tuple[RunDescription, int, dict[Key, torch.Tensor]]
 """The run, a number that follows that of the batch before, and the tensors."""
+
+
+def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset:
+    """Write the batches of several datasets to a new one.
+
+    Batches are checked and copied as they are. The folder appears when it is complete:
+    if the process is killed, a hidden folder ``.NAME.incomplete`` stays beside it,
+    which the next merge to the same path removes.
+
+    Args:
+        datasets: as for ``concatenate``.
+        path: a folder that does not exist, or is empty.
+
+    Returns:
+        The new dataset, opened. Its metadata are those of the first one that has any.
+
+    Raises:
+        ValueError: if there are none, or two are of different kinds.
+        DatasetError: if a file of them is damaged. It names the file.
+        FileExistsError: if something is at ``path``.
+        BlockingIOError: if a writer has one of the datasets open, or another process
+            merges to the same path.
+    """
+    joined = concatenate(datasets)
+    for source, _ in joined.parts:
+        check_unlocked(source.path)
+    with completed(Path(path), "merge", or_empty=True) as temporary:
+        temporary.mkdir()
+        _copy_batches(joined, temporary)
+    return open_dataset(path)
+
+
+def _copy_batches(joined: Dataset, folder: Path) -> None:
+    """Write the batches, as they are, to an empty folder."""
+    batch = 0
+    with DatasetFiles(folder, joined.contents.description, durable=False) as files:
+        if joined.contents.metadata != Metadata():
+            files.note({"metadata": joined.contents.metadata.to_json()})
+        for _, contents in joined.parts:
+            runs = len(files.index.runs)
+            for run in contents.runs:
+                files.note({"run": run.to_json()})
+            if contents.keys and not files.index.keys:
+                files.note({"keys": [key.to_json() for key in contents.keys]})
+            for entry in contents.batches:
+                content = joined.stored_bytes(batch)
+                files.add(replace(entry, run=runs + entry.run), [content])
+                batch += 1
 
 
 def compact(
@@ -64,19 +111,17 @@ def compact(
     """
     check_compression(compression)
     check_local(source)
-    check_local(path)
     folder = Path(source).absolute()
     check_unlocked(folder)
-    old = (folder / OLD_INDEX).exists() and not (folder / JOURNAL).exists()
-    if old:
+    if (folder / OLD_INDEX).exists() and not (folder / JOURNAL).exists():
         description, batches = read_format2(folder)
         metadata = Metadata()
     else:
         dataset = open_dataset(folder)
         description, batches = dataset.contents.description, _batches(dataset)
         metadata = dataset.contents.metadata
-    with completed(Path(path).absolute(), "compact", or_empty=True) as temporary:
-        _write(temporary, description, metadata, batches, compression)
+    with completed(Path(path), "compact", or_empty=True) as temporary:
+        write_runs(temporary, description, metadata, _joined(batches), compression)
     return open_dataset(path)
 
 
@@ -86,62 +131,35 @@ def _batches(dataset: Dataset) -> Iterator[_Batch]:
         yield dataset.contents.runs[entry.run], number, flatten(dataset[number])
 
 
-def _write(
-    path: Path,
-    description: DatasetDescription,
-    metadata: Metadata,
-    batches: Iterator[_Batch],
-    compression: Compression,
-) -> None:
-    n_agents = {
-        name: group.n_agents for name, group in description.environment.groups.items()
-    }
-    writer: Writer | None = None
-    run: RunDescription | None = None
-    following = -1
+def _joined(batches: Iterator[_Batch]) -> Iterator[RunBatch]:
+    """Join batches of a run that follow one another."""
     waiting: list[dict[Key, torch.Tensor]] = []
+    run, number, gaps = None, -1, 0
 
-    def flush() -> None:
-        if waiting and writer is not None:
+    def join() -> Iterator[RunBatch]:
+        if waiting and run is not None:
             joined = {k: torch.cat([b[k] for b in waiting], 1) for k in waiting[0]}
-            shape = next(iter(joined.values())).shape[:2]
-            writer.add(assemble(joined, list(shape), n_agents, time=True))
+            yield run, (id(run), gaps), joined
             waiting.clear()
 
-    try:
-        for batch_run, number, tensors in batches:
-            if batch_run is not run or number != following:
-                flush()
-                if writer is not None:
-                    writer.close()
-                run = batch_run
-                writer = Writer(
-                    path,
-                    description,
-                    run,
-                    metadata=metadata,
-                    compression=compression,
-                )
-            elif waiting and not _fits(waiting, tensors):
-                flush()
-            waiting.append(tensors)
-            following = number + 1
-        flush()
-    finally:
-        if writer is not None:
-            writer.close()
+    for batch_run, batch_number, tensors in batches:
+        follows = batch_run is run and batch_number == number + 1
+        if not follows or not _fits([*waiting, tensors]):
+            yield from join()
+        gaps += not follows
+        run, number = batch_run, batch_number
+        waiting.append(tensors)
+    yield from join()
 
 
-def _fits(
-    waiting: list[dict[Key, torch.Tensor]], tensors: Mapping[Key, torch.Tensor]
-) -> bool:
+def _fits(batches: Sequence[dict[Key, torch.Tensor]]) -> bool:
     """Return whether a batch continues the rows of those before it."""
-    shapes = [next(iter(b.values())).shape[:2] for b in (*waiting, tensors)]
+    shapes = [next(iter(batch.values())).shape[:2] for batch in batches]
     frames = shapes[0][0] * sum(shape[1] for shape in shapes)
-    nbytes = sum(t.nbytes for t in tensors.values()) * (len(waiting) + 1)
+    nbytes = sum(tensor.nbytes for tensor in batches[-1].values()) * len(batches)
     return (
         shapes[-1][0] == shapes[0][0]
-        and VALID not in tensors  # Rows of different lengths cannot be continued.
+        and VALID not in batches[-1]  # Rows of different lengths cannot be continued.
         and frames <= _FRAMES
         and nbytes <= _BYTES
     )
@@ -152,7 +170,7 @@ def save(
     path: str | Path,
     *,
     compression: Compression = "lz4",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Dataset:
     """Write some of the episodes of a dataset to a new one.
 
@@ -174,10 +192,8 @@ def save(
         FileExistsError: if something is at ``path``.
     """
     check_compression(compression)
-    check_local(path)
     header = Header.of(trajectories)
-    report = progress or no_progress
-    with completed(Path(path).absolute(), "save", or_empty=True) as temporary:
+    with completed(Path(path), "save", or_empty=True) as temporary:
         blocks = read_blocks(trajectories, header, no_progress)
-        write_blocks(temporary, header, blocks, compression, report)
+        write_blocks(temporary, header, blocks, compression, progress)
     return open_dataset(path)
