@@ -5,7 +5,6 @@ the family of the task is imported. Task names are read from the file system, so
 new version of PettingZoo needs no change here.
 """
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -20,6 +19,7 @@ from typing import Any
 
 from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
+from marl_collect.options import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,7 @@ def _unknown(task: str, name: str, family: str = "") -> UnknownTaskError:
     if not hint:
         ordered = sorted(_installed(), key=lambda t: not t.startswith(f"{family}/"))
         short = {t.split("/")[1]: t for t in reversed(ordered)}
-        close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
-        names = ", ".join(short[c] for c in close)
-        hint = f"Similar tasks: {names}." if close else ""
+        hint = did_you_mean(nearest(name, short, cutoff=0.5)).strip()
     if not hint:
         hint = "marl_collect.envs.available_envs() lists the installed tasks."
     return UnknownTaskError(f"There is no task {task!r}. {hint}")

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from itertools import product
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +10,7 @@ import torch
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
-from marl_collect.options import Option, Options, declared, did_you_mean
+from marl_collect.options import Option, Options, declared, did_you_mean, nearest
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.convolutions import AUTO, check, convolutions
 
@@ -43,7 +42,7 @@ class Setup:
             ValueError: if there is no such algorithm.
         """
         if self.algorithm not in ALGORITHMS:
-            hint = did_you_mean(get_close_matches(self.algorithm, ALGORITHMS, 1))
+            hint = did_you_mean(nearest(self.algorithm, list(ALGORITHMS), most=1))
             raise ValueError(
                 f"There is no algorithm {self.algorithm!r}.{hint} Expected one of "
                 f"{', '.join(ALGORITHMS)}."
@@ -68,10 +67,9 @@ class Setup:
         setups = {setup.name: setup for setup in (cls(*cell) for cell in cells)}
         if name in setups:
             return setups[name]
-        near = get_close_matches(name, setups, 1)
-        # Of a name without the other parts, the first setup of its algorithm is meant.
-        for algorithm in () if near else get_close_matches(name, ALGORITHMS, 1):
-            near = [setup for setup in setups if setup.startswith(algorithm)][:1]
+        # A name without the other parts means the first setup of its algorithm.
+        first = {algorithm: cls(algorithm).name for algorithm in ALGORITHMS}
+        near = nearest(name, list(setups), most=1) or nearest(name, first, most=1)
         raise ValueError(
             f"There is no setup {name!r}.{did_you_mean(near)} A name is "
             f"{'|'.join(ALGORITHMS)}, then -local or -centralised, then -shared or "
@@ -326,7 +324,7 @@ class TrainingOptions(Options):
         texts = self.help_texts()
         same = [known for known in texts if known.rpartition(".")[2] == option]
         meant = [known for known, text in texts.items() if words.search(text)]
-        near = same or meant or get_close_matches(name, texts, cutoff=0.75)
+        near = same or meant or nearest(name, list(texts), cutoff=0.75)
         here = [known for known in near if known.startswith(f"{part}.")]
         return (here or near)[:3]
 
