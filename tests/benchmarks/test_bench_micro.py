@@ -1,9 +1,9 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
-from collections import time
+import time
+from collections import Counter
 from contextlib import ExitStack
 
-import Counter
 import micro
 import pytest
 from cases import assignment, datasets, formats, pool_weights
