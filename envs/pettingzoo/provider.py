@@ -68,7 +68,9 @@ def find_task(task: str) -> Callable[..., Any]:
 
 def picture_settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments with which ``render()`` returns images."""
-    return {} if ":" in task else {"render_mode": "rgb_array"}
+    if ":" in task and "render_mode" not in settings(task):
+        return {}
+    return {"render_mode": "rgb_array"}
 
 
 def settings(task: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -123,6 +124,11 @@ def _value(text: str) -> Any:
 
 def _explain(task: str, hints: Sequence[str]) -> str:
     """Return the message for a task that no provider knows."""
+    if re.match(r"\w+\(", task):
+        return (
+            f"{task} is a wrapped environment, which cannot be built from its name. "
+            "Write a function that builds it, and pass module:function as the task."
+        )
     known = available_tasks()
     short: dict[str, str] = {}
     for name in known:

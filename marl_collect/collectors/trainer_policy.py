@@ -31,7 +31,6 @@ from marl_collect.weights.materialize import (
     meta_tensors,
 )
 from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
-from marl_collect.weights.module_tensors import is_meta
 from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import split_module, weight_tensors
 
@@ -359,7 +358,7 @@ class _Copied:
     @staticmethod
     def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
         return [
-            (id(tensor), is_meta(tensor) or is_lazy(tensor), tensor._version)
+            (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
             for tensor in weight_tensors(module).values()
         ]
 

@@ -3,9 +3,8 @@
 ========================  =====================================================
 file                      content
 ========================  =====================================================
-``recording.py``          ``record``: collects and writes in one call
+``recording.py``          ``record``: collects, and writes in a thread meanwhile
 ``writer.py``             ``Writer``: adds batches to a dataset
-``background.py``         writes in a thread while the next batch is collected
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``episodes.py``           finds episodes in batches
 ``appending.py``          appends so that a crash loses nothing; ``label``
@@ -28,7 +27,6 @@ file                      content
 ``spans.py``              consecutive frames
 ``remote.py``             folders in object stores
 ``description.py``        descriptions of a dataset and of its runs
-``ranges.py``             the range of a tensor
 ``checks.py``             checks files before they are read
 ``files.py``              durable file changes, locks
 ``format2.py``            reads the format before this one
@@ -43,7 +41,6 @@ from marl_collect import lazy
 
 if TYPE_CHECKING:
     from marl_collect.storage.appending import label as label
-    from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
@@ -59,6 +56,7 @@ if TYPE_CHECKING:
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.moments import Moments as Moments
+    from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.rewriting import compact as compact
     from marl_collect.storage.rewriting import merge as merge

@@ -25,10 +25,10 @@ from marl_collect.storage.index import (
     Layout,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
-from marl_collect.storage.ranges import Range
 from marl_collect.storage.records import Bytes, Column
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Spans
+from marl_collect.storage.statistics import Range
 
 _DONE: Final = ("next", "done")
 _RECENT: Final = 50_000_000

@@ -1,6 +1,6 @@
 """Writes datasets anew: joined, with larger batches, or with some of the episodes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -33,9 +33,6 @@ _FRAMES: Final = 20_000
 """Most frames of a joined batch."""
 _BYTES: Final = 2**28
 """Most bytes of a joined batch in memory."""
-
-_Batch = tuple[RunDescription, int, dict[Key, torch.Tensor]]
-"""The run, a number that follows that of the batch before, and the tensors."""
 
 
 def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset:
@@ -125,34 +122,34 @@ def compact(
     return open_dataset(path)
 
 
-def _batches(dataset: Dataset) -> Iterator[_Batch]:
+def _batches(dataset: Dataset) -> Iterator[RunBatch]:
     for number, entry in enumerate(dataset.contents.batches):
         dataset.verify(number)
         yield dataset.contents.runs[entry.run], number, flatten(dataset[number])
 
 
-def _joined(batches: Iterator[_Batch]) -> Iterator[RunBatch]:
+def _joined(batches: Iterator[RunBatch]) -> Iterator[RunBatch]:
     """Join batches of a run that follow one another."""
-    waiting: list[dict[Key, torch.Tensor]] = []
-    run, number, gaps = None, -1, 0
-
-    def join() -> Iterator[RunBatch]:
-        if waiting and run is not None:
-            joined = {k: torch.cat([b[k] for b in waiting], 1) for k in waiting[0]}
-            yield run, (id(run), gaps), joined
+    waiting: list[Mapping[Key, torch.Tensor]] = []
+    run: RunDescription | None = None
+    following = joined = 0
+    for batch_run, number, tensors in batches:
+        follows = batch_run is run and number == following
+        if run is not None and not (follows and _fits([*waiting, tensors])):
+            yield run, joined, _join(waiting)
             waiting.clear()
-
-    for batch_run, batch_number, tensors in batches:
-        follows = batch_run is run and batch_number == number + 1
-        if not follows or not _fits([*waiting, tensors]):
-            yield from join()
-        gaps += not follows
-        run, number = batch_run, batch_number
+            joined += 1 if follows else 2
+        run, following = batch_run, number + 1
         waiting.append(tensors)
-    yield from join()
+    if run is not None:
+        yield run, joined, _join(waiting)
 
 
-def _fits(batches: Sequence[dict[Key, torch.Tensor]]) -> bool:
+def _join(batches: Sequence[Mapping[Key, torch.Tensor]]) -> dict[Key, torch.Tensor]:
+    return {key: torch.cat([b[key] for b in batches], 1) for key in batches[0]}
+
+
+def _fits(batches: Sequence[Mapping[Key, torch.Tensor]]) -> bool:
     """Return whether a batch continues the rows of those before it."""
     shapes = [next(iter(batch.values())).shape[:2] for batch in batches]
     frames = shapes[0][0] * sum(shape[1] for shape in shapes)

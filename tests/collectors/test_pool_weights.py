@@ -251,10 +251,13 @@ class Counts(Shift):
         return td
 
 
-def test_an_update_resets_frozen_parameters_that_workers_have_written() -> None:
+@pytest.mark.parametrize("options", [{}, {"policy_factory": Counts}])
+def test_an_update_resets_frozen_parameters_that_workers_have_written(
+    options: dict[str, Any],
+) -> None:
     policy = Counts()
     with MultiSyncCollector(
-        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16
+        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16, **options
     ) as collector:
         found = []
         for batch in collector:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -117,6 +118,17 @@ def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
     ]:
         found = tasks.find_factory(task, {}, pictures=True)
         assert found.keywords == expected  # type: ignore[attr-defined]
+
+
+def test_own_factories_with_a_render_mode_get_it_for_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = ModuleType("own_tasks")
+    module.make = lambda render_mode=None: render_mode
+    monkeypatch.setitem(sys.modules, "own_tasks", module)
+    for pictures, keywords in [(True, {"render_mode": "rgb_array"}), (False, {})]:
+        found: Any = tasks.find_factory("own_tasks:make", {}, pictures=pictures)
+        assert found.keywords == keywords
 
 
 def _built_by(task: str, family: Any) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
-    NO_METADATA,
     DatasetDescription,
     Metadata,
     RunDescription,
@@ -40,9 +39,9 @@ Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
 """Called at the start and after every block: frames so far, frames in total, and the
 episodes of the block."""
 
-RunBatch = tuple[RunDescription, object, Mapping[Key, torch.Tensor]]
-"""A batch ``[B, T]``: its run, what is equal for all batches that one writer adds, and
-the tensors by key."""
+RunBatch = tuple[RunDescription, int, Mapping[Key, torch.Tensor]]
+"""A batch ``[B, T]``: its run, its number, and its tensors by key. The number follows
+that of the batch before, unless a batch of the run is missing between them."""
 
 
 def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
@@ -69,7 +68,7 @@ class Header:
     keys: tuple[KeyField, ...]
     episodes: int
     frames: int
-    metadata: Metadata = NO_METADATA
+    metadata: Metadata
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> Self:
@@ -218,11 +217,12 @@ def write_blocks(
 
     def batches() -> Iterator[RunBatch]:
         nonlocal episodes
-        for block in blocks:
+        for number, block in enumerate(blocks):
             _check(header, block, episodes)
             episodes += len(block.lengths)
             tensors = {key: t.unsqueeze(0) for key, t in block.frames.items()}
-            yield header.runs[block.run], block.run, tensors
+            # One dataset may be joined twice, with equal runs and ids of episodes.
+            yield header.runs[block.run], number + block.run, tensors
 
     def report(frames: int, ended: Sequence[EndedEpisode]) -> None:
         nonlocal done
@@ -261,10 +261,11 @@ def write_runs(
     """
     groups = description.environment.groups
     n_agents = {name: group.n_agents for name, group in groups.items()}
-    before: Any = None
+    before: RunDescription | None = None
+    following = -1
     with ExitStack() as stack:
-        for run, series, tensors in batches:
-            if series != before:
+        for run, number, tensors in batches:
+            if run is not before or number != following:
                 stack.close()
                 writer = stack.enter_context(
                     Writer(
@@ -275,7 +276,7 @@ def write_runs(
                         compression=compression,
                     )
                 )
-                before = series
+            before, following = run, number + 1
             size, length = next(iter(tensors.values())).shape[:2]
             batch = assemble(tensors, [size, length], n_agents, time=True)
             ended = writer.add(batch)

@@ -165,25 +165,14 @@ def import_dataset(
         BlockingIOError: if another process imports to it.
     """
     check_compression(compression)
-    header, blocks = open_source(source, format)
+    chosen = find_format(format)
+    if chosen.open is None:
+        raise ValueError(f"The format {format} can be exported, but not imported.")
+    header, blocks = chosen.open(str(source))
     target = Path(out)
     with completed(target, "import") as temporary:
         write_blocks(temporary, header, blocks, compression, progress)
     return open_dataset(target)
-
-
-def open_source(source: str | Path, name: str) -> Source:
-    """Open a source for ``import_dataset``, and read its description.
-
-    Raises:
-        ValueError: if the format is unknown, or the source cannot be read.
-        ImportError: if a package is missing. The message says what to install.
-        FileNotFoundError: if there is no such source.
-    """
-    chosen = find_format(name)
-    if chosen.open is None:
-        raise ValueError(f"The format {name} can be exported, but not imported.")
-    return chosen.open(str(source))
 
 
 def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Block]:
