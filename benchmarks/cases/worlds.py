@@ -1,10 +1,12 @@
 """Batches of a simulator of many worlds that costs nothing, and a bare loop.
 
-Each world has three agents that observe 18 numbers and take one of five actions at
-random. Both sides store the same arrays, at the root and under ``next``; the bare loop
-draws all actions from one generator and writes whole frames ``[K, ...]`` one after the
-other. It knows neither episodes nor returns. The rows differ in the number of worlds
-and in how episodes end; divide the times by each other to get the curve.
+Each world has three agents that observe 18 numbers and take one of five actions, at
+random or by a network with two hidden layers of 64 units. Both sides store the same
+arrays, at the root and under ``next``. The bare loop draws all actions from one
+generator, those of a network as the argmax of logits and Gumbel noise, and writes whole
+frames ``[K, ...]`` one after the other. It knows neither episodes nor returns. The rows
+differ in the number of worlds and in how episodes end; divide the times by each other
+to get the curve. The last rows compare whole trajectories with plain batches.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from functools import partial
 from typing import Any, final
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from harness.turns import Alternative
 from typing_extensions import override
@@ -21,6 +24,7 @@ from cases.case import Case
 from marl_collect.collectors import Collector
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models.policy import make_policy
 
 AGENTS, INPUTS, ACTIONS = 3, 18, 5
 FRAMES = 64
@@ -28,6 +32,8 @@ FRAMES = 64
 WORLDS = (1, 16, 64, 256, 1024, 4096)
 PERIOD = 100
 """Steps of an episode that ends by its time limit, or on average if ends are random."""
+_TABLE = 997
+"""Steps after which random ends repeat; so long that they come in every world."""
 ENDS = ("no ends", "1 % end per frame", "all end after 100 frames")
 
 
@@ -46,7 +52,7 @@ class FreeWorlds(BatchedEnv):
         about = EnvDescription("free", {"agents": group}, time_limit=limit)
         super().__init__(about, worlds)
         chance = 1 / PERIOD if ends == ENDS[1] else 0.0
-        self._ends = np.random.default_rng(0).random((97, worlds)) < chance
+        self._ends = np.random.default_rng(0).random((_TABLE, worlds)) < chance
         self._observed = {
             "agents": np.zeros((worlds, AGENTS, INPUTS), np.float32),
         }
@@ -66,10 +72,38 @@ class FreeWorlds(BatchedEnv):
         return Step(self._observed, self._rewards, over)
 
 
-def bare_loop(worlds: int, ends: str) -> Callable[[], float]:
+Act = Callable[[Any], dict[str, Any]]
+"""Returns the outputs for observations ``[K, 3, 18]``, ``[K, 3, ...]`` by name."""
+
+
+def random_actions(worlds: int) -> Act:
+    """Return a function that draws actions."""
+    random = np.random.default_rng(0)
+    return lambda _: {"action": random.integers(0, ACTIONS, (worlds, AGENTS))}
+
+
+def network_actions(policy: Any) -> Act:
+    """Return a function that samples from the network of ``make_policy``."""
+    network = policy[0].module
+
+    @torch.no_grad()
+    def act(observed: Any) -> dict[str, Any]:
+        logits = network(torch.from_numpy(observed))
+        gumbel = torch.empty_like(logits).exponential_().log_().neg_()
+        action = gumbel.add_(logits).argmax(-1)
+        chances = logits.log_softmax(-1).gather(-1, action[..., None])
+        return {
+            "action": action.numpy(),
+            "logits": logits.numpy(),
+            "action_log_prob": chances[..., 0].numpy(),
+        }
+
+    return act
+
+
+def bare_loop(worlds: int, ends: str, act: Act) -> Callable[[], float]:
     """Return a call that fills one batch ``[FRAMES, K]``."""
     env = FreeWorlds(worlds, ends)
-    random = np.random.default_rng(0)
     row = env.description.row()
     keys = [key for key in row if key[-1] not in ("reward", "action")]
     shape = (FRAMES, worlds)
@@ -78,7 +112,6 @@ def bare_loop(worlds: int, ends: str) -> Callable[[], float]:
         for where in ("root", "next")
         for key in keys
     }
-    action = np.zeros((*shape, AGENTS), np.int64)
     reward = np.zeros((*shape, AGENTS, 1), np.float32)
     ids = np.zeros(shape, np.int64)
     names = [key[1:] for key in memory if key[0] == "next"]
@@ -88,6 +121,10 @@ def bare_loop(worlds: int, ends: str) -> Callable[[], float]:
     seeds = np.zeros(worlds, np.int64)
     episode = np.zeros(worlds, np.int64)
     observed = env.begin(None, seeds)["agents"]
+    outputs = {
+        name: np.zeros((FRAMES, *values.shape), values.dtype)
+        for name, values in act(observed).items()
+    }
 
     def call() -> float:
         nonlocal observed
@@ -96,14 +133,15 @@ def bare_loop(worlds: int, ends: str) -> Callable[[], float]:
             for where in ("root", "next")
         )
         for frame in range(FRAMES):
-            chosen = random.integers(0, ACTIONS, (worlds, AGENTS))
-            action[frame] = chosen
+            acted = act(observed)
+            for name, values in acted.items():
+                outputs[name][frame] = values
             root[observation][frame] = observed
             root[mask][frame] = True
             for key in (*ended, *cut):
                 root[key][frame] = False
             ids[frame] = episode
-            step = env.advance({"agents": chosen})
+            step = env.advance({"agents": acted["action"]})
             over: Any = step.terminated
             following[observation][frame] = step.observations["agents"]
             reward[frame, ..., 0] = step.rewards["agents"]
@@ -124,31 +162,74 @@ def bare_loop(worlds: int, ends: str) -> Callable[[], float]:
     return call
 
 
-def batches(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
-    """Return the bare loop, and our collector."""
+def collect(
+    stack: ExitStack, worlds: int, ends: str, policy: Any = None, **keywords: Any
+) -> Alternative:
+    """Return our collector."""
     collector = stack.enter_context(
         Collector(
             partial(FreeWorlds, worlds, ends),
-            None,
+            policy,
             frames_per_batch=FRAMES * worlds,
             total_frames=-1,
             seed=0,
+            **keywords,
         )
     )
+    return Alternative(lambda: float(_frames(collector.next())))
+
+
+def _frames(batch: Any) -> int:
+    """Return the number of frames, without those that pad trajectories."""
+    padded = "mask" in batch["collector"].keys()
+    return int(batch["collector", "mask"].sum()) if padded else batch.numel()
+
+
+def batches(
+    stack: ExitStack, worlds: int, ends: str, *, network: bool
+) -> dict[str, Alternative]:
+    """Return the bare loop, and our collector."""
+    policy, act = None, random_actions(worlds)
+    if network:
+        policy = make_policy(partial(FreeWorlds, worlds, ends), num_cells=(64, 64))
+        act = network_actions(policy)
     return {
-        "bare loop": Alternative(bare_loop(worlds, ends)),
-        "Collector": Alternative(lambda: float(collector.next().numel())),
+        "bare loop": Alternative(bare_loop(worlds, ends, act)),
+        "Collector": collect(stack, worlds, ends, policy),
     }
 
 
-def cases() -> list[Case]:
-    """Return a row for each number of worlds and each way to end."""
-    return [
-        Case(
-            f"{worlds} worlds, {ends}",
-            partial(batches, worlds=worlds, ends=ends),
-            "frame of a world",
+def trajectories(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
+    """Return our collector with batches ``[K, T]`` and with whole trajectories."""
+    forms = {
+        f"trajs_per_batch={worlds}, {form}": collect(
+            stack, worlds, ends, trajs_per_batch=worlds, traj_format=form
         )
-        for ends in ENDS
+        for form in ("cat", "padded")
+    }
+    return {"plain batches": collect(stack, worlds, ends), **forms}
+
+
+def cases() -> list[Case]:
+    """Return a row for each number of worlds, way to act and way to end."""
+    work = "frame of a world"
+    compared = [
+        Case(
+            f"{worlds} worlds, {acting}, {ends}",
+            partial(batches, worlds=worlds, ends=ends, network=acting == "network"),
+            work,
+        )
+        for acting, endings in (("random actions", ENDS), ("network", ENDS[1:2]))
+        for ends in endings
         for worlds in WORLDS
     ]
+    whole = [
+        Case(
+            f"{worlds} worlds, trajectories, {ends}",
+            partial(trajectories, worlds=worlds, ends=ends),
+            work,
+        )
+        for ends in ENDS[1:]
+        for worlds in (64, 1024)
+    ]
+    return compared + whole

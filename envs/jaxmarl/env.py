@@ -86,6 +86,7 @@ class JaxMarlEnv(BatchedEnv):
         # episode does not depend on the worlds that begin with it.
         self._reset = jax.jit(self._fresh)
         self._renew = jax.jit(_chosen)
+        self._step_env = jax.jit(jax.vmap(env.step_env))
         self._step = jax.jit(self._stepped)
         self._worlds_now: Any = None  # keys and states
 
@@ -115,7 +116,7 @@ class JaxMarlEnv(BatchedEnv):
     def _fresh(self, seeds: Any) -> Any:
         keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))(seeds)
         seen, states = jax.vmap(self._env.reset)(keys[:, 1])
-        return (keys[:, 0], states), self._by_group(seen, states)
+        return (keys[:, 0], _strong(states)), self._by_group(seen, states)
 
     def _stepped(self, worlds: Any, actions: Any) -> Any:
         keys, states = worlds
@@ -125,10 +126,10 @@ class JaxMarlEnv(BatchedEnv):
             for group, members in self._members.items()
             for row, agent in enumerate(members)
         }
-        step = jax.vmap(self._env.step_env)
+        step = self._step_env
         seen, after, rewards, _, _ = step(keys[:, 1], states, by_agent)
-        # With its clock before the first frame, no world is at its limit. The compiler
-        # merges both steps.
+        # With its clock before the first frame, no world is at its limit. JAX traces
+        # one step, and the compiler merges both.
         _, _, _, done, _ = step(keys[:, 1], _clock_back(states), by_agent)
         over = done["__all__"]
         terminated = {
@@ -139,7 +140,8 @@ class JaxMarlEnv(BatchedEnv):
             group: _rows([rewards[agent] for agent in members]).astype(jnp.float32)
             for group, members in self._members.items()
         }
-        return (keys[:, 0], after), self._by_group(seen, after), earned, terminated
+        following = keys[:, 0], _strong(after)
+        return following, self._by_group(seen, after), earned, terminated
 
     def _by_group(self, seen: Any, states: Any) -> Any:
         """Return the observations and legal actions by group, and the root."""
@@ -166,6 +168,14 @@ def _arrays(tree: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 def _rows(agents: list[Any]) -> Any:
     """Return ``[K, n]`` of the rewards of n agents."""
     return jnp.stack([reward.reshape(-1) for reward in agents], 1)
+
+
+def _strong(states: Any) -> Any:
+    """Return the states without weak types.
+
+    Those of a reset and of a step differ, so the step would be compiled twice.
+    """
+    return jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), states)
 
 
 def _chosen(which: Any, new: Any, old: Any) -> Any:

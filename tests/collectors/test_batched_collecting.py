@@ -13,6 +13,7 @@ from marl_collect import (
     MultiAsyncCollector,
     MultiSyncCollector,
     ParallelEnv,
+    PolicyPool,
     SerialEnv,
     describe,
     open_dataset,
@@ -98,6 +99,40 @@ def test_workers_with_worlds_collect_what_one_process_collects(
     ) as new:
         new.load_state_dict(state)
         assert (new.next() == following).all()
+
+
+def either(seed: int, agents: Any) -> dict[str, str]:
+    return {a: "past" if (seed + i) % 2 else "main" for i, a in enumerate(agents)}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_policies_are_assigned_in_each_world(pooled: bool) -> None:
+    def started(kind: Any, factories: Any) -> Any:
+        net = policy(recurrent="gru")
+        other = PolicyPool(net, size=2) if pooled else policy(share_params=False)
+        policies = {"main": net, "past": other}
+        return kind(factories, policies=policies, assign=either, **KEYWORDS)
+
+    def batches(collector: Any) -> Any:
+        for _ in range(2):
+            yield collector.next()
+            with torch.no_grad():
+                for weight in collector.policy["main"].parameters():
+                    weight.mul_(-1.1)
+            if pooled:
+                collector.policy["past"].update()
+            collector.update_policy_weights_()
+
+    with (
+        started(Collector, [single] * K) as expected,
+        started(Collector, Worlds) as found,
+        started(MultiSyncCollector, [Worlds]) as workers,
+    ):
+        collectors = (expected, found, workers)
+        for one, *others in zip(*map(batches, collectors), strict=True):
+            assert len(one["hunter", "policy_id"].unique()) > 1
+            for other in others:
+                assert (one == other).all()
 
 
 def test_async_workers_take_worlds() -> None:

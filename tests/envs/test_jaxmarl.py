@@ -1,7 +1,9 @@
 """JaxMARL gives the data of its own rollout, also after worlds have begun alone."""
 
+import copy
 import importlib.util
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,33 @@ from marl_collect.envs.jaxmarl import library
 from marl_collect.envs.jaxmarl.provider import FAMILY
 
 WORLDS, SEED = 4, 3
+TAG: Any = (
+    "MPE_simple_tag_v3",
+    {"num_obs": 1, "action_type": "Continuous", "max_steps": 8},
+)
+SMAX: Any = ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40})
+COIN_GAME: Any = ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Compile without optimisations: compiling takes most of the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@cache
+def built(task: str, **options: Any) -> JaxMarlEnv:
+    return JaxMarlEnv(task, WORLDS, **options)
+
+
+def factory_of(task: str, **options: Any) -> Callable[[], JaxMarlEnv]:
+    """Return a factory of environments that share what is compiled.
+
+    Their worlds, which each of them replaces, are all that they change.
+    """
+    return lambda: copy.copy(built(task, **options))
 
 
 def collected(factory: Any, frames: int) -> Any:
@@ -41,13 +70,20 @@ class Rollout:
 
     def __init__(self, task: str, options: dict[str, Any]) -> None:
         env = library.build(task, options)
-        self.reset = jax.jit(jax.vmap(env.reset))
-        self.step_env = jax.jit(jax.vmap(env.step_env))
         legal = getattr(env, "get_legal_moves", env.get_avail_actions)
+
+        def reset(seeds: Any) -> Any:
+            keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))
+            later, first = jnp.swapaxes(keys(seeds), 0, 1)
+            return later, *jax.vmap(env.reset)(first)
+
+        def step(keys: Any, state: Any, actions: Any) -> Any:
+            later, now = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
+            return later, *jax.vmap(env.step_env)(now, state, actions)
+
+        self.reset, self.step_env = jax.jit(reset), jax.jit(step)
         self.legal = jax.jit(jax.vmap(legal))
-        self.keys: Any = None
-        self.observed: Any = None
-        self.state: Any = None
+        self.running: Any = None  # keys, observations and states
         self.episodes = np.full(WORLDS, -1)
         self.begin(np.ones(WORLDS, bool))
 
@@ -55,25 +91,31 @@ class Rollout:
         """Begin episodes in some worlds."""
         self.episodes[which] += 1
         seeds = [episode_seed(SEED, k, int(n)) for k, n in enumerate(self.episodes)]
-        keys = jnp.stack([jax.random.split(jax.random.PRNGKey(s)) for s in seeds])
-        new = (keys[:, 0], *self.reset(keys[:, 1]))
+        new = jax.tree.map(np.asarray, self.reset(np.array(seeds, np.uint32)))
         if not which.all():
             new = jax.tree.map(
-                lambda a, b: jnp.stack(
-                    [x if due else y for due, x, y in zip(which, a, b, strict=True)]
-                ),
+                lambda a, b: np.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b),
                 new,
-                (self.keys, self.observed, self.state),
+                self.running,
             )
-        self.keys, self.observed, self.state = new
+        self.running = new
+
+    @property
+    def observed(self) -> Any:
+        """The observations of all worlds."""
+        return self.running[1]
+
+    def legal_actions(self) -> Any:
+        """Return which actions are legal."""
+        return self.legal(self.running[2])
 
     def step(self, actions: Any) -> tuple[Any, Any]:
         """Step all worlds, and return rewards and flags."""
-        keys = jax.vmap(jax.random.split)(self.keys)
-        self.keys = keys[:, 0]
-        self.observed, self.state, rewards, dones, _ = self.step_env(
-            keys[:, 1], self.state, actions
+        keys, _, state = self.running
+        keys, observed, state, rewards, dones, _ = jax.tree.map(
+            np.asarray, self.step_env(keys, state, actions)
         )
+        self.running = keys, observed, state
         return rewards, dones
 
 
@@ -84,42 +126,41 @@ def assert_equal(found: Any, wanted: Any, alive: Any = slice(None)) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "frames", "limit_only"),
     [
-        ("MPE_simple_spread_v3", {"max_steps": 8}, 20, True),
-        ("MPE_simple_world_comm_v3", {}, 30, True),
-        ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40}, 100, False),
+        (*TAG, 20, True),
+        (*SMAX, 100, False),
         ("hanabi", {}, 60, False),
         ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
         ("switch_riddle", {}, 30, False),
-        ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3}, 30, True),
+        (*COIN_GAME, 30, True),
     ],
 )
 def test_the_data_are_those_of_the_library(
     task: str, options: dict[str, Any], frames: int, *, limit_only: bool
 ) -> None:
-    factory = partial(JaxMarlEnv, task, WORLDS, **options)
-    batch = collected(factory, frames)
-    env = factory()
+    env = built(task, **options)
+    batch = collected(factory_of(task, **options), frames)
     limit = env.description.time_limit
     rows = [
         (agent, group, row)
         for group, agents in env.group_map.items()
         for row, agent in enumerate(agents)
     ]
+    masked = any(g.action_mask for g in env.description.groups.values())
     stock = Rollout(task, options)
     length = np.zeros(WORLDS, int)
     ends = cut = 0
     for t in range(frames):
         data, after = batch[:, t], batch["next"][:, t]
         alive = {agent: ~data[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
+        legal = stock.legal_actions() if masked else {}
         for agent, group, row in rows:
             seen = data[group, "observation"][:, row]
             assert_equal(seen, stock.observed[agent], alive[agent])
-            if env.description.groups[group].action_mask:
+            if masked:
                 mask = data[group, "action_mask"][:, row]
-                legal = stock.legal(stock.state)[agent] > 0
-                assert_equal(mask, legal, alive[agent])
+                assert_equal(mask, legal[agent] > 0, alive[agent])
         rewards, dones = stock.step(
-            {a: jnp.asarray(data[g, "action"][:, row].numpy()) for a, g, row in rows}
+            {a: data[g, "action"][:, row].numpy() for a, g, row in rows}
         )
         over = np.asarray(dones["__all__"])
         for agent, group, row in rows:
@@ -142,19 +183,16 @@ def test_the_data_are_those_of_the_library(
             stock.begin(over)
     assert ends >= WORLDS
     assert (cut == ends) == limit_only
-    env.close()
 
 
 # `scripts/environments.py jaxmarl` checks every task. Compiling them takes minutes.
-@pytest.mark.parametrize(
-    "task", ["MPE_simple_facmac_v1", "SMAX", "overcooked_v2", "coin_game"]
-)
-def test_check_env(task: str) -> None:
-    check_env(partial(JaxMarlEnv, task, 3), episodes=1, steps=6)
+@pytest.mark.parametrize(("task", "options"), [TAG, SMAX, COIN_GAME])
+def test_check_env(task: str, options: dict[str, Any]) -> None:
+    check_env(factory_of(task, **options), episodes=1, steps=6)
 
 
 def test_a_world_that_begins_alone_compiles_nothing() -> None:
-    env = JaxMarlEnv("switch_riddle", 4)
+    env = factory_of("switch_riddle")()
     seeds = np.arange(4)
     env.begin(None, seeds)
     env.begin(np.array([True, False, False, True]), seeds)
@@ -167,21 +205,20 @@ def test_a_world_that_begins_alone_compiles_nothing() -> None:
         env.begin(which, seeds)
         env.advance({"agent": np.zeros((4, 3), np.int64)})
     assert [function._cache_size() for function in compiled] == before
-    env.close()
 
 
 def test_an_action_that_ends_an_episode_at_the_limit_terminates_it() -> None:
-    env = JaxMarlEnv("switch_riddle", 2)
+    env = factory_of("switch_riddle")()
     limit = env.description.time_limit
     assert limit == 6
-    env.begin(None, np.arange(2))
-    actions = np.zeros((2, 3), np.int64)
+    env.begin(None, np.arange(4))
+    actions = np.zeros((4, 3), np.int64)
     for _ in range(limit - 1):
         env.advance({"agent": actions})
     actions[1] = 2  # tell
     step: Any = env.advance({"agent": actions})
-    assert step.terminated["agent"].tolist() == [[False] * 3, [True] * 3]
-    env.close()
+    assert step.terminated["agent"].all(1).tolist() == [False, True, False, False]
+    assert not step.terminated["agent"][[0, 2, 3]].any()
 
 
 def test_groups_are_kinds_of_agents() -> None:

@@ -85,7 +85,7 @@ def test_a_family_has_no_advice_on_unrelated_names(family: Any) -> None:
     ("task", "message"),
     [
         ("multiwalker_v8", "This installation has sisl/multiwalker_v9"),
-        ("multiwalkr_v9", "The nearest are sisl/multiwalker_v9"),
+        ("multiwalkr_v9", r"Did you mean sisl/multiwalker_v9\?"),
         ("waterworld_v4", "left PettingZoo with 1.26"),
         ("os:nothing", "must be module:name of a callable, but importing it failed"),
         ("os:sep", "must be module:name of a callable, but is"),
@@ -99,7 +99,7 @@ def test_an_unknown_task_is_an_error_with_advice(task: str, message: str) -> Non
 
 def test_similar_names_come_from_all_families() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
-    with pytest.raises(ValueError, match="nearest are meltingpot/hidden_agenda"):
+    with pytest.raises(ValueError, match="Did you mean meltingpot/hidden_agenda"):
         tasks.find_factory("hiden_agenda", {})
 
 

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("torchrl")
 
 from gymnasium import spaces
+from support.worlds import CountingWorlds
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, OneHot
 from torchrl.envs import StepCounter, TransformedEnv, check_env_specs
 
@@ -84,6 +85,25 @@ def test_one_environment_of_a_batch_is_reset() -> None:
     td["_reset"] = torch.tensor([[False], [True], [False]])
     steps = env.reset(td)["hunter", "observation"][:, 0, 1]
     assert steps.tolist() == [1, 0, 1]
+
+
+def test_worlds_give_the_data_of_single_environments() -> None:
+    worlds = to_torchrl(CountingWorlds(3, action_mask=True))
+    singles = to_torchrl(SerialEnv(3, partial(CountingEnv, action_mask=True)))
+    assert worlds.batch_size == (3,)
+    check_env_specs(worlds, seed=3)
+    worlds.set_seed(11)
+    singles.set_seed(11)
+    found = worlds.rollout(30, **PLAY_ON)
+    actions = iter(found.select(*worlds.action_keys).unbind(-1))
+    expected = singles.rollout(30, lambda td: td.update(next(actions)), **PLAY_ON)
+    assert found["next", "done"].any(1).all()
+    assert (found == expected).all()
+    root = worlds.reset()
+    root["_step"] = torch.tensor([True, False, True])
+    with pytest.raises(ValueError, match=r"steps all of its 3 worlds.*leave '_step'"):
+        worlds.step(worlds.rand_action(root))
+    worlds.close()
 
 
 def test_random_actions_obey_the_action_mask() -> None:

@@ -103,7 +103,8 @@ class Episodes:
             "sources": [
                 {"name": "/".join(key), "agent": agent} for key, agent in self._stored
             ],
-            "drawn": not self._stored,
+            # Without stored pictures: True if it is drawn, or why it is not.
+            "drawn": not self._stored and (callable(self._factory) or self._factory),
             "agents": [
                 self._agent(frames, run, position, begin, end)
                 for position in range(len(self._agents))
