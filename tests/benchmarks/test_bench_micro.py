@@ -1,12 +1,12 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
-from collections import time
+import time
+from collections import Counter
 from contextlib import ExitStack
 
-import Counter
 import micro
 import pytest
-from cases import assignment, datasets, formats, pool_weights
+from cases import assignment, datasets, formats, lists, pool_weights
 from cases.case import Case
 from harness.turns import Alternative, measure
 
@@ -151,6 +151,19 @@ def test_a_row_is_measured(
     case = micro.find_cases(name, words)[0]
     lines = micro.rows(case, 1, 0.0)
     assert [line.split(" | ")[1] for line in lines] == alternatives
+
+
+@pytest.mark.parametrize("library", ["lbforaging", "rware"])
+def test_a_library_with_lists_of_agents_is_compared(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library, reason=f"needs the extra {library}")
+    monkeypatch.setattr(lists, "FRAMES", 20)
+    word = "Foraging-5x5" if library == "lbforaging" else "rware-tiny"
+    case = micro.find_cases("lists", [word])[0]
+    stock, ours = micro.rows(case, 1, 0.0)
+    assert "stock loop that stores | " in stock
+    assert "Collector | " in ours
 
 
 def test_several_policies_are_compared_with_one(
