@@ -1,9 +1,9 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
-from collections import time
+import time
+from collections import Counter
 from contextlib import ExitStack
 
-import Counter
 import micro
 import pytest
 from cases import assignment, datasets, formats, lists, pool_weights
@@ -175,6 +175,16 @@ def test_several_policies_are_compared_with_one(
     one, several = micro.rows(case, 1, 0.0)
     assert "one policy" in one
     assert "2 policies | " in several
+
+
+def test_ways_of_separate_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    monkeypatch.setattr(assignment, "ENVS", 1)
+    (case,) = micro.find_cases("assignment", ["simple_spread", "per agent"])
+    rows = micro.rows(case, 1, 0.0)
+    names = ["one shared", "share_params=False", "one group per agent", "policies="]
+    for name, row in zip(names, rows, strict=True):
+        assert name in row
 
 
 def test_frozen_versions_of_a_pool_are_not_sent_again() -> None:
