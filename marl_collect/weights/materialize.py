@@ -357,10 +357,11 @@ class _Slot:
 
     def get(self) -> Tensor:
         """Return the current tensor."""
+        tensor: Tensor
         if isinstance(self.module, TensorDictParams):
-            tensor: Tensor = self.module.get(tuple(self.name.split(".")))
-            return tensor
-        tensor: Tensor = getattr(self.module, self.name)
+            tensor = self.module.get(tuple(self.name.split(".")))
+        else:
+            tensor = getattr(self.module, self.name)
         return tensor
 
     def set(self, tensor: Tensor) -> None:
