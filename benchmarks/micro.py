@@ -17,7 +17,6 @@ so.
 import argparse
 import importlib
 import os
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -32,6 +31,7 @@ from harness.turns import measure
 
 TABLE = (
     "policy_step",
+    "torchrl_policies",
     "models",
     "convolutions",
     "assignment",
@@ -55,13 +55,12 @@ def find_cases(name: str, words: Sequence[str] = ()) -> list[Case]:
 
 def rows(case: Case, rounds: int, seconds: float) -> list[str]:
     """Measure a case and return the lines of the table."""
-    clock = time.perf_counter if case.waits else time.process_time
     with ExitStack() as stack:
         try:
             alternatives = case.build(stack)
         except ImportError as error:
             return [f"| {case.name} | not installed: {error} | | | |"]
-        times = measure(alternatives, rounds, seconds=seconds, clock=clock)
+        times = measure(alternatives, rounds, seconds=seconds, clock=case.clock)
         lines: list[str] = []
         for name, taken in times.items():
             nbytes = alternatives[name].nbytes

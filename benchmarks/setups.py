@@ -21,10 +21,9 @@ from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.models.saved_policy import CONFIG
-from marl_collect.training.comparison import RANDOM, read_random
 from marl_collect.training.plots import plot_curves, plot_scores
 from marl_collect.training.report import LEGEND, markdown
-from marl_collect.training.results import Run, read_runs
+from marl_collect.training.results import RANDOM, Run, read_random, read_runs
 from marl_collect.training.run_folder import EVALUATIONS, RESULT
 
 ROOT = Path(__file__).resolve().parents[1]

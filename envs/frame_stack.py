@@ -8,6 +8,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import (
     EnvDescription,
     GroupDescription,
@@ -44,15 +45,17 @@ class FrameStack(EnvWrapper):
         >>> factory = lambda: FrameStack(MeltingpotEnv("coins"), frames=4)
     """
 
-    def __init__(self, env: MultiAgentEnv, frames: int = 4) -> None:
+    def __init__(
+        self, env: MultiAgentEnv | BatchedEnv | EnvWrapper, frames: int = 4
+    ) -> None:
         """Own ``env``; ``close`` closes it.
 
         Args:
-            env: the environment.
+            env: the environment, or a simulator of many worlds.
             frames: number of observations in a stack.
 
         Raises:
-            TypeError: if ``env`` is not a single environment.
+            TypeError: if ``env`` is not an environment of marl_collect.
             ValueError: if ``frames`` is less than 1.
         """
         if frames < 1:
@@ -76,7 +79,7 @@ class FrameStack(EnvWrapper):
     @override
     def after_reset(self, begun: Any, seed: Any) -> None:
         for group in self._groups:
-            group.begin()
+            group.begin(begun)
 
     @override
     def after_step(self) -> None:
@@ -86,7 +89,10 @@ class FrameStack(EnvWrapper):
 
 @final
 class _Group:
-    """The stacks of one group."""
+    """The stacks of one group of n agents, in all worlds.
+
+    Flags are ``[*worlds, n]``. A step works on rows of agents, whatever their world.
+    """
 
     def __init__(
         self, name: str, group: GroupDescription, source: Row, target: Row
@@ -97,24 +103,34 @@ class _Group:
             if source[key] is not target[key]
         ]
         self._pairs = [(source[key], target[key]) for key in keys]
-        self._done = target[name, "done"][:, 0]
+        self._done = target[name, "done"][..., 0]
         self._mask = target.get((name, "mask"))
-        self._started = np.zeros(group.n_agents, np.bool_)
-        self._over = np.zeros(group.n_agents, np.bool_)
+        self._started = np.zeros(self._done.shape, np.bool_)
+        self._over = np.zeros(self._done.shape, np.bool_)
+        axes = self._done.ndim
+        self._rows = [
+            (
+                frame.reshape(-1, *frame.shape[axes:]),
+                stack.reshape(-1, *stack.shape[axes:]),
+            )
+            for frame, stack in self._pairs
+        ]
         # Memory of all stacks, and the size of one frame in it.
         self._memory = [
             (bytes_of(stack), frame[0].size * stack.itemsize)
-            for frame, stack in self._pairs
+            for frame, stack in self._rows
         ]
 
-    def begin(self) -> None:
-        """Begin an episode."""
+    def begin(self, begun: Any) -> None:
+        """Begin episodes in the worlds of ``begun``, an index."""
         acts = self._acting()
-        self._over.fill(False)
-        self._started[:] = acts
+        self._over[begun] = False
+        self._started[begun] = acts[begun]
+        waits = np.zeros_like(acts)
+        waits[begun] = ~acts[begun]
         for frame, stack in self._pairs:
-            stack[...] = frame[:, None]
-            stack[~acts] = 0
+            stack[begun] = np.expand_dims(frame[begun], acts.ndim)
+            stack[waits] = 0
 
     def step(self) -> None:
         """Advance the stacks of agents that act or have just ended."""
@@ -123,7 +139,7 @@ class _Group:
         self._started &= ~self._over | done
         if moves.all() and self._started.all():
             for (frame, stack), (memory, size) in zip(
-                self._pairs, self._memory, strict=True
+                self._rows, self._memory, strict=True
             ):
                 # Also moves the first frame of an agent into the last one of the agent
                 # before, which is written next.
@@ -135,13 +151,12 @@ class _Group:
         self._over[:] = done
 
     def _move(self, moves: NDArray[np.bool_]) -> None:
-        for agent in np.flatnonzero(moves).tolist():
-            for frame, stack in self._pairs:
-                if self._started[agent]:
-                    stack[agent, :-1] = stack[agent, 1:]
-                    stack[agent, -1] = frame[agent]
-                else:
-                    stack[agent] = frame[agent]
+        again = np.flatnonzero(moves & self._started)
+        first = np.flatnonzero(moves & ~self._started)
+        for frame, stack in self._rows:
+            stack[again, :-1] = stack[again, 1:]
+            stack[again, -1] = frame[again]
+            stack[first] = frame[first][:, None]
 
     def _acting(self) -> NDArray[np.bool_]:
         if self._mask is None:

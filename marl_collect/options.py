@@ -20,7 +20,7 @@ import operator
 import reprlib
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import Enum
@@ -191,6 +191,24 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
     return _checked(Declared(name, kind, MISSING, option), value)
 
 
+def nearest(
+    name: str,
+    known: Iterable[str] | Mapping[str, str],
+    most: int = 3,
+    cutoff: float = 0.6,
+) -> list[str]:
+    """Return known names that are spelled like an unknown one, the nearest first.
+
+    Args:
+        name: is unknown.
+        known: names; of a mapping, the values are returned instead of the names.
+        most: how many are returned at most.
+        cutoff: least similarity, from 0 to 1.
+    """
+    names = get_close_matches(name, list(known), most, cutoff)
+    return [known[match] for match in names] if isinstance(known, Mapping) else names
+
+
 def did_you_mean(names: Sequence[str]) -> str:
     """Return a sentence for errors that suggests names; empty if there are none."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
@@ -298,7 +316,7 @@ def _with_present_names(
 
 
 def _unknown(caller: str, name: str, kind: Any) -> str:
-    hint = did_you_mean(get_close_matches(name, [item.name for item in fields(kind)]))
+    hint = did_you_mean(nearest(name, [item.name for item in fields(kind)]))
     return (
         f"{caller} has no argument {name!r}.{hint} "
         "docs/coming_from_torchrl.md lists the equivalents of TorchRL's arguments."

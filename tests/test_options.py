@@ -16,8 +16,10 @@ from marl_collect.options import (
     RejectedKeyword,
     changed,
     declared,
+    did_you_mean,
     function,
     method,
+    nearest,
     only,
     refuse,
     require,
@@ -201,3 +203,15 @@ def test_tables_of_the_documentation_are_those_of_the_code() -> None:
     script = ROOT / "scripts" / "option_tables.py"
     run = run_python(script, "--check")
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (["coins", "corns", "chess"], " Did you mean coins or corns?"),
+        ({"coins": "meltingpot/coins"}, " Did you mean meltingpot/coins?"),
+        (["chess"], ""),
+    ],
+)
+def test_errors_suggest_names_that_are_spelled_alike(known: Any, expected: str) -> None:
+    assert did_you_mean(nearest("coin", known)) == expected

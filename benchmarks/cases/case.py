@@ -1,5 +1,6 @@
 """One row of a table of micro-benchmarks: alternatives, and the unit of their work."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,15 +25,15 @@ class Case:
         build: builds the alternatives. The others are compared with the first one.
         work: the unit of work, such as ``"frame"``; ``"byte"`` is printed as MB/s.
         per: the unit of time: ``"us"``, ``"ms"`` or ``"s"``.
-        waits: whether calls wait for disks or processes, so that elapsed time counts
-            and not processor time.
+        clock: of seconds: processor time of this process, or ``time.perf_counter`` if
+            calls wait for disks or processes.
     """
 
     name: str
     build: Build
     work: str = "call"
     per: str = "us"
-    waits: bool = False
+    clock: Callable[[], float] = time.process_time
 
     def show(self, seconds: list[float]) -> str:
         """Return the median of seconds per unit of work, as text with its unit."""

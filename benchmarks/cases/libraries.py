@@ -12,6 +12,7 @@ no transaction over several columns. Sizes are of 20,000 frames.
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -362,7 +363,7 @@ def cases() -> list[Case]:
                 partial(appending, name=name),
                 "batch",
                 "ms",
-                waits=True,
+                clock=time.perf_counter,
             )
         )
     return rows

@@ -38,7 +38,8 @@ class Updates:
         policies = {"main": self._policy, "past": self._pool}
         assigned = AssignedPolicies(policies, lambda *_: {})
         self._tensors = list(weight_tensors(assigned).values())
-        layout = WeightLayout.of(assigned)
+        layout = WeightLayout.of(assigned, assigned.owner)
+        self._sizes_of = [part.end - part.begin for part in layout.ranges]
         self._publisher = WeightPublisher(layout)
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._reader = self._publisher.handle.attach(memory)
@@ -58,11 +59,11 @@ class Updates:
         self._number += 1
 
     def publish(self) -> Sequence[int]:
-        """Write what has changed; return the numbers of its tensors."""
+        """Write what has changed; return the numbers of its ranges."""
         return self._publisher.write(self._number % PLACES, self._tensors)
 
     def pull(self) -> Sequence[int]:
-        """Read what has changed; return the numbers of its tensors."""
+        """Read what has changed; return the numbers of its ranges."""
         return self._reader.pull(self._number % PLACES)
 
     def publish_next(self) -> None:
@@ -74,7 +75,7 @@ class Updates:
         """Return the alternative of publishing or of pulling."""
 
         def call() -> float:
-            self._sizes.append(sum(self._tensors[index].nbytes for index in send()))
+            self._sizes.append(sum(self._sizes_of[number] for number in send()))
             return 1.0
 
         prepare = self.learn if send == self.publish else self.publish_next

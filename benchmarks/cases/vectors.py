@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -274,9 +275,9 @@ def cases() -> list[Case]:
         *rows,
         Case("behaviour cloning", behaviour_cloning, "batch"),
         Case(f"open {largest:,} frames", partial(opening, frames=largest), per="ms"),
-        Case("add 1 MB", adding, per="ms", waits=True),
-        Case("copy two datasets", copying, per="ms", waits=True),
-        Case("100,000 short episodes", exporting, per="s", waits=True),
-        Case("sizes of 20,000 frames", sizes, "frame", waits=True),
-        Case("collect", collecting, "frame", waits=True),
+        Case("add 1 MB", adding, per="ms", clock=time.perf_counter),
+        Case("copy two datasets", copying, per="ms", clock=time.perf_counter),
+        Case("100,000 short episodes", exporting, per="s", clock=time.perf_counter),
+        Case("sizes of 20,000 frames", sizes, "frame", clock=time.perf_counter),
+        Case("collect", collecting, "frame", clock=time.perf_counter),
     ]

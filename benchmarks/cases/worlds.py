@@ -1,16 +1,17 @@
 """Batches of simulators of many worlds, and bare loops over them.
 
-Both sides store the same arrays, at the root and under ``next``; the bare loop writes
-whole frames ``[K, ...]`` one after the other. It knows neither episodes nor returns.
+Both sides store the same arrays, at the root and under ``next``. The bare loop draws
+all actions from one generator, those of a network as the argmax of logits and Gumbel
+noise, and writes whole frames ``[K, ...]`` one after the other. It knows neither
+episodes nor returns. Networks have two hidden layers of 64 units.
 
 The first rows have a simulator that costs nothing: each world has three agents that
-observe 18 numbers and take one of five actions at random. The bare loop draws all
-actions from one generator. The rows differ in the number of worlds and in how episodes
-end; divide the times by each other to get the curve.
+observe 18 numbers and take one of five actions. They differ in the number of worlds and
+in how episodes end; divide the times by each other to get the curve. Then whole
+trajectories are compared with plain batches.
 
-The other rows have VMAS and JaxMARL. Their bare loops call the library without our
-adapter, and reset it as its users do. A network is the same for all systems, and draws
-its actions; for VMAS, TorchRL's collector over its ``VmasEnv`` is measured, too.
+The last rows have VMAS and JaxMARL. Their bare loops call the library without our
+adapter. For VMAS, TorchRL's collector over its ``VmasEnv`` is measured, too.
 """
 
 from collections.abc import Callable
@@ -22,23 +23,22 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from harness.turns import Alternative
-from tensordict.nn import TensorDictModule
-from torch import nn
 from typing_extensions import override
 
 from cases.case import Case
 from marl_collect.collectors import Collector
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models.policy import make_policy
 
 AGENTS, INPUTS, ACTIONS = 3, 18, 5
 FRAMES = 64
 """Frames of each world in a batch."""
 WORLDS = (1, 16, 64, 256, 1024, 4096)
-CELLS = 64
-"""Width of the network."""
 PERIOD = 100
 """Steps of an episode that ends by its time limit, or on average if ends are random."""
+_TABLE = 997
+"""Steps after which random ends repeat; so long that they come in every world."""
 ENDS = ("no ends", "1 % end per frame", "all end after 100 frames")
 
 
@@ -57,7 +57,7 @@ class FreeWorlds(BatchedEnv):
         about = EnvDescription("free", {"agents": group}, time_limit=limit)
         super().__init__(about, worlds)
         chance = 1 / PERIOD if ends == ENDS[1] else 0.0
-        self._ends = np.random.default_rng(0).random((97, worlds)) < chance
+        self._ends = np.random.default_rng(0).random((_TABLE, worlds)) < chance
         self._observed = {
             "agents": np.zeros((worlds, AGENTS, INPUTS), np.float32),
         }
@@ -179,45 +179,47 @@ class StockFree:
         return step.observations["agents"], step.rewards["agents"], step.terminated
 
 
-@final
-class Drawn(nn.Module):
-    """Draws discrete actions of a small network; all agents share it."""
-
-    def __init__(self, inputs: int, actions: int) -> None:
-        """Build the network."""
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            *(nn.Linear(inputs, CELLS), nn.Tanh()),
-            *(nn.Linear(CELLS, CELLS), nn.Tanh()),
-            nn.Linear(CELLS, actions),
-        )
-
-    def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return actions int64 ``[...]`` and their log-probabilities."""
-        scores = self.layers(seen).log_softmax(-1)
-        # The argument of the maximum of Gumbel noise is a draw of the softmax.
-        action = (scores - torch.empty_like(scores).exponential_().log()).argmax(-1)
-        return action, scores.gather(-1, action[..., None])[..., 0]
-
-    def by_group(self, group: str) -> TensorDictModule:
-        """Return the module on the keys of a group."""
-        keys = [(group, "action"), (group, "log_prob")]
-        return TensorDictModule(self, [(group, "observation")], keys)
+Act = Callable[[Any], dict[str, Any]]
+"""Returns the outputs for observations ``[K, n, ...]``, ``[K, n, ...]`` by name."""
 
 
-Acts = Callable[[Any], tuple[Any, ...]]
-"""Returns actions ``[K, n]``, and what else is stored, from observations."""
+def random_actions(worlds: int, agents: GroupDescription) -> Act:
+    """Return a function that draws actions."""
+    random = np.random.default_rng(0)
+    shape = (worlds, agents.n_agents)
+    return lambda _: {"action": random.integers(0, agents.n_actions, shape)}
 
 
-def bare_loop(stock: Any, description: EnvDescription, worlds: int, acts: Acts) -> Any:
+def network_actions(policy: Any) -> Act:
+    """Return a function that samples from the network of ``make_policy``."""
+    network = policy[0].module
+
+    @torch.no_grad()
+    def act(observed: Any) -> dict[str, Any]:
+        # JAX's arrays are read-only, which torch.from_numpy warns about.
+        logits = network(torch.tensor(observed))
+        gumbel = torch.empty_like(logits).exponential_().log_().neg_()
+        action = gumbel.add_(logits).argmax(-1)
+        chances = logits.log_softmax(-1).gather(-1, action[..., None])
+        return {
+            "action": action.numpy(),
+            "logits": logits.numpy(),
+            "action_log_prob": chances[..., 0].numpy(),
+        }
+
+    return act
+
+
+def bare_loop(
+    stock: Any, description: EnvDescription, worlds: int, act: Act
+) -> Callable[[], float]:
     """Return a call that fills one batch ``[FRAMES, K]``.
 
     Args:
-        stock: has ``begin`` and ``advance``.
+        stock: the library's worlds, with ``begin`` and ``advance``.
         description: of one world, with one group.
         worlds: K.
-        acts: returns actions.
+        act: returns actions, and what else is stored.
     """
     ((group, agents),) = description.groups.items()
     row = description.row()
@@ -228,7 +230,6 @@ def bare_loop(stock: Any, description: EnvDescription, worlds: int, acts: Acts) 
         for where in ("root", "next")
         for key in keys
     }
-    action = np.zeros((*shape, agents.n_agents), np.int64)
     reward = np.zeros((*shape, agents.n_agents, 1), np.float32)
     ids = np.zeros(shape, np.int64)
     names = [key[1:] for key in memory if key[0] == "next"]
@@ -238,7 +239,10 @@ def bare_loop(stock: Any, description: EnvDescription, worlds: int, acts: Acts) 
     seeds = np.zeros(worlds, np.int64)
     episode = np.zeros(worlds, np.int64)
     observed = stock.begin(None, seeds)
-    outputs = [np.zeros((FRAMES, *o.shape), o.dtype) for o in acts(observed)[1:]]
+    outputs = {
+        name: np.zeros((FRAMES, *values.shape), values.dtype)
+        for name, values in act(observed).items()
+    }
 
     def call() -> float:
         nonlocal observed
@@ -247,16 +251,15 @@ def bare_loop(stock: Any, description: EnvDescription, worlds: int, acts: Acts) 
             for where in ("root", "next")
         )
         for frame in range(FRAMES):
-            chosen, *others = acts(observed)
-            action[frame] = chosen
-            for array, value in zip(outputs, others, strict=True):
-                array[frame] = value
+            acted = act(observed)
+            for name, values in acted.items():
+                outputs[name][frame] = values
             root[observation][frame] = observed
             root[mask][frame] = True
             for key in (*ended, *cut):
                 root[key][frame] = False
             ids[frame] = episode
-            observed, reward[frame, ..., 0], over = stock.advance(chosen)
+            observed, reward[frame, ..., 0], over = stock.advance(acted["action"])
             following[observation][frame] = observed
             following[mask][frame] = ~over[:, None]
             for key in cut:
@@ -273,31 +276,31 @@ def bare_loop(stock: Any, description: EnvDescription, worlds: int, acts: Acts) 
     return call
 
 
-def at_random(worlds: int, agents: int, actions: int) -> Acts:
-    """Return what draws actions from one generator."""
-    random = np.random.default_rng(0)
-    return lambda _: (random.integers(0, actions, (worlds, agents)),)
-
-
-def drawn(net: Drawn) -> Acts:
-    """Return what draws the actions of a network."""
-
-    def acts(observed: Any) -> tuple[Any, ...]:
-        with torch.no_grad():
-            # JAX's arrays are read-only, which torch warns about.
-            return tuple(out.numpy() for out in net(torch.tensor(observed)))
-
-    return acts
-
-
-def free(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
-    """Return both systems with the simulator that costs nothing."""
-    return batches(
-        stack,
-        partial(FreeWorlds, worlds, ends),
-        partial(StockFree, worlds, ends),
-        network=False,
+def collect(
+    stack: ExitStack,
+    factory: Callable[[], BatchedEnv],
+    worlds: int,
+    policy: Any = None,
+    **keywords: Any,
+) -> Alternative:
+    """Return our collector."""
+    collector = stack.enter_context(
+        Collector(
+            factory,
+            policy,
+            frames_per_batch=FRAMES * worlds,
+            total_frames=-1,
+            seed=0,
+            **keywords,
+        )
     )
+    return Alternative(lambda: float(_frames(collector.next())))
+
+
+def _frames(batch: Any) -> int:
+    """Return the number of frames, without those that pad trajectories."""
+    padded = "mask" in batch["collector"].keys()
+    return int(batch["collector", "mask"].sum()) if padded else batch.numel()
 
 
 def batches(
@@ -306,7 +309,7 @@ def batches(
     stock: Callable[[], Any],
     *,
     network: bool,
-    torchrl: Callable[[], Any] | None = None,
+    torchrl: Callable[[EnvDescription], Any] | None = None,
 ) -> dict[str, Alternative]:
     """Return the bare loop, our collector, and TorchRL's.
 
@@ -315,38 +318,48 @@ def batches(
         factory: builds our environment, with one group.
         stock: builds the library's worlds.
         network: whether a network acts, and not chance.
-        torchrl: builds TorchRL's environment, with one group.
+        torchrl: builds TorchRL's environment, with the groups of the description.
     """
     env = factory()
-    ((group, agents),) = env.description.groups.items()
-    worlds, actions = env.worlds, int(agents.n_actions)
+    description, worlds = env.description, env.worlds
     env.close()
-    net = Drawn(int(agents.observation.shape[0]), actions)  # type: ignore[index]
-    acts = drawn(net) if network else at_random(worlds, agents.n_agents, actions)
-    frames: Any = {"frames_per_batch": FRAMES * worlds, "total_frames": -1}
-    policy = net.by_group(group) if network else None
-    collector = stack.enter_context(Collector(factory, policy, seed=0, **frames))
-    found = {
-        "bare loop": Alternative(bare_loop(stock(), env.description, worlds, acts)),
-        "Collector": Alternative(lambda: float(collector.next().numel())),
+    (agents,) = description.groups.values()
+    policy, act = None, random_actions(worlds, agents)
+    if network:
+        policy = make_policy(factory, num_cells=(64, 64))
+        act = network_actions(policy)
+    systems = {
+        "bare loop": Alternative(bare_loop(stock(), description, worlds, act)),
+        "Collector": collect(stack, factory, worlds, policy),
     }
     if torchrl is not None:
         from torchrl.collectors import Collector as TheirCollector
 
-        their_env = torchrl()
-        (their_group,) = their_env.group_map
-        theirs: Any = TheirCollector(their_env, net.by_group(their_group), **frames)
+        theirs: Any = TheirCollector(
+            torchrl(description),
+            policy,
+            frames_per_batch=FRAMES * worlds,
+            total_frames=-1,
+        )
         stack.callback(theirs.shutdown)
         stream = iter(theirs)
-        found["TorchRL"] = Alternative(lambda: float(next(stream).numel()))
-    return found
+        systems["TorchRL"] = Alternative(lambda: float(next(stream).numel()))
+    return systems
+
+
+def free(
+    stack: ExitStack, worlds: int, ends: str, *, network: bool
+) -> dict[str, Alternative]:
+    """Return both systems with the simulator that costs nothing."""
+    ours, stock = (partial(kind, worlds, ends) for kind in (FreeWorlds, StockFree))
+    return batches(stack, ours, stock, network=network)
 
 
 def vmas(stack: ExitStack, scenario: str, worlds: int) -> dict[str, Alternative]:
-    """Return the three systems with a VMAS scenario."""
+    """Return the three systems with a VMAS scenario and a network."""
     from marl_collect.envs import VmasEnv
 
-    def theirs() -> Any:
+    def theirs(description: EnvDescription) -> Any:
         from torchrl.envs import VmasEnv as TheirVmasEnv
 
         return TheirVmasEnv(
@@ -354,6 +367,7 @@ def vmas(stack: ExitStack, scenario: str, worlds: int) -> dict[str, Alternative]
             num_envs=worlds,
             continuous_actions=False,
             max_steps=PERIOD,
+            group_map=description.group_map,
             seed=0,
         )
 
@@ -372,42 +386,59 @@ def jaxmarl(
     """Return the bare compiled loop, and our collector, with a JaxMARL task."""
     from marl_collect.envs import JaxMarlEnv
 
-    return batches(
-        stack,
-        partial(JaxMarlEnv, task, worlds),
-        partial(StockJaxMarl, task, worlds),
-        network=network,
-    )
+    ours, stock = partial(JaxMarlEnv, task, worlds), partial(StockJaxMarl, task, worlds)
+    return batches(stack, ours, stock, network=network)
+
+
+def trajectories(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
+    """Return our collector with batches ``[K, T]`` and with whole trajectories."""
+    factory = partial(FreeWorlds, worlds, ends)
+    forms = {
+        f"trajs_per_batch={worlds}, {form}": collect(
+            stack, factory, worlds, trajs_per_batch=worlds, traj_format=form
+        )
+        for form in ("cat", "padded")
+    }
+    return {"plain batches": collect(stack, factory, worlds), **forms}
 
 
 def cases() -> list[Case]:
-    """Return a row for each simulator, number of worlds, and way to end or to act."""
+    """Return a row for each number of worlds, way to act and way to end."""
     work = "frame of a world"
-    spread = "MPE_simple_spread_v3"
-    return [
-        *(
-            Case(
-                f"{worlds} worlds, {ends}",
-                partial(free, worlds=worlds, ends=ends),
-                work,
-            )
-            for ends in ENDS
-            for worlds in WORLDS
-        ),
-        *(
-            Case(
-                f"vmas/{scenario}, 1024 worlds, network",
-                partial(vmas, scenario=scenario, worlds=1024),
-                work,
-            )
-            for scenario in ("navigation", "simple_spread")
-        ),
-        *(
-            Case(
-                f"jaxmarl/{spread}, 4096 worlds, {acts}",
-                partial(jaxmarl, task=spread, worlds=4096, network=acts == "network"),
-                work,
-            )
-            for acts in ("random actions", "network")
-        ),
+    compared = [
+        Case(
+            f"{worlds} worlds, {acting}, {ends}",
+            partial(free, worlds=worlds, ends=ends, network=acting == "network"),
+            work,
+        )
+        for acting, endings in (("random actions", ENDS), ("network", ENDS[1:2]))
+        for ends in endings
+        for worlds in WORLDS
     ]
+    whole = [
+        Case(
+            f"{worlds} worlds, trajectories, {ends}",
+            partial(trajectories, worlds=worlds, ends=ends),
+            work,
+        )
+        for ends in ENDS[1:]
+        for worlds in (64, 1024)
+    ]
+    scenarios = [
+        Case(
+            f"vmas/{scenario}, 1024 worlds, network",
+            partial(vmas, scenario=scenario, worlds=1024),
+            work,
+        )
+        for scenario in ("navigation", "simple_spread")
+    ]
+    spread = "MPE_simple_spread_v3"
+    compiled = [
+        Case(
+            f"jaxmarl/{spread}, 4096 worlds, {acting}",
+            partial(jaxmarl, task=spread, worlds=4096, network=acting == "network"),
+            work,
+        )
+        for acting in ("random actions", "network")
+    ]
+    return [*compared, *whole, *scenarios, *compiled]

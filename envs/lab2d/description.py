@@ -1,12 +1,11 @@
 """Builds the environment description of a level: groups, spaces, actions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.lab2d.actions import Table
 from marl_collect.envs.lab2d.group_actions import (
     GroupActions,
@@ -15,29 +14,20 @@ from marl_collect.envs.lab2d.group_actions import (
     TableGroupActions,
 )
 from marl_collect.envs.lab2d.level import LevelSpec
-from marl_collect.envs.lab2d.players import group_players, player_of, space_of
+from marl_collect.envs.lab2d.players import (
+    LevelOptions,
+    group_players,
+    player_of,
+    space_of,
+)
 from marl_collect.envs.lab2d.world import Lab2dWorld
 
 
 @dataclass(frozen=True)
-class Lab2dOptions:
+class Lab2dOptions(LevelOptions):
     """Options of ``Lab2dEnv``, documented there."""
 
-    observations: Sequence[str] | None
     actions: Table | None
-    group_map: GroupMap | MarlGroupMapType | None
-    max_steps: int | None
-    categorical_actions: bool
-
-    def __post_init__(self) -> None:
-        """Check the options that do not depend on the level."""
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
-        if isinstance(self.observations, str):
-            raise TypeError(
-                "observations must be a sequence of names, but is a string: pass "
-                f"[{self.observations!r}]."
-            )
 
 
 def build_actions(

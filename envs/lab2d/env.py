@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
@@ -17,7 +16,7 @@ from marl_collect.envs.common import options_of
 from marl_collect.envs.lab2d.actions import Table
 from marl_collect.envs.lab2d.description import Lab2dOptions, build_actions, describe
 from marl_collect.envs.lab2d.level import REWARD, LevelSpec
-from marl_collect.envs.lab2d.players import player_rows
+from marl_collect.envs.lab2d.players import observed_names, player_rows
 from marl_collect.envs.lab2d.world import Lab2dWorld, import_dmlab2d
 from marl_collect.errors import ClosedError
 
@@ -134,7 +133,7 @@ class Lab2dEnv(MultiAgentEnv):
         self._shared_rewards: list[NDArray[Any]] = []
         for player_row in player_rows(self._description.group_map):
             prefix = self._level.prefixes[player_row.player]
-            for name in _observed(self._description.groups[player_row.group]):
+            for name in observed_names(self._description.groups[player_row.group]):
                 target = row[player_row.group, "observation", name][player_row.index]
                 self._observations.append((prefix + name, target))
             target = row[player_row.group, "reward"][player_row.index]
@@ -218,11 +217,6 @@ class Lab2dEnv(MultiAgentEnv):
         observation = self._world.lab.observation
         for name, target in self._observations:
             target[...] = observation(name)
-
-
-def _observed(group: GroupDescription) -> list[str]:
-    assert isinstance(group.observation, spaces.Dict)
-    return list(group.observation.spaces)
 
 
 def _flatten(level: str, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import spaces
 
-from marl_collect.core.description import Field
+from marl_collect.core.description import Field, GroupDescription
 from marl_collect.core.groups import (
     GroupMap,
     MarlGroupMapType,
@@ -15,6 +15,26 @@ from marl_collect.core.groups import (
 )
 
 BY_ROLE = "role"
+
+
+@dataclass(frozen=True)
+class LevelOptions:
+    """Options of all environments that are based on Lab2d."""
+
+    observations: Sequence[str] | None
+    group_map: GroupMap | MarlGroupMapType | str | None
+    max_steps: int | None
+    categorical_actions: bool
+
+    def __post_init__(self) -> None:
+        """Check the options that do not depend on the level."""
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
+        if isinstance(self.observations, str):
+            raise TypeError(
+                "observations must be a sequence of names, but is a string: pass "
+                f"[{self.observations!r}]."
+            )
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,12 @@ def player_rows(groups: Mapping[str, Sequence[str]]) -> Iterator[PlayerRow]:
     for group, agents in groups.items():
         for index, agent in enumerate(agents):
             yield PlayerRow(player_of(agent), group, index)
+
+
+def observed_names(group: GroupDescription) -> list[str]:
+    """Return the names of a group's observations."""
+    assert isinstance(group.observation, spaces.Dict)
+    return list(group.observation.spaces)
 
 
 def space_of(field: Field) -> spaces.Box:

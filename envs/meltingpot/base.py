@@ -14,12 +14,13 @@ from typing_extensions import override
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
-from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.common import OneHot
 from marl_collect.envs.lab2d.actions import check_chosen
 from marl_collect.envs.lab2d.players import (
+    LevelOptions,
     PlayerRow,
     group_players,
+    observed_names,
     player_rows,
     space_of,
 )
@@ -32,26 +33,12 @@ _IMAGE_KEY = "RGB"
 
 
 @dataclass(frozen=True)
-class MeltingpotOptions:
+class MeltingpotOptions(LevelOptions):
     """Options of both environments; see ``MeltingpotEnv``."""
 
-    max_steps: int | None
-    categorical_actions: bool
-    group_map: GroupMap | MarlGroupMapType | str | None
-    observations: Sequence[str] | None
     world_rgb: bool
     truncate_without_reset: bool
     episode_reward: bool
-
-    def __post_init__(self) -> None:
-        """Check the options that do not depend on the substrate."""
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
-        if isinstance(self.observations, str):
-            raise TypeError(
-                "observations must be a sequence of names, but is a string: pass "
-                f"[{self.observations!r}]."
-            )
 
 
 class MeltingpotBase(MultiAgentEnv):
@@ -119,7 +106,7 @@ class MeltingpotBase(MultiAgentEnv):
                 row[player_row.group, "observation", name][player_row.index],
             )
             for player_row in self._player_rows
-            for name in _observed(self._description.groups[player_row.group])
+            for name in observed_names(self._description.groups[player_row.group])
         ]
         image = row[_IMAGE_KEY,] if self._options.world_rgb else None
         self._world.bind(Targets(players, image))  # type: ignore[arg-type]
@@ -250,11 +237,6 @@ def _describe(
         repeats=False,
         time_limit=min(limits, default=None),
     )
-
-
-def _observed(group: GroupDescription) -> list[str]:
-    assert isinstance(group.observation, spaces.Dict)
-    return list(group.observation.spaces)
 
 
 def _player(player_row: PlayerRow) -> int:

@@ -32,6 +32,8 @@ class BuiltWorld(MeltingpotWorld):
     The players are the focal players of a scenario. Its bots are part of the world.
     """
 
+    running = False
+
     def __init__(self, env: Any, name: str, roles: Sequence[str] = ()) -> None:
         """Own ``env``; ``close`` closes it.
 
@@ -47,13 +49,12 @@ class BuiltWorld(MeltingpotWorld):
                 f"{missing or needed}. To build one by name, use MeltingpotEnv(name)."
             )
         self._env: Any = env
-        self._spec = _spec(env, name, tuple(roles))
-        self.rewards = np.zeros(self._spec.n_players, np.float64)
+        self.spec = _spec(env, name, tuple(roles))
+        self.rewards = np.zeros(self.spec.n_players, np.float64)
         self._timestep: Any = None
         # Timestep with the image of the world, which a scenario's own timesteps lack.
         self._whole: Any = None
         self._frames = 0
-        self._running = False
         observables = getattr(env, "observables", lambda: None)()
         substrate = getattr(observables, "substrate", observables)
         if substrate is not None:
@@ -61,18 +62,8 @@ class BuiltWorld(MeltingpotWorld):
 
     @property
     @override
-    def spec(self) -> WorldSpec:
-        return self._spec
-
-    @property
-    @override
-    def running(self) -> bool:
-        return self._running
-
-    @property
-    @override
     def truncated(self) -> bool:
-        return self._frames == self._spec.time_limit
+        return self._frames == self.spec.time_limit
 
     @override
     def bind(self, targets: Targets) -> None:
@@ -81,21 +72,21 @@ class BuiltWorld(MeltingpotWorld):
     @override
     def start(self, seed: int) -> None:
         """Begin an episode. ``seed`` determines the bots and their actions."""
-        self._running = False
+        self.running = False
         with _seeded(seed):
             self._timestep = self._env.reset()
         self._frames = 0
-        self._running = True
+        self.running = True
 
     @override
     def step(self, actions: NDArray[np.int64]) -> None:
-        if not self._running:
+        if not self.running:
             raise RuntimeError("No episode is running: call reset() first.")
-        self._running = False  # stays False if the step raises
+        self.running = False  # stays False if the step raises
         self._timestep = self._env.step(actions.tolist())
         self._frames += 1
         self.rewards[:] = self._timestep.reward
-        self._running = not self._timestep.last()
+        self.running = not self._timestep.last()
 
     @override
     def observe(self) -> None:
@@ -120,7 +111,7 @@ class BuiltWorld(MeltingpotWorld):
 
     @override
     def close(self) -> None:
-        self._running = False
+        self.running = False
         env, self._env = self._env, None
         if env is not None:
             env.close()

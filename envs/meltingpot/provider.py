@@ -27,6 +27,7 @@ def available_tasks() -> dict[str, str]:
     """
     if importlib.util.find_spec(_FAMILY) is None:
         return {f"{_FAMILY}/...": install_command(_FAMILY)}
+    from marl_collect.envs.meltingpot.imports import meltingpot_modules
     from marl_collect.envs.meltingpot.settings import (
         INSTALL_BOTS,
         lacks_bots,
@@ -34,11 +35,12 @@ def available_tasks() -> dict[str, str]:
         substrates,
     )
 
-    found = {f"{_FAMILY}/{name}": "" for name in substrates()}
     command = f"{INSTALL_BOTS} (downloads the bots)"
-    return found | {
-        f"{_FAMILY}/{name}": command if lacks_bots(name) else "" for name in scenarios()
-    }
+    with meltingpot_modules():  # Once, instead of for each scenario.
+        return {f"{_FAMILY}/{name}": "" for name in substrates()} | {
+            f"{_FAMILY}/{name}": command if lacks_bots(name) else ""
+            for name in scenarios()
+        }
 
 
 def find_task(task: str) -> Callable[..., Any]:

@@ -1,7 +1,6 @@
 """Reads MeltingPot's configuration of a substrate into plain data."""
 
 import copy
-import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from marl_collect.core.description import Field
 from marl_collect.envs.lab2d.world import import_dmlab2d
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
+from marl_collect.options import did_you_mean, nearest
 
 COLLECTIVE_REWARD = "COLLECTIVE_REWARD"
 WORLD_IMAGE = "WORLD.RGB"
@@ -150,10 +150,10 @@ def read_substrate(
 
 def unknown_name(name: str, known: Iterable[str]) -> ValueError:
     """Return the error for an unknown name of a substrate or scenario."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=3) or sorted(names)
+    hint = did_you_mean(nearest(name, known))
     return ValueError(
-        f"MeltingPot has no substrate or scenario {name!r}: did you mean one of {near}?"
+        f"MeltingPot has no substrate or scenario {name!r}.{hint} "
+        "`marl-collect envs meltingpot` lists all."
     )
 
 

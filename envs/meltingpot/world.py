@@ -36,15 +36,12 @@ class MeltingpotWorld(abc.ABC):
     """A running substrate or scenario: takes actions, writes observations.
 
     Attributes:
+        spec: the players, observations and actions.
         rewards: rewards of the last step, float64 ``[n_players]``.
     """
 
+    spec: WorldSpec
     rewards: NDArray[np.float64]
-
-    @property
-    @abc.abstractmethod
-    def spec(self) -> WorldSpec:
-        """The players, observations and actions."""
 
     @property
     @abc.abstractmethod
@@ -102,7 +99,7 @@ class DirectWorld(MeltingpotWorld):
         self._actions = TableActions(settings.actions, prefixes)
         self._reward_names = [prefix + "REWARD" for prefix in prefixes]
         self.rewards = np.zeros(spec.n_players, np.float64)
-        self._spec = spec
+        self.spec = spec
         self._observations: list[tuple[str, NDArray[Any]]] = []
         self._sums: list[NDArray[Any]] = []
         self._checked = False
@@ -118,14 +115,9 @@ class DirectWorld(MeltingpotWorld):
         fields = self._lab2d.fields()
         found = {
             name: fields.get(self._source(0, name), field)
-            for name, field in self._spec.observations.items()
+            for name, field in self.spec.observations.items()
         }
-        self._spec = replace(self._spec, observations=found)
-
-    @property
-    @override
-    def spec(self) -> WorldSpec:
-        return self._spec
+        self.spec = replace(self.spec, observations=found)
 
     @property
     @override
@@ -203,7 +195,7 @@ class DirectWorld(MeltingpotWorld):
             field = fields.get(name)
             if field is None or (field.shape or (1,)) != target.shape:
                 raise ValueError(
-                    f"{self._spec.name}: the configuration gives {name} the shape "
+                    f"{self.spec.name}: the configuration gives {name} the shape "
                     f"{target.shape}, but the level has "
                     f"{'no such observation' if field is None else field.shape}."
                 )

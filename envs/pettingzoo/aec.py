@@ -6,14 +6,12 @@ agents that cannot act. Only the agent whose turn it is observes; the rows of th
 keep their last observations.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, final
 
 from pettingzoo import AECEnv
 
-from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.actions import Actions
-from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.rows import Rows
 
 
@@ -21,28 +19,15 @@ from marl_collect.envs.pettingzoo.rows import Rows
 class AECDriver:
     """Steps an ``AECEnv`` into the memory of one row."""
 
-    def __init__(
-        self,
-        env: AECEnv[Any, Any, Any],
-        description: EnvDescription,
-        specs: Sequence[AgentSpec],
-        *,
-        one_hot: bool,
-        watch_masks: bool,
-    ) -> None:
-        """Store the arguments; ``bind`` provides the row."""
+    def __init__(self, env: AECEnv[Any, Any, Any], name: str) -> None:
+        """Step ``env``, called ``name`` in errors; ``bind`` provides the row."""
         self._env = env
-        self._description = description
-        self._specs = specs
-        self._one_hot = one_hot
-        self._watch_masks = watch_masks
+        self._name = name
 
-    def bind(self, row: Row) -> None:
-        """From now on, use the memory of ``row``."""
-        self._rows = Rows(
-            row, self._description, self._specs, watch_masks=self._watch_masks
-        )
-        self._actions = Actions(row, self._specs, one_hot=self._one_hot)
+    def bind(self, rows: Rows, actions: Actions) -> None:
+        """From now on, read ``actions`` and write to ``rows``."""
+        self._rows = rows
+        self._actions = actions
 
     def reset(self, seed: int) -> None:
         """Begin an episode.
@@ -58,7 +43,7 @@ class AECDriver:
         self._rows.begin(env.agents, act=False)
         if not env.agents:
             raise RuntimeError(
-                f"{self._description.name}: at least one agent must be able to act "
+                f"{self._name}: at least one agent must be able to act "
                 f"after reset(seed={seed}), but none is alive."
             )
         self._rows.write_infos(env.infos)
@@ -131,7 +116,7 @@ class AECDriver:
         agent = self._env.agent_selection
         if agent in self._rows.leaving:
             raise RuntimeError(
-                f"{self._description.name}: within one step agent {agent} was done, "
+                f"{self._name}: within one step agent {agent} was done, "
                 "came back and became the next agent to act, so its end cannot be "
                 "recorded. The environment must not let an agent come back before "
                 "another agent has acted."

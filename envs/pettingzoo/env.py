@@ -12,11 +12,13 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.common import options_of
+from marl_collect.envs.pettingzoo.actions import Actions
 from marl_collect.envs.pettingzoo.aec import AECDriver
 from marl_collect.envs.pettingzoo.description import PettingZooOptions, Zoo, describe
 from marl_collect.envs.pettingzoo.fast_path import fast_parallel
 from marl_collect.envs.pettingzoo.masks import MaskSource
 from marl_collect.envs.pettingzoo.parallel import ParallelDriver
+from marl_collect.envs.pettingzoo.rows import Rows
 from marl_collect.envs.pettingzoo.tasks import find_task
 
 
@@ -47,25 +49,17 @@ class PettingZooBase(MultiAgentEnv):
         """Own ``env``, which the subclass provides."""
         self._env = env
         self._clear_leaks = _CLEANERS.get(type(env.unwrapped).__module__)
-        self._description, specs = describe(env, name, options)
-        one_hot = not options.categorical_actions
-        found = options.action_mask == "auto"
+        self._description, self._specs = describe(env, name, options)
+        self._one_hot = not options.categorical_actions
+        self._fast = False
         self._driver: ParallelDriver | AECDriver
         if isinstance(env, ParallelEnv):
-            quick = fast_parallel(env) if fast else None
-            self._fast = quick is not None
-            self._driver = ParallelDriver(
-                quick or env,
-                self._description,
-                specs,
-                one_hot=one_hot,
-                watch_masks=found and quick is None,
-            )
+            world = fast_parallel(env) if fast else None
+            self._fast = world is not None
+            self._driver = ParallelDriver(world or env, name)
         else:
-            self._fast = False
-            self._driver = AECDriver(
-                env, self._description, specs, one_hot=one_hot, watch_masks=found
-            )
+            self._driver = AECDriver(env, name)
+        self._watch_masks = options.action_mask == "auto" and not self._fast
 
     @final
     @property
@@ -94,7 +88,8 @@ class PettingZooBase(MultiAgentEnv):
     @final
     @override
     def bind(self, row: Row) -> None:
-        self._driver.bind(row)
+        rows = Rows(row, self._description, self._specs, watch_masks=self._watch_masks)
+        self._driver.bind(rows, Actions(row, self._specs, one_hot=self._one_hot))
 
     @final
     @override

@@ -41,21 +41,30 @@ class ParallelWorld(Protocol):
         ...
 
 
-@final
-class CycleWorld:
-    """Steps any environment whose agents act in a cycle; observes each agent once."""
+class FastWorld:
+    """The episodes of a fast path begin as PettingZoo's conversion begins them."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
         self.agents: list[Any] = []
         self._env = env
         self._raw = raw
+        self._infos: dict[Any, Any] = {}
 
     def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin an episode."""
-        observations, infos = self._env.reset(seed=seed)
+        observations, self._infos = self._env.reset(seed=seed)
         self.agents = self._env.agents[:]
-        return observations, infos
+        return observations, self._infos
+
+    def state(self) -> Any:
+        """Return the state."""
+        return self._raw.state()
+
+
+@final
+class CycleWorld(FastWorld):
+    """Steps any environment whose agents act in a cycle; observes each agent once."""
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
         """Step all agents."""
@@ -77,30 +86,18 @@ class CycleWorld:
         self.agents = raw.agents[:]
         return observations, rewards, terminations, truncations, infos
 
-    def state(self) -> Any:
-        """Return the state."""
-        return self._raw.state()
-
 
 @final
-class MpeWorld:
+class MpeWorld(FastWorld):
     """Steps the multi-agent particle environments of the package ``mpe2``."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
-        self.agents: list[Any] = []
-        self._env = env
-        self._raw = raw
+        super().__init__(env, raw)
         self._continuous = raw.continuous_actions
         patch(raw)
         self._yes = dict.fromkeys(raw.possible_agents, True)
         self._no = dict.fromkeys(raw.possible_agents, False)
-
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode."""
-        observations, infos = self._env.reset(seed=seed)
-        self.agents = self._env.agents[:]
-        return observations, infos
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
         """Step all agents."""
@@ -124,19 +121,14 @@ class MpeWorld:
         truncations = self._yes if truncated else self._no
         return observations, rewards, terminations, truncations, raw.infos
 
-    def state(self) -> Any:
-        """Return the state."""
-        return self._raw.state()
-
 
 @final
-class MultiwalkerWorld:
+class MultiwalkerWorld(FastWorld):
     """Steps ``multiwalker_v9``."""
 
     def __init__(self, env: ParallelEnv[Any, Any, Any], raw: Any) -> None:
         """Step ``raw``, which ``env`` wraps."""
-        self.agents: list[Any] = []
-        self._env = env
+        super().__init__(env, raw)
         self._world = raw.env
         self._index = {agent: i for i, agent in enumerate(raw.possible_agents)}
         self._no = dict.fromkeys(raw.possible_agents, False)
@@ -144,13 +136,6 @@ class MultiwalkerWorld:
         hip, knee = float(constants.SPEED_HIP), float(constants.SPEED_KNEE)
         self._speeds = (hip, knee, hip, knee)
         self._torque = float(constants.MOTORS_TORQUE)
-
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode."""
-        observations, infos = self._env.reset(seed=seed)
-        self.agents = self._env.agents[:]
-        self._infos = infos
-        return observations, infos
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
         """Step all agents."""
@@ -172,10 +157,6 @@ class MultiwalkerWorld:
         if over or any(world.last_dones):
             self.agents = [agent for agent in agents if not terminations[agent]]
         return observations, rewards, terminations, self._no, self._infos
-
-    def state(self) -> Any:
-        """Return the state."""
-        return self._env.state()
 
     def _drive(self, joints: Sequence[Any], action: Sequence[float]) -> None:
         """Set the motors of one walker as its own code does, without NumPy scalars."""

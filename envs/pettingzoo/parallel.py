@@ -1,13 +1,11 @@
 """Steps environments whose agents act simultaneously (PettingZoo's parallel API)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
-from marl_collect.core.description import EnvDescription, Row
 from marl_collect.envs.pettingzoo.actions import Actions, Plan
 from marl_collect.envs.pettingzoo.description import check_reset
 from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
-from marl_collect.envs.pettingzoo.groups import AgentSpec
 from marl_collect.envs.pettingzoo.rows import Rows
 
 _RESULTS = ("observation", "reward", "termination", "truncation", "info")
@@ -17,33 +15,20 @@ _RESULTS = ("observation", "reward", "termination", "truncation", "info")
 class ParallelDriver:
     """Steps a ``ParallelEnv`` into the memory of one row."""
 
-    def __init__(
-        self,
-        env: ParallelWorld,
-        description: EnvDescription,
-        specs: Sequence[AgentSpec],
-        *,
-        one_hot: bool,
-        watch_masks: bool,
-    ) -> None:
-        """Store the arguments; ``bind`` provides the row."""
+    def __init__(self, env: ParallelWorld, name: str) -> None:
+        """Step ``env``, called ``name`` in errors; ``bind`` provides the row."""
         self._env = env
-        self._description = description
-        self._specs = specs
-        self._one_hot = one_hot
-        self._watch_masks = watch_masks
+        self._name = name
         self._first_infos: Mapping[Any, Any] = {}
         self._agents: list[Any] = []
         self._plan: Plan = ()
         self._returned: tuple[Mapping[Any, Any], ...] = ()
         self._acted: Mapping[Any, Any] = {}
 
-    def bind(self, row: Row) -> None:
-        """From now on, use the memory of ``row``."""
-        self._rows = Rows(
-            row, self._description, self._specs, watch_masks=self._watch_masks
-        )
-        self._actions = Actions(row, self._specs, one_hot=self._one_hot)
+    def bind(self, rows: Rows, actions: Actions) -> None:
+        """From now on, read ``actions`` and write to ``rows``."""
+        self._rows = rows
+        self._actions = actions
 
     def reset(self, seed: int) -> None:
         """Begin an episode."""
@@ -119,6 +104,6 @@ class ParallelDriver:
 
     def _wrong_result(self, returned: Any) -> TypeError:
         return TypeError(
-            f"{self._description.name}: step() must return five mappings by agent "
+            f"{self._name}: step() must return five mappings by agent "
             f"({', '.join(_RESULTS)}), but returned {returned!r:.200}"
         )

@@ -3,7 +3,6 @@
 It also builds ``"module:name"``: a custom PettingZoo environment or ``MultiAgentEnv``.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,7 +55,7 @@ def find_task(task: str) -> Callable[..., Any]:
         MissingPackageError: if a package is missing; names the extra to install.
     """
     if ":" in task:
-        _attribute(task)
+        tasks.custom(task)
         return partial(_build_own, task)
     try:
         name = "/".join(tasks.locate(task))
@@ -69,7 +68,9 @@ def find_task(task: str) -> Callable[..., Any]:
 
 def picture_settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments with which ``render()`` returns images."""
-    return {} if ":" in task else {"render_mode": "rgb_array"}
+    if ":" in task and "render_mode" not in settings(task):
+        return {}
+    return {"render_mode": "rgb_array"}
 
 
 def settings(task: str) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def settings(task: str) -> dict[str, Any]:
     First those of the task, then those of ``PettingZooEnv``.
     """
     if ":" in task:
-        return defaults_of(_attribute(task))
+        return defaults_of(tasks.custom(task))
     from marl_collect.envs.pettingzoo.env import PettingZooEnv
 
     found = tasks.defaults(task)
@@ -100,7 +101,7 @@ def _build(name: str, **kwargs: Any) -> Any:
 def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
     from marl_collect.core.env import TensorDictEnv
 
-    built = _attribute(task)(**kwargs)
+    built = tasks.custom(task)(**kwargs)
     if not isinstance(built, TensorDictEnv):
         # Only here: other environments work without PettingZoo.
         from marl_collect.envs.pettingzoo.env import PettingZooWrapper
@@ -113,22 +114,3 @@ def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
             "agent_ids out."
         )
     return built
-
-
-def _attribute(task: str) -> Callable[..., Any]:
-    module_name, _, path = task.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise UnknownTaskError(
-            f"{task} must be module:name of a callable, but importing it failed: "
-            f"{error}."
-        ) from error
-    if not callable(found):
-        raise UnknownTaskError(
-            f"{task} must be module:name of a callable, but is {found!r}."
-        )
-    builder: Callable[..., Any] = found
-    return builder

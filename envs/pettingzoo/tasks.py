@@ -5,7 +5,6 @@ the family of the task is imported. Task names are read from the file system, so
 new version of PettingZoo needs no change here.
 """
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -20,6 +19,7 @@ from typing import Any
 
 from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
+from marl_collect.options import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,8 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
             tasks.
         MissingPackageError: if a package is missing; names what to install.
     """
-    module_name, colon, attribute = task.partition(":")
-    if colon:
-        return _attribute(importlib.import_module(module_name), attribute, task)
+    if ":" in task:
+        return custom(task)
     family, name = locate(task)
     module = _import(FAMILIES[family], name, task)
     wanted = "parallel_env" if parallel else "env"
@@ -145,6 +144,30 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
             f"parallel=False: PettingZooEnv({task!r}, parallel=False)."
         )
     return builder
+
+
+def custom(task: str) -> Callable[..., Any]:
+    """Return the callable of ``"module:name"``.
+
+    Raises:
+        UnknownTaskError: if it cannot be imported, or is no callable.
+    """
+    module, _, path = task.partition(":")
+    try:
+        builder: Any = importlib.import_module(module)
+        for name in path.split("."):
+            builder = getattr(builder, name)
+    except (ImportError, AttributeError) as error:
+        raise UnknownTaskError(
+            f"{task} must be module:name of a callable, but importing it failed: "
+            f"{error}."
+        ) from error
+    if not callable(builder):
+        raise UnknownTaskError(
+            f"{task} must be module:name of a callable, but is {builder!r}."
+        )
+    result: Callable[..., Any] = builder
+    return result
 
 
 def locate(task: str) -> tuple[str, str]:
@@ -243,9 +266,7 @@ def _unknown(task: str, name: str, family: str = "") -> UnknownTaskError:
     if not hint:
         ordered = sorted(_installed(), key=lambda t: not t.startswith(f"{family}/"))
         short = {t.split("/")[1]: t for t in reversed(ordered)}
-        close = difflib.get_close_matches(name, short, n=4, cutoff=0.5)
-        names = ", ".join(short[c] for c in close)
-        hint = f"Similar tasks: {names}." if close else ""
+        hint = did_you_mean(nearest(name, short, cutoff=0.5)).strip()
     if not hint:
         hint = "marl_collect.envs.available_envs() lists the installed tasks."
     return UnknownTaskError(f"There is no task {task!r}. {hint}")
@@ -269,15 +290,6 @@ def _import(family: Family, name: str, task: str) -> ModuleType:
             f'Install the task family: pip install "{family.install}".',
             name=error.name,
         ) from error
-
-
-def _attribute(module: ModuleType, name: str, task: str) -> Callable[..., Any]:
-    found: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(found):
-        raise UnknownTaskError(
-            f"{task}: the module {module.__name__} has no callable {name!r}."
-        )
-    return found
 
 
 def _tasks(family: Family) -> list[str]:

@@ -1,11 +1,16 @@
 """Splits rollouts into trajectories, and joins trajectories over batches."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase, pad_sequence
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import assemble, flatten
 
 TrajFormat = Literal["padded", "cat"]
 _IDS = ("collector", "traj_ids")
@@ -139,85 +144,206 @@ def _jagged(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
 
 
 @final
-class TrajectoryAssembler:
-    """Joins the pieces of trajectories over batches until they are complete."""
+@dataclass(frozen=True)
+class _Pieces:
+    """Parts of trajectories, each from one row of one batch.
 
-    def __init__(self, wanted: Callable[[int], bool] | None = None) -> None:
+    Attributes:
+        numbers: which trajectory a piece belongs to.
+        starts: position of its first frame in the assembler's memory.
+        lengths: number of its frames, which follow each other.
+    """
+
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> "_Pieces":
+        return _Pieces(self.numbers[index], self.starts[index], self.lengths[index])
+
+    def __add__(self, other: "_Pieces") -> "_Pieces":
+        return _Pieces(
+            np.concatenate([self.numbers, other.numbers]),
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.lengths, other.lengths]),
+        )
+
+    def positions(self) -> NDArray[np.int64]:
+        """Return the position of every frame, piece by piece."""
+        before = self.lengths.cumsum() - self.lengths
+        frames = np.arange(self.lengths.sum(), dtype=np.int64)
+        return frames + (self.starts - before).repeat(self.lengths)
+
+
+_NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 3)
+_FIRST = 1
+"""First position of a frame. Position 0 has zeros, which pad short trajectories."""
+_GROWTH = 2
+"""Size of the memory, relative to the frames in it when it was made."""
+_CHUNK = 4096
+"""Number of frames that are moved together. They fit in the cache."""
+
+
+@final
+class TrajectoryAssembler:
+    """Joins the pieces of trajectories over batches until they are complete.
+
+    Every batch is copied to the end of one memory, ``[positions, ...]`` per key.
+    Complete trajectories are gathered from there with one call per key. When the memory
+    is full, the frames that are still needed move to its beginning.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
-            wanted: returns whether to keep the trajectory with this id. None keeps
-                all.
+            wanted: returns which of the trajectories with these ids to keep. None
+                keeps all.
         """
         self._wanted = wanted
-        self._open: dict[int, list[TensorDictBase]] = {}
-        self._latest: dict[int, int] = {}  # Id by environment.
-        self._complete: list[TensorDictBase] = []
+        self._n_agents: dict[str, int] = {}  # By group.
+        self._memory: dict[Key, NDArray[Any]] = {}
+        self._capacity = 0
+        self._end = _FIRST
+        self._open = _NO_PIECES
+        # Numbered in the order of their ends.
+        self._complete = _NO_PIECES
+        self._taken = self._ended = 0
 
     def __len__(self) -> int:
         """Number of complete trajectories that were not taken yet."""
-        return len(self._complete)
+        return self._ended - self._taken
 
     def add(self, batch: TensorDictBase) -> None:
         """Add the frames of a batch ``[B, T]``, which are copied."""
-        for row in batch.unbind(0):
-            for piece in _pieces(row):
-                number = int(piece.get(_IDS)[0])
-                before = self._latest.get(number >> 32, number)
-                self._latest[number >> 32] = number
-                if before != number:
-                    self._open.pop(before, None)  # It was cut and will not continue.
-                if self._wanted is not None and not self._wanted(number):
-                    continue
-                self._open.setdefault(number, []).append(piece.clone())
-                if bool(piece.get(("next", "done"))[-1].any()):
-                    whole = torch.cat(self._open.pop(number), 0)
-                    self._complete.append(whole)
+        if not self._memory:
+            self._begin(batch)
+        begin, self._end = self._make_room(batch.numel()), self._end + batch.numel()
+        for key, leaf in flatten(batch).items():
+            target = self._memory[key][begin : self._end]
+            torch.from_numpy(target).view(leaf.shape).copy_(leaf.detach())
+        ids = batch.get(_IDS).cpu().numpy()
+        starts = np.ones(ids.shape, np.bool_)
+        starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        (first,) = starts.reshape(-1).nonzero()
+        last = np.append(first[1:], ids.size) - 1
+        numbers = self._memory[_IDS][begin + first]
+        valid = numbers != -1
+        numbers, first, last = numbers[valid], first[valid], last[valid]
+        done = self._memory["next", "done"][begin + last].reshape(len(last), -1)
+        self._join(_Pieces(numbers, begin + first, last - first + 1), done.any(1))
 
-    def take(self, most: int | None = None) -> list[TensorDictBase]:
-        """Return complete trajectories ``[T]``, in the order of their ends."""
-        most = len(self._complete) if most is None else most
-        taken, self._complete = self._complete[:most], self._complete[most:]
-        return taken
+    def take(self, form: TrajFormat, most: int | None = None) -> TensorDictBase:
+        """Return complete trajectories, in the order of their ends.
+
+        Args:
+            form: ``"padded"`` returns ``[k, longest]`` with ``("collector", "mask")``,
+                ``"cat"`` returns ``[sum of T]``.
+            most: largest number of trajectories; None for all.
+        """
+        count = len(self) if most is None else min(most, len(self))
+        numbers = self._complete.numbers - self._taken
+        border = int(np.searchsorted(numbers, count))
+        pieces, self._complete = self._complete[:border], self._complete[border:]
+        self._taken += count
+        positions = pieces.positions()
+        if form == "cat":
+            return self._gather(positions)
+        lengths = np.bincount(numbers[:border], pieces.lengths).astype(np.int64)
+        valid = np.arange(lengths.max()) < lengths[:, None]
+        index = np.zeros(valid.shape, np.int64)
+        index[valid] = positions
+        out = self._gather(index)
+        out.set(_MASK, torch.from_numpy(valid))
+        return out
 
     def drop_open(self) -> None:
         """Drop incomplete trajectories, after a reset of the environments."""
-        self._open.clear()
+        self._open = _NO_PIECES
 
-    def held(self) -> tuple[list[TensorDictBase], list[TensorDictBase]]:
-        """Return the incomplete and the complete trajectories that are held."""
-        return [torch.cat(pieces, 0) for pieces in self._open.values()], self._complete
+    def held(self) -> TensorDictBase | None:
+        """Return the frames of all trajectories that were not taken, ``[N]``.
 
-    def hold(
-        self, unfinished: Sequence[TensorDictBase], complete: Sequence[TensorDictBase]
-    ) -> None:
-        """Restore what ``held`` returned."""
-        self._open = {int(piece.get(_IDS)[0]): [piece] for piece in unfinished}
-        self._latest = {number >> 32: number for number in self._open}
-        self._complete = list(complete)
+        They follow each other, complete ones first. ``add`` takes them as one row. None
+        before the first batch.
+        """
+        if not self._memory:
+            return None
+        unfinished = self._open[np.argsort(self._open.numbers, kind="stable")]
+        return self._gather((self._complete + unfinished).positions())
 
+    def _join(self, pieces: _Pieces, done: NDArray[np.bool_]) -> None:
+        """Continue or complete trajectories with pieces of the newest batch."""
+        present = self._open + pieces
+        _, environment = np.unique(present.numbers >> 32, return_inverse=True)
+        latest = np.empty(len(present), np.int64)
+        latest[environment] = present.numbers  # The last one of each remains.
+        continues = present.numbers == latest[environment]
+        if self._wanted is not None:
+            wanted = self._wanted(pieces.numbers)
+            old = np.ones(len(self._open), np.bool_)
+            continues &= np.concatenate([old, wanted])
+            done = done & wanted
+        ended = pieces.numbers[done]
+        order = np.argsort(ended)
+        rank = np.searchsorted(ended, present.numbers, sorter=order)
+        rank = order.take(rank, mode="clip") if len(ended) else rank
+        whole = np.isin(present.numbers, ended)
+        complete, rank = present[whole], rank[whole]
+        by_end = np.argsort(rank, kind="stable")
+        numbers = rank + self._ended
+        complete = _Pieces(numbers, complete.starts, complete.lengths)
+        self._complete += complete[by_end]
+        self._ended += len(ended)
+        # Others were cut and will not continue.
+        self._open = present[continues & ~whole]
 
-def join(trajectories: list[TensorDictBase], form: TrajFormat) -> TensorDictBase:
-    """Join complete trajectories to one batch.
+    def _begin(self, batch: TensorDictBase) -> None:
+        self._n_agents = {
+            name: part.shape[2]
+            for name, part in batch.items()
+            if isinstance(part, TensorDictBase) and part.ndim > batch.ndim
+        }
+        for key, leaf in flatten(batch[:1, :0]).items():
+            values = leaf.detach().cpu().numpy()[0]
+            self._memory[key] = np.zeros((_FIRST, *values.shape[1:]), values.dtype)
 
-    Args:
-        trajectories: each ``[T]``.
-        form: ``"padded"`` returns ``[k, longest]`` with ``("collector", "mask")``,
-            ``"cat"`` returns ``[sum of T]``.
-    """
-    if form == "cat":
-        return torch.cat(trajectories, 0)
-    lengths = torch.tensor([len(t) for t in trajectories])
-    out: Any = pad_sequence([t.clone(recurse=False) for t in trajectories])
-    out.set(_MASK, torch.arange(out.shape[1]) < lengths[:, None])
-    out.names = [None, "time"]
-    return out
+    def _make_room(self, frames: int) -> int:
+        """Return the position at which ``frames`` further frames fit."""
+        if self._end + frames <= self._capacity:
+            return self._end
+        present = self._open + self._complete
+        order = np.argsort(present.starts)
+        positions = np.append(0, present[order].positions())
+        self._end = end = len(positions)
+        fits = end + frames <= self._capacity // _GROWTH
+        if not fits:
+            self._capacity = _GROWTH * (end + frames)
+        for key, memory in self._memory.items():
+            target = memory
+            if not fits:
+                target = np.empty((self._capacity, *memory.shape[1:]), memory.dtype)
+            # Frames move to lower positions, so none is overwritten before it moves.
+            for at in range(0, end, _CHUNK):
+                chunk = positions[at : at + _CHUNK]
+                target[at : at + len(chunk)] = memory.take(chunk, 0)
+            self._memory[key] = target
+        lengths = present.lengths[order]
+        present.starts[order] = _FIRST + lengths.cumsum() - lengths
+        count = len(self._open)
+        self._open, self._complete = present[:count], present[count:]
+        return end
 
-
-def _pieces(row: TensorDictBase) -> Iterator[TensorDictBase]:
-    ids = row.get(_IDS)
-    borders = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
-    edges = [0, *borders.tolist(), len(ids)]
-    for begin, end in pairwise(edges):
-        if int(ids[begin]) != -1:
-            yield row[begin:end]
+    def _gather(self, positions: NDArray[np.int64]) -> TensorDictBase:
+        """Return the frames at these positions, in the shape of ``positions``."""
+        frames = {
+            key: torch.from_numpy(values.take(positions, 0))
+            for key, values in self._memory.items()
+        }
+        return assemble(frames, positions.shape, self._n_agents, time=True)

@@ -112,14 +112,21 @@ def show_report(folder: Path) -> int:
             SCORES,
             write_report,
         )
-        from marl_collect.training.report import LEGEND, rich_tables
-        from marl_collect.training.results import read_runs
+        from marl_collect.training.report import (
+            TERMINAL_LEGEND,
+            findings,
+            rich_tables,
+        )
+        from marl_collect.training.results import read_random, read_runs, summarize
 
         write_report(folder)
-        runs = read_runs(folder)
+        runs, random = read_runs(folder), read_random(folder)
     for table in rich_tables(runs, runs[0].task):
-        out.print(table)
-    out.print(LEGEND, style="dim")
+        out.print(table, "")
+    for paragraph in findings(summarize(runs), random):
+        out.print(paragraph, highlight=False)
+    out.print()
+    out.print(TERMINAL_LEGEND, style="dim")
     out.print(
         ", ".join(str(folder / name) for name in (REPORT, CURVES, SCORES)),
         highlight=False,

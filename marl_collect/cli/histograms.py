@@ -77,6 +77,7 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
         ValueError: if matplotlib does not support the suffix.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -85,23 +86,27 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
             "Plotting needs matplotlib, which is not installed: "
             'pip install "marl-collect[plot]"'
         ) from error
-    figure = Figure(figsize=(4 * len(panels), 3), layout="constrained")
+    rows = -(-len(panels) // 3)
+    columns = -(-len(panels) // rows)
+    figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
     FigureCanvasAgg(figure)  # Draws into memory, without a display or global state.
     figure.suptitle(f"{title}: {len(panels[0][1]):,} {what}")
-    for axes, (name, values) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (name, values) in zip(grid, panels, strict=False):
         edges = _plot_edges(values)
         axes.hist(values, edges, edgecolor="white", linewidth=0.6)
         axes.axvline(float(np.mean(values)), color="black", linestyle="--")
-        axes.set_xlabel(f"{name} (mean {np.mean(values):,.4g})")
+        axes.set_xlabel(f"{name} (dashed: mean {np.mean(values):,.4g})")
         axes.set_ylabel(what)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if min(values) == max(values):  # One bar, with room beside it.
             axes.set_xticks([values[0]])
             axes.set_xlim(*(values[0] + 3 * (edge - values[0]) for edge in edges))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    figure.savefig(path, dpi=120)
+    with rc_context({"pdf.fonttype": 42}):  # Publishers refuse fonts of Type 3.
+        figure.savefig(path, dpi=120)
 
 
 def _plot_edges(values: Sequence[float]) -> list[float]:

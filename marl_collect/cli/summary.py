@@ -7,8 +7,7 @@ from rich.table import Table
 from marl_collect.core.description import EnvDescription, Key, stored_action
 from marl_collect.storage.card import describe_space, number
 from marl_collect.storage.index import KeyField, Totals
-from marl_collect.storage.ranges import Range
-from marl_collect.storage.statistics import Statistics, Summary
+from marl_collect.storage.statistics import Range, Statistics, Summary
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:

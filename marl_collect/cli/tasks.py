@@ -1,14 +1,15 @@
 """Finds tasks by name, through the registered ``TaskProvider`` objects."""
 
-import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from marl_collect.core.task_providers import TaskProvider, providers
+from marl_collect.options import did_you_mean, nearest
 
 
 def find_factory(
@@ -123,6 +124,11 @@ def _value(text: str) -> Any:
 
 def _explain(task: str, hints: Sequence[str]) -> str:
     """Return the message for a task that no provider knows."""
+    if re.match(r"\w+\(", task):
+        return (
+            f"{task} is a wrapped environment, which cannot be built from its name. "
+            "Write a function that builds it, and pass module:function as the task."
+        )
     known = available_tasks()
     short: dict[str, str] = {}
     for name in known:
@@ -134,9 +140,8 @@ def _explain(task: str, hints: Sequence[str]) -> str:
     families = sorted({name.split("/")[0] for name in known})
     if family and family not in families:
         text += f" {family!r} is no family of tasks: expected {', '.join(families)}."
-    near = difflib.get_close_matches(stem, short, n=4, cutoff=0.6)
-    if near and "pip install" not in text:
-        text += f" The nearest are {', '.join(short[name] for name in near)}."
+    if "pip install" not in text:
+        text += did_you_mean(nearest(stem, short))
     absent = {n.split("/")[0]: how for n, how in known.items() if n.endswith("...")}
     if absent:
         listed = "; ".join(f"{family}: {how}" for family, how in absent.items())

@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, final
+from typing import Self, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,19 +14,18 @@ from rich.text import Text
 from marl_collect.cli.progress import line, remaining
 from marl_collect.core.interruption import FINISHING
 from marl_collect.core.log_file import add_line
-
-if TYPE_CHECKING:
-    from marl_collect.training.costs import Costs
-    from marl_collect.training.evaluating import EvaluationRecord
-    from marl_collect.training.learner import NotFiniteError
-    from marl_collect.training.options import Setup
+from marl_collect.training.costs import Costs
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.learner import NotFiniteError
+from marl_collect.training.options import Setup
+from marl_collect.training.trainer import Watcher
 
 _LINE_SECONDS = 60.0  # Between lines where there is no live display.
 _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 
 @final
-class TrainingProgress:
+class TrainingProgress(Watcher):
     """Displays all runs together, and prints a line for each run and evaluation.
 
     Args:
@@ -61,7 +60,7 @@ class TrainingProgress:
                 transient=True,
             )
 
-    def begin(self, setup: "Setup", seed: int) -> Self:
+    def begin(self, setup: Setup, seed: int) -> Self:
         """Display this run from now on."""
         self._begun += 1
         self._name = f"{setup.name}, seed {seed} ({self._begun}/{self._runs})"
@@ -87,7 +86,7 @@ class TrainingProgress:
             text = f"  {frames:,} frames: {self._metrics}"
             self._print(text, shown=self._live is None)
 
-    def measured(self, costs: "Costs") -> None:
+    def measured(self, costs: Costs) -> None:
         """Print the costs of a gradient step, which were measured in training."""
         self._print(
             f"  A gradient step of {costs.minibatch_frames:,} frames takes "
@@ -98,7 +97,7 @@ class TrainingProgress:
         """Print that the run ends soon."""
         self._print(FINISHING)
 
-    def evaluated(self, record: "EvaluationRecord") -> None:
+    def evaluated(self, record: EvaluationRecord) -> None:
         """Print an evaluation."""
         self._last = record.frames
         self._print(
@@ -106,7 +105,7 @@ class TrainingProgress:
             f"{record.agent:,.2f} (agent), {record.length:,.0f} frames per episode"
         )
 
-    def failed(self, error: "NotFiniteError") -> None:
+    def failed(self, error: NotFiniteError) -> None:
         """Print why this run ends."""
         self._print(f"  {error}")
 

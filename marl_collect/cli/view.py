@@ -1,9 +1,9 @@
-"""``marl-collect view``: a page with the episodes of a dataset."""
+"""``marl-collect view``: a page with the episodes of a dataset, or with runs."""
 
 import os
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +13,18 @@ from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import find_factory, is_own
 
 if TYPE_CHECKING:
+    from marl_collect.cli.viewer import server
     from marl_collect.cli.viewer.episodes import Episodes
+    from marl_collect.storage.dataset import Dataset
     from marl_collect.storage.description import DatasetDescription
 
 
 def view(
     path: Annotated[
         str,
-        typer.Argument(help="Folder or URL of a dataset."),
+        typer.Argument(
+            help="Folder or URL of a dataset, or a folder of training runs."
+        ),
     ],
     *,
     save: Annotated[
@@ -52,10 +56,12 @@ def view(
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Look at the episodes of a dataset in a browser.
+    """Look at the episodes of a dataset, or at training runs, in a browser.
 
     The page plays an episode: its stored pictures, or those of its actions repeated in
-    the environment; rewards, returns, actions, masks, and what the policy wrote. It is
+    the environment; rewards, returns, actions, masks, and what the policy wrote. For a
+    folder of `compare`, or of a training loop that writes a table (.csv), it shows
+    curves, the state of each run and links to datasets, also while they train. It is
     served to this machine only, until Ctrl-C.
 
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
@@ -67,17 +73,10 @@ def view(
         chosen = tuple(dict.fromkeys(episode or ()))
         if chosen and save is None:
             raise ValueError("--episode chooses what --save writes: add --save x.html.")
-        shown = _episodes(path, task)
-        chosen = shown.known(chosen)
-        answers: server.Answers = {
-            "/about": shown.about,
-            "/episodes": partial(shown.listed, chosen=chosen if save else None),
-            "/episode": shown.episode,
-            "/picture": shown.picture,
-        }
+        answers, requests = _contents(path, task, chosen, saved=save is not None)
         if save is not None:
-            with err.status("Drawing and writing the episodes"):
-                server.save(save, answers, _requests(shown, chosen))
+            with err.status("Drawing and writing the page"):
+                server.save(save, answers, requests)
             size = save.stat().st_size / 1e6
             out.print(f"{save}: {size:,.1f} MB", soft_wrap=True, highlight=False)
             return
@@ -92,17 +91,62 @@ def view(
         serving.server_close()
 
 
-def _episodes(path: str, task: str | None) -> "Episodes":
-    """Return the episodes of a dataset.
+def _contents(
+    path: str, task: str | None, chosen: tuple[int, ...], *, saved: bool
+) -> "tuple[server.Answers, Iterator[str]]":
+    """Return what answers the page, and its requests when it is saved.
 
     Raises:
-        FileNotFoundError: if there is no dataset.
-        ValueError: if it is damaged, or there is no such task.
+        FileNotFoundError: if there is no dataset, and no folder.
+        ValueError: if the dataset is damaged, the folder has no runs, or there is no
+            such task or episode.
     """
-    from marl_collect.cli.viewer.episodes import Episodes
     from marl_collect.storage import open_dataset
 
-    dataset = open_dataset(path)
+    try:
+        dataset = open_dataset(path)
+    except FileNotFoundError:
+        if not Path(path).is_dir():
+            raise
+    else:
+        shown = _episodes(dataset, task)
+        chosen = shown.known(chosen)
+        answers = _answers(lambda _: shown, chosen if saved else None)
+        return answers, _requests(shown, chosen)
+    if chosen:
+        raise ValueError("--episode needs the folder of a dataset.")
+    from marl_collect.cli.viewer.runs import Runs
+
+    runs = Runs(Path(path))
+
+    @cache
+    def episodes(data: int) -> "Episodes":
+        return _episodes(open_dataset(runs.dataset(data)), task)
+
+    def about(data: int | None = None) -> Any:
+        return runs.about() if data is None else episodes(data).about()
+
+    answers = dict(_answers(episodes)) | {"/about": about, "/figure": runs.figure}
+    return answers, runs.requests()
+
+
+def _answers(
+    episodes: "Callable[[int], Episodes]", chosen: Sequence[int] | None = None
+) -> "server.Answers":
+    """Return what answers requests about datasets, which have numbers in a run."""
+    return {
+        "/about": lambda data=0: episodes(data).about(),
+        "/episodes": lambda begin, data=0: episodes(data).listed(begin, chosen),
+        "/episode": lambda number, begin, data=0: episodes(data).episode(number, begin),
+        "/picture": lambda number, source, frame, data=0: episodes(data).picture(
+            number, source, frame
+        ),
+    }
+
+
+def _episodes(dataset: "Dataset", task: str | None) -> "Episodes":
+    from marl_collect.cli.viewer.episodes import Episodes
+
     return Episodes(dataset, _factory(dataset.contents.description, task))
 
 

@@ -1,4 +1,4 @@
-"""Publishes a collector's weights and counts their versions.
+"""Publishes a collector's weights, counts their versions, and orders workers to read.
 
 Weights pass three objects. The collector gets the request for an update. The
 broadcaster numbers the weights and writes them to a place that workers read. The reader
@@ -6,13 +6,35 @@ in a worker copies them from there.
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Generic, NoReturn, TypeVar, final
 
 import torch
+from torch import nn
+from typing_extensions import override
 
+from marl_collect.collectors import messages
+from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.errors import ClosedError
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
+from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.shared import (
+    PLACES,
+    Handle,
+    Publisher,
+    WeightLayout,
+    check_same_weights,
+)
+from marl_collect.weights.skeleton import split_module
+
+Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
+Check = Callable[[Sequence[int]], None]
+
+_PAUSE = 0.0002  # Seconds between two checks. Workers read without delay.
 
 
 @final
@@ -176,3 +198,444 @@ class OwnWeights(WeightBroadcaster):
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         for part in parts:
             self.policy.load(part.tensors)
+
+
+@dataclass(eq=False, kw_only=True)
+class Published:
+    """Weights that workers can read; compared by identity.
+
+    Attributes:
+        version: of the weights.
+        settings: changes of the module's settings since the start.
+        place: where a worker's reader finds them.
+    """
+
+    version: int = 0
+    settings: Settings | None = None
+    place: int = 0
+
+
+P = TypeVar("P", bound=Published)
+
+
+@dataclass(eq=False)
+class WorkerRecord(Generic[P]):
+    """What the trainer knows about a worker that reads weights.
+
+    Attributes:
+        has: the weights that it acts with after executing all orders, None if unknown.
+        settings: the settings that it was sent last.
+        ordered: the weights of its last order.
+        order: number of that order.
+    """
+
+    has: P | None = None
+    settings: Settings | None = None
+    ordered: P | None = None
+    order: int = 0
+
+
+class WorkerWeights(WeightBroadcaster, Generic[P]):
+    """Publishes weights to workers, and gives each worker its policy."""
+
+    _records: list[WorkerRecord[P]]
+    _skeleton: Any  # Of the trainer's module, if workers get that.
+    # Whether the weights of a worker's last order exist until it is done.
+    _keeps_ordered = True
+
+    def __init__(
+        self,
+        policy: TrainerPolicy,
+        options: CollectorOptions,
+        factories: Sequence[Callable[[], Any] | None],
+        ask: Ask,
+    ) -> None:
+        """Publish nothing yet.
+
+        Args:
+            policy: the trainer's policy.
+            options: of the collector.
+            factories: of each worker's policy, None for the trainer's.
+            ask: sends a command to workers and waits for replies of a type.
+        """
+        super().__init__(policy)
+        self._options = options
+        self._factories = list(factories)
+        self._ask = ask
+        self._orders = 0
+        self._are_published = False
+
+    @property
+    @override
+    def workers(self) -> int:
+        return len(self._factories)
+
+    # Starting
+
+    def _begin(self) -> None:
+        """Publish the weights of the trainer's policy, if workers act with a copy."""
+        module, layout = self.policy.module, self.policy.layout
+        if isinstance(module, nn.Module) and not any(self._factories):
+            assert layout is not None
+            self._share(layout, range(0))
+            self._are_published = True
+            self._skeleton = split_module(module)
+
+    @final
+    def command(self, index: int) -> object:
+        """Return the command that gives a worker its policy with current weights."""
+        trust = self._options.trust_policy
+        factory = self._factories[index]
+        if factory is not None:
+            return messages.CallablePolicy(factory, builds=True, trust=trust)
+        module = self.policy.module
+        if module is None:
+            return messages.RandomActions()
+        if not self._are_published:
+            return messages.CallablePolicy(module, builds=False, trust=trust)
+        newest, record = self._newest(index), self._records[index]
+        handle = self._handle(None, newest)
+        record.has, record.settings = newest, None
+        assert handle is not None
+        return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
+
+    @final
+    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
+        """Publish the weights of policies that workers have built.
+
+        Args:
+            layouts: layout of each worker's weights, None if it has none.
+
+        Raises:
+            ValueError: if the policy of a worker has other tensors than that of worker
+                0 or of the trainer.
+        """
+        layout = layouts[0]
+        if not any(self._factories):
+            return
+        for index, other in enumerate(layouts):
+            why = f"Worker {index} acts with the same network as worker 0"
+            check_same_weights(layout, other, "worker 0", why)
+        of_trainer = bool(self.policy.names)
+        if of_trainer:
+            why = (
+                "policy supplies the weights of the policies that policy_factory builds"
+            )
+            check_same_weights(self.policy.layout, layout, "policy", why)
+        if layout is None:
+            return
+        if any(other != layout for other in layouts):
+            raise ValueError(
+                "All workers need the same network, but the policies that "
+                "policy_factory built have their tensors in different orders, or tie "
+                "different ones."
+            )
+        self.policy.use_layout(layout)
+        # Unless the trainer has weights, all workers get those of worker 0. In a
+        # population each worker keeps its own.
+        population = isinstance(self._options.policy_factory, Sequence)
+        sources = range(self.workers if population else 1)
+        self._share(layout, range(0) if of_trainer else sources)
+        self._are_published = True
+
+    @final
+    def use(self, index: int) -> None:
+        """Note that a restarted worker has the weights with which it was built."""
+        if self._are_published and self._factories[index] is not None:
+            record = self._records[index]
+            record.has = record.settings = None
+
+    @abc.abstractmethod
+    def _share(self, layout: WeightLayout, sources: range) -> None:
+        """Publish weights of this layout for the first time.
+
+        Args:
+            layout: of every worker's weights.
+            sources: workers whose own weights are published: none if the trainer's
+                are, the first for all workers, or each worker for itself.
+        """
+
+    @abc.abstractmethod
+    def _newest(self, index: int) -> P:
+        """Return the weights that a worker uses from its next order on."""
+
+    @abc.abstractmethod
+    def _handle(self, has: P | None, published: P) -> Handle | None:
+        """Return what a worker needs for reading weights, None if it has it."""
+
+    # Orders
+
+    @final
+    def order(self, index: int) -> messages.Weights:
+        """Return an order to act with a worker's newest weights."""
+        return self._order(index, None)
+
+    @final
+    def order_again(self, index: int) -> messages.Weights:
+        """Return an order for a restarted worker that repeats its last one.
+
+        It has the newest weights if those of the last order may be overwritten.
+        """
+        repeats = self._are_published and self._keeps_ordered
+        return self._order(index, self._records[index].ordered if repeats else None)
+
+    @final
+    def forget(self, index: int) -> None:
+        """Note that a worker has no order, because it was restarted while idle."""
+        if self._are_published:
+            self._records[index].ordered = None
+
+    def _order(self, index: int, published: P | None) -> messages.Weights:
+        if not self._are_published:
+            return messages.Weights()
+        published = published or self._newest(index)
+        record, settings = self._records[index], published.settings
+        self._orders += 1
+        weights = messages.Weights(
+            order=self._orders,
+            version=published.version,
+            place=None if record.has is published else published.place,
+            handle=self._handle(record.has, published),
+            settings=None if record.settings is settings else settings,
+        )
+        record.order, record.settings = self._orders, settings
+        record.ordered = record.has = published
+        return weights
+
+    # Publishing
+
+    @override
+    def versions(self) -> list[int]:
+        if not self._are_published:
+            return [self.version] * self.workers
+        return [self._newest(index).version for index in range(self.workers)]
+
+    @override
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
+        if not self._are_published:
+            raise RuntimeError("The policy has no weights to update.")
+        self._write_parts(parts, self.policy.settings())
+
+    @abc.abstractmethod
+    def _write_parts(
+        self, parts: Sequence[WeightUpdate], settings: Settings | None
+    ) -> None:
+        """Write weights with these settings: all parts or none."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release the memory."""
+
+
+@final
+@dataclass(eq=False, kw_only=True)
+class _InVector(Published):
+    """Weights at a place of a shared vector.
+
+    Attributes:
+        vector: the vector.
+    """
+
+    vector: "_Vector"
+
+
+@final
+class _Vector:
+    """A shared vector and the weights at each of its places."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self._at: list[_InVector | None] = [None] * PLACES
+        self.newest = self._at[0] = _InVector(vector=self)
+
+    @property
+    def replaced(self) -> _InVector | None:
+        """The weights that the next write overwrites."""
+        return self._at[(self.newest.place + 1) % PLACES]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The newest weights; they are read-only."""
+        return self.publisher.read(self.newest.place)
+
+    def write(
+        self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
+    ) -> None:
+        """Write a new version to the place of the version before the newest."""
+        place = (self.newest.place + 1) % PLACES
+        self._at[place] = None
+        self.publisher.write(place, tensors)
+        self.newest = self._at[place] = _InVector(
+            version=version, settings=settings, place=place, vector=self
+        )
+
+
+@final
+class SharedWeights(WorkerWeights[_InVector]):
+    """Publishes weights in shared memory, in one vector or one per worker.
+
+    All workers read the same vector until an update selects some of them. These get
+    separate vectors, permanently. A place of a vector is overwritten only after every
+    worker that was ordered to read it has read it.
+    """
+
+    def __init__(
+        self,
+        policy: TrainerPolicy,
+        options: CollectorOptions,
+        pool: WorkerPool,
+        ask: Ask,
+        check: Check,
+    ) -> None:
+        """Publish the policy's weights, if the trainer has them.
+
+        Args:
+            policy: the trainer's policy.
+            options: of the collector.
+            pool: the workers.
+            ask: sends a command to workers and waits for replies of a type.
+            check: checks that workers are alive and make progress.
+        """
+        super().__init__(policy, options, factories_of(options, len(pool)), ask)
+        self._pool = pool
+        self._check = check
+        # A restarted worker reads the version of its batch again.
+        self._keeps_ordered = options.on_worker_failure == "restart" and bool(
+            options.prefetch
+        )
+        self._records = [WorkerRecord() for _ in range(self.workers)]
+        self._vectors: list[_Vector] = []  # Of each worker.
+        self._begin()
+
+    @override
+    def _share(self, layout: WeightLayout, sources: range) -> None:
+        self._vectors = [self._open(layout)] * self.workers
+        if not sources:
+            self._vectors[0].write(self.policy.tensors(), 0, None)
+        for index in sources[1:]:
+            self._vectors[index] = self._open(layout)
+        for index in sources:
+            vector = self._vectors[index]
+            command = messages.PublishWeights(vector.publisher.handle)
+            self._ask([index], command, messages.MemoryAttached)
+            self._records[index].has = vector.newest
+
+    def _open(self, layout: WeightLayout) -> _Vector:
+        return _Vector(self._options.weight_scheme.open(layout))
+
+    @override
+    def _newest(self, index: int) -> _InVector:
+        return self._vectors[index].newest
+
+    @override
+    def _handle(self, has: _InVector | None, published: _InVector) -> Handle | None:
+        vector = published.vector
+        return None if has and has.vector is vector else vector.publisher.handle
+
+    @override
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        names = self.policy.names
+        return [
+            dict(zip(names, vector.tensors, strict=True)) for vector in self._vectors
+        ]
+
+    @override
+    def close(self) -> None:
+        for vector in set(self._vectors):
+            vector.publisher.close()
+        # Breaks a reference cycle, so the memory is freed at once.
+        self._ask = self._check = _closed
+
+    @override
+    def _write_parts(
+        self, parts: Sequence[WeightUpdate], settings: Settings | None
+    ) -> None:
+        for part in parts:
+            if part.workers is not None:
+                self._separate(part.workers)
+        targets = [
+            (
+                dict.fromkeys(
+                    self._vectors
+                    if part.workers is None
+                    else [self._vectors[index] for index in part.workers]
+                ),
+                part,
+            )
+            for part in parts
+        ]
+        # Wait for all before writing, so an error leaves all versions complete.
+        for vectors, _ in targets:
+            for vector in vectors:
+                self._wait_until_read(vector)
+        for vectors, part in targets:
+            for vector in vectors:
+                vector.write(part.tensors, part.version, settings)
+
+    def _separate(self, workers: Sequence[int]) -> None:
+        """Give these workers vectors that no other worker reads."""
+        for index in set(workers):
+            shared = self._vectors[index]
+            others = [w for w, vector in enumerate(self._vectors) if vector is shared]
+            if set(others) <= set(workers):
+                continue
+            assert self.policy.layout is not None
+            vector = self._open(self.policy.layout)
+            # Complete from the start, in case the update fails.
+            newest = shared.newest
+            vector.write(shared.tensors, newest.version, newest.settings)
+            self._vectors[index] = vector
+
+    def _wait_until_read(self, vector: _Vector) -> None:
+        """Wait until all workers have read the weights that the next write overwrites.
+
+        Raises:
+            WorkerError: if a worker dies or hangs before it has read them.
+        """
+        replaced = vector.replaced
+        if replaced is None:
+            return
+        while waiting := [
+            index
+            for index, record in enumerate(self._records)
+            if record.ordered is replaced and self._needs(index, record)
+        ]:
+            self._check(waiting)
+            time.sleep(_PAUSE)  # noqa: TID251 - a cell of memory has no event to wait on
+
+    def _needs(self, index: int, record: WorkerRecord[_InVector]) -> bool:
+        """Return whether a worker still has to read the weights of its last order."""
+        cells = self._pool.status_board.lines[index].cells
+        if cells[WEIGHTS_READ] != record.order:
+            return True
+        return self._keeps_ordered and cells[PHASE] != Phase.IDLE
+
+
+def _closed(*_: object) -> NoReturn:
+    raise ClosedError("the pool of workers is closed")
+
+
+def factories_of(
+    options: CollectorOptions, count: int
+) -> list[Callable[[], Any] | None]:
+    """Return the policy factory of each of ``count`` workers.
+
+    Raises:
+        ValueError: if a list has another length.
+        TypeError: if an entry is not callable.
+    """
+    factory = options.policy_factory
+    if not isinstance(factory, Sequence):
+        return [factory] * count
+    if len(factory) != count:
+        raise ValueError(
+            f"policy_factory has {len(factory)} entries, expected one for each of "
+            f"{count} workers, or one for all."
+        )
+    missing = [index for index, build in enumerate(factory) if not callable(build)]
+    if missing:
+        raise TypeError(
+            f"policy_factory must have callables only, but entry {missing[0]} is "
+            f"{factory[missing[0]]!r}."
+        )
+    return list(factory)

@@ -12,12 +12,11 @@ from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
     TrajectoryAssembler,
     TrajFormat,
-    join,
     split_trajectories,
 )
 from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.options import CollectorOptions, storage_dims
-from marl_collect.core.description import EnvDescription
+from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.tensordicts import assemble, flatten
 
 
@@ -68,47 +67,38 @@ class Delivery:
     def more(self) -> list[Any]:
         """Return a batch that needs no further slot, if there is one."""
         count = self._options.trajs_per_batch or 1
-        if len(self._assembler) < count:
-            return []
-        return [self._trajectories(self._assembler.take(count))]
+        return [] if len(self._assembler) < count else [self._trajectories(count)]
 
     def rest(self) -> list[Any]:
         """Return the remaining complete trajectories as batches, at the end."""
         out: list[Any] = []
         while batch := self.more():
             out += batch
-        left = self._assembler.take()
-        return [*out, self._trajectories(left)] if left else out
+        return [*out, self._trajectories()] if len(self._assembler) else out
 
-    def state(self) -> dict[str, Any]:
-        """Return the undelivered trajectories, each as a mapping of tensors."""
-        unfinished, complete = self._assembler.held()
-        return {
-            "open": [flatten(piece) for piece in unfinished],
-            "complete": [flatten(whole) for whole in complete],
-        }
+    def state(self) -> dict[Key, torch.Tensor]:
+        """Return the frames of undelivered trajectories, ``[N, ...]`` by key."""
+        held = self._assembler.held()
+        return {} if held is None else flatten(held)
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[Key, torch.Tensor]) -> None:
         """Resume from ``state``."""
-        groups = self._description.groups
-        n_agents = {name: group.n_agents for name, group in groups.items()}
-        unfinished, complete = (
-            [
-                assemble(table, (len(table["done",]),), n_agents, time=True)
-                for table in state[name]
-            ]
-            for name in ("open", "complete")
-        )
-        self._assembler.hold(unfinished, complete)
+        self._assembler = TrajectoryAssembler()
+        if state:
+            groups = self._description.groups
+            n_agents = {name: group.n_agents for name, group in groups.items()}
+            row = {key: frames[None] for key, frames in state.items()}
+            size = tuple(row["done",].shape[:2])
+            self._assembler.add(assemble(row, size, n_agents, time=True))
 
     def forget_open(self) -> None:
         """Drop trajectories that will not be continued."""
         self._assembler.drop_open()
 
-    def _trajectories(self, whole: list[TensorDictBase]) -> Any:
+    def _trajectories(self, most: int | None = None) -> Any:
         stored = self._options.replay_buffer is not None
         form: TrajFormat = "cat" if stored else self._options.traj_format
-        return self._finish(join(whole, form), fresh=True)
+        return self._finish(self._assembler.take(form, most), fresh=True)
 
     def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
         if self._options.cat_results is None:

@@ -6,7 +6,7 @@
     UsePlan ---------------------------------->
     SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
-    UseWeights, after CallablePolicy --------->   attach the shared weights
+    PublishWeights, after CallablePolicy ----->   publish the policy's weights
                             <-------------------  MemoryAttached
     UseSlot ---------------------------------->   map a slot
                             <-------------------  MemoryAttached
@@ -119,16 +119,14 @@ class PolicyReady:
 
 
 @dataclass(frozen=True)
-class UseWeights:
-    """Read weights from this shared memory from now on.
+class PublishWeights:
+    """Write the policy's own weights to this memory, and read from there from now on.
 
     Attributes:
         handle: of the memory.
-        publish: write the policy's own weights to place 0 first.
     """
 
     handle: Handle
-    publish: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any, final
 
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from marl_collect.collectors.options import WorkerOptions
@@ -29,14 +31,13 @@ from marl_collect.weights.materialize import (
     meta_tensors,
 )
 from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
-from marl_collect.weights.module_tensors import is_meta
-from marl_collect.weights.module_walk import WeightWalk
 from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import split_module, weight_tensors
 
 _UNNOTICED = 2
 _ALL = "policy"
 _VERSION = attrgetter("_version")
+_END = object()
 
 
 @final
@@ -63,7 +64,8 @@ class TrainerPolicy:
         self._walk: WeightWalk | None = None
         self._watch: SettingsWatch | None = None
         if isinstance(module, nn.Module):
-            self.layout = WeightLayout.of(module)
+            policy_of = module.owner if isinstance(module, AssignedPolicies) else None
+            self.layout = WeightLayout.of(module, policy_of)
             self._walk = WeightWalk(module)
             self._watch = SettingsWatch(module)
             self._structure = structure(module)
@@ -284,6 +286,48 @@ class TrainerPolicy:
 
 
 @final
+class WeightWalk:
+    """Lists a module's weights, and walks through it again only if it has changed.
+
+    Checking that every module still holds the same submodules, parameters and buffers
+    is much faster than the walk.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Walk through ``module``."""
+        self._module = module
+        self._walk()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return every parameter and buffer once, by its first name."""
+        held = chain.from_iterable(self._held)
+        if not self._known or not all(map(is_, held, self._seen)):
+            self._walk()
+        return self._tensors
+
+    def _walk(self) -> None:
+        self._tensors = weight_tensors(self._module)
+        modules = list(self._module.modules())
+        # False if a module overrides how its parameters are listed: it is always
+        # walked through.
+        self._known = all(
+            type(module).named_parameters is nn.Module.named_parameters
+            and type(module).named_buffers is nn.Module.named_buffers
+            and not isinstance(module, ScriptModule)
+            for module in modules
+        )
+        # Dict views, which always show the current entries. The end marker moves if
+        # entries are added or removed, so lengths need no check.
+        self._held: list[Iterable[object]] = [
+            entries.values()
+            for module in modules
+            for entries in (module._modules, module._parameters, module._buffers)
+        ]
+        self._held.append((_END,))
+        self._seen = list(chain.from_iterable(self._held))
+
+
+@final
 class _Copied:
     """The module without weights that the user passed; the collector uses a copy."""
 
@@ -314,7 +358,7 @@ class _Copied:
     @staticmethod
     def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
         return [
-            (id(tensor), is_meta(tensor) or is_lazy(tensor), tensor._version)
+            (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
             for tensor in weight_tensors(module).values()
         ]
 

@@ -6,22 +6,14 @@
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import WeightBroadcaster
-from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.broadcaster import Ask, WorkerWeights
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.errors import WorkerError
 from marl_collect.processes.status_board import WorkerProgress
-from marl_collect.weights.shared import (
-    WeightLayout,
-    check_factory_weights,
-    check_same_weights,
-)
 
-Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
-Check = Callable[[Sequence[int]], None]
 Replace = Callable[[Exception], object]
 
 
@@ -58,111 +50,6 @@ class Pool(Protocol):
         ...
 
 
-class WorkerWeights(WeightBroadcaster):
-    """Publishes weights to workers, and gives each worker its policy."""
-
-    _skeleton: Any  # Of the trainer's module, if workers get that.
-
-    def __init__(
-        self,
-        policy: TrainerPolicy,
-        options: CollectorOptions,
-        factories: Sequence[Callable[[], Any] | None],
-    ) -> None:
-        """Publish nothing yet.
-
-        Args:
-            policy: the trainer's policy.
-            options: of the collector.
-            factories: of each worker's policy, None for the trainer's.
-        """
-        super().__init__(policy)
-        self._options = options
-        self._factories = list(factories)
-
-    @final
-    def command(self, index: int) -> object:
-        """Return the command that gives a worker its policy with current weights."""
-        trust = self._options.trust_policy
-        factory = self._factories[index]
-        if factory is not None:
-            return messages.CallablePolicy(factory, builds=True, trust=trust)
-        module = self.policy.module
-        if module is None:
-            return messages.RandomActions()
-        if not self._are_published:
-            return messages.CallablePolicy(module, builds=False, trust=trust)
-        handle, place = self._attach(index)
-        return messages.SkeletonPolicy(self._skeleton, handle, place)
-
-    @final
-    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
-        """Publish the weights of policies that workers have built.
-
-        Args:
-            layouts: layout of each worker's weights, None if it has none.
-
-        Raises:
-            ValueError: if the policy of a worker has other tensors than that of worker
-                0 or of the trainer.
-        """
-        layout = layouts[0]
-        if not any(self._factories):
-            return
-        for index, other in enumerate(layouts):
-            check_same_weights(layout, other, f"worker {index}", "worker 0")
-        of_trainer = bool(self.policy.names)
-        if of_trainer and self.policy.layout is not None:
-            check_factory_weights(self.policy.layout, layout)
-        if layout is None:
-            return
-        self.policy.use_layout(layout)
-        # Unless the trainer has weights, all workers get those of worker 0. In a
-        # population each worker keeps its own.
-        population = isinstance(self._options.policy_factory, Sequence)
-        sources = range(self.workers if population else 1)
-        self._share(layout, range(0) if of_trainer else sources)
-
-    @property
-    @abc.abstractmethod
-    def _are_published(self) -> bool:
-        """Whether workers read published weights."""
-
-    @abc.abstractmethod
-    def _attach(self, index: int) -> tuple[Any, int]:
-        """Return the handle and the place of a worker's weights, before it has any."""
-
-    @abc.abstractmethod
-    def _share(self, layout: WeightLayout, sources: range) -> None:
-        """Publish weights of this layout for the first time.
-
-        Args:
-            layout: of every worker's weights.
-            sources: workers whose own weights are published: none if the trainer's
-                are, the first for all workers, or each worker for itself.
-        """
-
-    @abc.abstractmethod
-    def use(self, index: int) -> None:
-        """Let the policy that a restarted worker built act with published weights."""
-
-    @abc.abstractmethod
-    def order(self, index: int) -> messages.Weights:
-        """Return an order to act with a worker's newest weights."""
-
-    @abc.abstractmethod
-    def order_again(self, index: int) -> messages.Weights:
-        """Return an order for a restarted worker that repeats its last one."""
-
-    @abc.abstractmethod
-    def forget(self, index: int) -> None:
-        """Note that a worker has no order, because it was restarted while idle."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release the memory."""
-
-
 class Transport(abc.ABC):
     """Starts and replaces the workers of a group.
 
@@ -179,7 +66,7 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def weights(
         self, policy: TrainerPolicy, ask: Ask, replace: Replace
-    ) -> WorkerWeights:
+    ) -> WorkerWeights[Any]:
         """Return the weights of the workers that were started.
 
         Args:

@@ -135,6 +135,7 @@ class RolloutWorker:
         self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
         self._reader: Reader | None = None
         self._vector: torch.Tensor
+        self._layout: WeightLayout | None = None
         self._copies: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
         self._versions: list[int] = []
@@ -201,10 +202,9 @@ class RolloutWorker:
         self._act_with(policy, layout)
 
     @execute.register
-    def _(self, command: messages.UseWeights) -> None:
+    def _(self, command: messages.PublishWeights) -> None:
         self._reader = command.handle.attach(self._vector)
-        if command.publish:
-            self._reader.publish_own()
+        self._reader.publish_own()
         self._context.send(messages.MemoryAttached())
 
     @execute.register
@@ -308,12 +308,13 @@ class RolloutWorker:
             return
         if self._copies:
             copies, views = self._copies, self._views
+            assert self._layout is not None
+            ranges = self._layout.ranges
             if self._versions != [copy._version for copy in copies]:
-                changed = range(len(copies))  # The module has written some of them.
-            if changed:
-                torch._foreach_copy_(
-                    [copies[i] for i in changed], [views[i] for i in changed]
-                )
+                changed = range(len(ranges))  # The module has written some of them.
+            for number in changed:
+                tensors = ranges[number].tensors
+                torch._foreach_copy_(copies[tensors], views[tensors])
             self._versions = [copy._version for copy in copies]
 
     def _seed_torch(self, seed: int) -> None:
@@ -322,7 +323,7 @@ class RolloutWorker:
         seed_torch(seed, plan.environments.start, plan.generation)
 
     def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
-        self._policy = policy
+        self._policy, self._layout = policy, layout
         self._context.line.enter(Phase.POLICY)
         acting = self._assignment.acting
         device = torch.device(acting.device)
@@ -351,7 +352,7 @@ def _pull(reader: Reader, place: int) -> Sequence[int]:
     if changed is None:  # A policy on another device would keep its old weights.
         raise TypeError(
             f"{type(reader).__qualname__}.pull() returned None. It must return the "
-            "indices of the tensors that it copied; range(number of tensors) if it "
-            "does not know."
+            "indices of the ranges that it copied; range(number of ranges) if it does "
+            "not know."
         )
     return changed

@@ -18,9 +18,14 @@ from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.broadcaster import (
+    Ask,
+    SharedWeights,
+    WorkerWeights,
+    factories_of,
+)
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.shared_weights import SharedWeights, factories_of
 from marl_collect.collectors.statistics import WorkerMetrics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -28,12 +33,7 @@ from marl_collect.collectors.trainer_policy import (
     chosen_policy,
     prepare,
 )
-from marl_collect.collectors.transport import (
-    Ask,
-    Replace,
-    Transport,
-    WorkerWeights,
-)
+from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.random_actions import is_random
@@ -76,7 +76,7 @@ class WorkerGroup:
         self._members = [_Member(argument) for argument in assign(factories, options)]
         self._environments = 0  # Index of the next environment.
         self._pool = transport.start([member.assignment for member in self._members])
-        self.weights: WorkerWeights = None  # type: ignore[assignment]
+        self.weights: WorkerWeights[Any] = None  # type: ignore[assignment]
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._metrics = WorkerMetrics()
         self._started = False
@@ -316,7 +316,7 @@ class WorkerGroup:
             self._pool.send(index, messages.UsePlan(self._members[index].plan))
         return first
 
-    def _weights_of(self, policy: Any) -> WorkerWeights:
+    def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
         module = None
         if not is_random(policy):
             trust = self._options.trust_policy
@@ -552,7 +552,7 @@ class LocalTransport(Transport):
     @override
     def weights(
         self, policy: TrainerPolicy, ask: Ask, replace: Replace
-    ) -> WorkerWeights:
+    ) -> SharedWeights:
         pool = self._pool
 
         def check(indices: Sequence[int]) -> None:

@@ -4,21 +4,58 @@ A file is renamed to its final name after all of its content has reached the dis
 Readers therefore see all of it or nothing, even after a crash.
 """
 
+import fcntl
 import os
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace the content of ``path`` completely or not at all; text is UTF-8."""
+    """Replace the content of ``path`` completely or not at all; text is UTF-8.
+
+    Several processes may write the same path at once; the last one wins. An error
+    leaves nothing behind. A process that is killed leaves a hidden file
+    ``.NAME.HEX.new``, which the next call for the same path removes.
+    """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)  # Mode "x" does not write through a link.
-    with temporary.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    _remove_leftovers(path)
+    while not _write(path, data):
+        pass
     sync_folder(path.parent)
+
+
+def _write(path: Path, data: bytes) -> bool:
+    """Replace a file; return False if another call took the new one for a leftover."""
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.new")
+    try:
+        with temporary.open("xb") as file:
+            with suppress(OSError):  # Some file systems have no locks.
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.fstat(file.fileno()).st_nlink:
+                return False  # It was not locked yet.
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove new files of ``path`` that nobody has locked: their writers are dead."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.*.new"):
+        # Another's file, a link, or one that has just got its final name.
+        with suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leftover.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,16 +4,17 @@ A wrapper has a row of its own. Keys that it does not change are the same arrays
 wrapped environment, so they are not copied.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.batched import BatchedEnv
+from marl_collect.core.batch import EnvBatch, SerialBatch
+from marl_collect.core.batched import BatchedEnv, SimulatorBatch
 from marl_collect.core.description import (
     EnvDescription,
     GroupDescription,
@@ -23,12 +24,12 @@ from marl_collect.core.description import (
     bytes_of,
     leaf_spaces,
 )
-from marl_collect.core.env import MultiAgentEnv, factory_for
+from marl_collect.core.env import MultiAgentEnv, TensorDictEnv, factory_for
 
 Space = spaces.Space[Any]
 
 
-class EnvWrapper(MultiAgentEnv):
+class EnvWrapper(TensorDictEnv):
     """Base class of wrappers, which change what agents observe, do or are rewarded for.
 
     A subclass overrides some of three methods, which run around the resets and steps of
@@ -37,7 +38,10 @@ class EnvWrapper(MultiAgentEnv):
 
     - ``self.row`` has the arrays that policies and batches see, by key: ``(g,
       "observation", ...)``, ``(g, "action")``, ``(g, "reward")``, ``(g, "mask")`` and
-      so on, as in ``EnvDescription.row()``. Arrays of a group are ``[n, ...]``.
+      so on, as in ``EnvDescription.row()``. Arrays of a group of n agents are ``[n,
+      ...]``. If the wrapped environment is a ``BatchedEnv`` of K worlds, all arrays
+      have a first dimension K. Code that counts dimensions from the last one, as in
+      ``[..., 0]``, works for both.
     - ``self.env_row`` has those of the wrapped environment. The arrays of both are the
       same, except for keys whose space the wrapper changes, and those of ``writes``.
 
@@ -56,7 +60,7 @@ class EnvWrapper(MultiAgentEnv):
         >>> class Equality(EnvWrapper):
         ...     def after_step(self):
         ...         rewards = self.row["agent", "reward"]
-        ...         rewards -= 0.1 * abs(rewards - rewards.mean())
+        ...         rewards -= 0.1 * abs(rewards - rewards.mean(-2, keepdims=True))
         >>> factory = lambda: Equality(PettingZooEnv("simple_spread_v3"))
 
     Attributes:
@@ -70,7 +74,7 @@ class EnvWrapper(MultiAgentEnv):
 
     def __init__(
         self,
-        env: MultiAgentEnv,
+        env: "MultiAgentEnv | BatchedEnv | EnvWrapper",
         description: EnvDescription | None = None,
         *,
         observe: Mapping[str, Mapping[str, Space]] | None = None,
@@ -92,7 +96,8 @@ class EnvWrapper(MultiAgentEnv):
                 an array each.
 
         Raises:
-            TypeError: if ``env`` is not a single environment.
+            TypeError: if ``env`` is neither a ``MultiAgentEnv``, nor a ``BatchedEnv``,
+                nor a wrapper.
             ValueError: for an unknown group or key, or a name that the observations
                 have already.
         """
@@ -115,7 +120,7 @@ class EnvWrapper(MultiAgentEnv):
         self._shared = _shared(inner, self._description, moved, set(writes))
         fields = inner.row()
         alone = {key: fields[key] for key in fields if key not in self._shared}
-        self._private = allocate(alone)
+        self._private = allocate(alone, self.batch_size)
         common = set(self._shared.values())
         # Keys whose rows are zeros for agents that are done.
         self._cleared = {
@@ -134,9 +139,11 @@ class EnvWrapper(MultiAgentEnv):
         """Complete the first frame of an episode; does nothing by default.
 
         Args:
-            begun: index of the rows to write, as in ``self.row[key][begun] = 0``. It is
-                ``...``, because a single environment has no dimension of worlds.
-            seed: of the episode.
+            begun: index of the rows to write, as in ``self.row[key][begun] = 0``:
+                ``...`` for a single environment, and the worlds that begin, int64
+                ``[k]``, for a ``BatchedEnv``.
+            seed: of the episode: an int, and for a ``BatchedEnv`` the seeds of the
+                worlds that begin, int64 ``[k]``.
         """
 
     def before_step(self) -> None:
@@ -154,47 +161,65 @@ class EnvWrapper(MultiAgentEnv):
     def description(self) -> EnvDescription:
         return self._description
 
+    @property
     @override
+    def batch_size(self) -> tuple[int, ...]:
+        """``()`` for a single environment, ``(K,)`` for K worlds."""
+        return self.env.batch_size
+
+    @override
+    def engine(self) -> EnvBatch:
+        return _WrappedWorlds(self) if self.batch_size else SerialBatch([self])
+
     def bind(self, row: Row) -> None:
-        """Share ``row`` with the wrapped environment, except for changed keys."""
+        """Share ``row`` with the wrapped environment, except for changed keys.
+
+        Args:
+            row: arrays ``[...]`` of a single environment, or ``[K, ...]`` of worlds.
+        """
         shared = {key: row[ours] for key, ours in self._shared.items()}
         self.row, self.env_row = row, self._private | shared
-        self.env.bind(self.env_row)
+        if isinstance(self.env, BatchedEnv) or self.batch_size:
+            self._simulator = self.env.engine()
+            self._simulator.bind(self.env_row)
+            self._step_env: Callable[[], None] = self._simulator.step
+        else:
+            self.env.bind(self.env_row)
+            self._step_env = self.env.step_row
         self._done = [
             _Done(row[name, "done"], [row[key] for key in keys])
             for name, keys in self._cleared.items()
         ]
 
-    @override
     def reset_row(self, seed: int) -> None:
-        """Begin the episode of ``seed``."""
+        """Begin the episode of ``seed`` in a single environment."""
+        assert not isinstance(self.env, BatchedEnv)
         self.env.reset_row(seed)
         self.after_reset(..., seed)
 
-    @override
+    def reset_worlds(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin an episode in each of the worlds ``indices``."""
+        self._simulator.reset(indices, seeds)
+        self.after_reset(np.asarray(indices), np.asarray(seeds))
+
     def step_row(self) -> None:
-        """Step with the row's actions."""
+        """Step with the row's actions, in all worlds."""
         before = [done.read() for done in self._done]
         self.before_step()
-        self.env.step_row()
+        self._step_env()
         self.after_step()
         for done, agents in zip(self._done, before, strict=True):
             if agents != done.nobody:
                 done.clear(agents)
 
-    @override
-    def render(self) -> NDArray[np.uint8] | None:
-        """Return the image of the wrapped environment."""
-        return self.env.render()
-
-    @override
-    def audit(self) -> Iterable[str]:
-        return self.env.audit()
+    def render(self, *world: int) -> NDArray[np.uint8] | None:
+        """Return the image of the wrapped environment, or of one of its worlds."""
+        return self.env.render(*world)
 
     @override
     def close(self) -> None:
         """Close the wrapped environment."""
-        super().close()
+        self._closed = True
         self.env.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -203,6 +228,49 @@ class EnvWrapper(MultiAgentEnv):
         if env is None or name.startswith("_") or hasattr(type(self), name):
             return super().__getattr__(name)
         return getattr(env, name)
+
+
+@final
+class _WrappedWorlds(SimulatorBatch):
+    """Steps a wrapper of a simulator of many worlds."""
+
+    def __init__(self, wrapper: EnvWrapper) -> None:
+        self._wrapper = wrapper
+
+    @property
+    @override
+    def description(self) -> EnvDescription:
+        return self._wrapper.description
+
+    @property
+    @override
+    def size(self) -> int:
+        return self._wrapper.batch_size[0]
+
+    @override
+    def bind(self, memory: Row) -> None:
+        self._wrapper.bind(memory)
+
+    @override
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        self._wrapper.reset_worlds(indices, seeds)
+
+    @property
+    @override
+    def step_async(self) -> Callable[[], None]:
+        return self._wrapper.step_row
+
+    @override
+    def render(self, index: int) -> NDArray[np.uint8] | None:
+        return self._wrapper.render(index)
+
+    @override
+    def attribute(self, name: str) -> list[Any]:
+        return [getattr(self._wrapper, name)]
+
+    @override
+    def close(self) -> None:
+        self._wrapper.close()
 
 
 class _Done:
@@ -216,21 +284,15 @@ class _Done:
 
     def clear(self, before: bytes) -> None:
         """Clear the rows of agents that were done before, and still are."""
-        was = np.frombuffer(before, self._done.dtype)
-        rows = np.flatnonzero(np.logical_and(was, self._done[:, 0]))
+        was = np.frombuffer(before, self._done.dtype).reshape(self._done.shape)
+        rows = np.logical_and(was, self._done)[..., 0].nonzero()
         for array in self._arrays:
             array[rows] = 0
 
 
-def _require_env(env: Any, wrapper: str) -> MultiAgentEnv:
-    if isinstance(env, MultiAgentEnv):
+def _require_env(env: Any, wrapper: str) -> MultiAgentEnv | BatchedEnv | EnvWrapper:
+    if isinstance(env, (MultiAgentEnv, BatchedEnv, EnvWrapper)):
         return env
-    if isinstance(env, BatchedEnv):
-        raise TypeError(
-            f"{wrapper} wraps a single environment, but {type(env).__name__} steps "
-            f"{env.worlds} worlds in one call. Change what its begin() and advance() "
-            "return, in a BatchedEnv of your own."
-        )
     written = factory_for(env)
     hint = f" Pass `{written.removeprefix('lambda: ')}`." if written else ""
     if callable(env):

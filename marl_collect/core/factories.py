@@ -5,16 +5,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from marl_collect.core.batch import RowEnv
 from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import (
     EnvBatch,
-    MultiAgentEnv,
     SerialBatch,
     TensorDictEnv,
     factory_for,
     require_factory,
 )
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
 
 _BATCH_ADVICE = {
@@ -22,7 +23,7 @@ _BATCH_ADVICE = {
     True: "it to a collector instead, and num_workers to step several of them in "
     "parallel",
 }
-"""By whether it is a `BatchedEnv`."""
+"""By whether it consists of the worlds of one simulator."""
 
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -107,7 +108,7 @@ def build_singles(
     *,
     building: Callable[[int], None] = _ignore,
     failing: Callable[[BaseException], None] = _ignore,
-) -> list[MultiAgentEnv]:
+) -> list[RowEnv]:
     """Build the single environments of a batch in this process.
 
     Args:
@@ -120,17 +121,17 @@ def build_singles(
         TypeError: if a factory returns something other than a single environment.
         ValueError: if the environments differ in groups or spaces.
     """
-    built: list[MultiAgentEnv] = []
+    built: list[Any] = []
     try:
         for index, factory in zip(indices, factories, strict=True):
             building(index)
             env = _built(factory, index, built)
-            if not isinstance(env, MultiAgentEnv):
+            if env.batch_size:
                 env.close()
                 raise TypeError(
                     f"The factory of environment {index} must return a single "
                     f"environment, but returned the batch {type(env).__name__}. Pass "
-                    f"{_BATCH_ADVICE[isinstance(env, BatchedEnv)]}."
+                    f"{_BATCH_ADVICE[isinstance(env, (BatchedEnv, EnvWrapper))]}."
                 )
             built.append(env)
             check_alike(
@@ -246,7 +247,7 @@ def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
             f"environment {index}",
             f"environment {first}",
         )
-    singles = [env for env in built if isinstance(env, MultiAgentEnv)]
+    singles: list[Any] = [env for env in built if not env.batch_size]
     if len(singles) == len(built):
         return SerialBatch(singles, first)
     if len(built) == 1:

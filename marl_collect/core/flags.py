@@ -87,7 +87,7 @@ class Flags:
             truncated[0] = any(group[2].any() for group in groups)
         else:
             done[0] = all(group[0].all() for group in groups)
-            terminated[0] = done[0] and all(group[1].all() for group in groups)
+            terminated[0] = all(group[1].all() for group in groups)
             truncated[0] = done[0] and not terminated[0]
         if done[0]:
             self._over()

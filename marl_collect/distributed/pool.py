@@ -22,9 +22,9 @@ from typing_extensions import override
 
 from marl_collect.buffers.layout import TRAJ_IDS, Layout
 from marl_collect.collectors import messages
-from marl_collect.collectors.shared_weights import factories_of
+from marl_collect.collectors.broadcaster import Ask, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.collectors.transport import Ask, Replace, Transport
+from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.distributed import worker as ray_worker
 from marl_collect.distributed.cluster import Cluster
 from marl_collect.distributed.ray_options import RayOptions
@@ -263,7 +263,7 @@ class RayPool(Transport):
         elif isinstance(message, messages.SkeletonPolicy):
             vector = self._placed(actor, local, message.handle)
             message = replace(message, handle=_bare(vector))
-        elif isinstance(message, messages.UseWeights):
+        elif isinstance(message, messages.PublishWeights):
             vector, fills = self._placed(actor, local, message.handle), WEIGHTS
             message = replace(message, handle=_bare(vector))
         elif isinstance(message, messages.Collect):

@@ -8,26 +8,26 @@ the weights there, and the worker reads them like those of a local trainer.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch import nn
 from typing_extensions import override
 
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import WeightUpdate
+from marl_collect.collectors.broadcaster import (
+    Ask,
+    Published,
+    WeightUpdate,
+    WorkerRecord,
+    WorkerWeights,
+)
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.collectors.transport import Ask, WorkerWeights
 from marl_collect.distributed.relay import Bytes
-from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
-from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import WeightLayout
-from marl_collect.weights.skeleton import split_module
+from marl_collect.weights.shared import WeightLayout, WeightWriter
 
 FETCH_SECONDS = 60.0
 """Timeout for an object that Ray reports as available."""
@@ -57,7 +57,7 @@ class NodeVector:
         assert self.memory is not None, "The pool has not placed this vector."
         segment = Segment.attach(self.memory)
         shared = torch.frombuffer(segment.buffer, dtype=torch.uint8)
-        return NodeReader(shared, own, len(self.layout.names))
+        return NodeReader(shared, own, len(self.layout.ranges))
 
 
 @final
@@ -81,48 +81,23 @@ class NodeReader:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Weights in the store; compared by identity.
+@dataclass(eq=False, kw_only=True)
+class Stored(Published):
+    """Weights in the store.
 
     Attributes:
-        references: Ray's references to the parts of the vector, in order.
-        version: of the weights.
-        settings: settings of the policy that have changed since the start.
+        references: Ray's references to the ranges of the layout, in order.
     """
 
     references: tuple[Any, ...] = ()
-    version: int = 0
-    settings: Settings | None = None
 
 
 @final
-@dataclass(eq=False)
-class _Reader:
-    """What the trainer knows about a worker as a reader of weights.
-
-    Attributes:
-        wants: the weights that it uses from its next order on.
-        has: the weights that its vector has; None if it has none.
-        settings: the settings that it was sent last.
-        ordered: the weights of its last order.
-    """
-
-    wants: Stored
-    has: Stored | None = None
-    settings: Settings | None = None
-    ordered: Stored | None = None
-
-
-@final
-class StoredWeights(WorkerWeights):
-    """Gives every worker its policy, and publishes weights in the object store.
+class StoredWeights(WorkerWeights[Stored]):
+    """Publishes weights in the object store.
 
     All workers share one object until some of them get weights of their own. An object
     is dropped from the store when no worker uses it any more.
-
-    Attributes:
-        parts: the tensors in each part of the vector.
     """
 
     def __init__(
@@ -142,200 +117,117 @@ class StoredWeights(WorkerWeights):
             ray: the module ``ray``.
             ask: sends a command to workers and waits for replies of a type.
         """
-        super().__init__(policy, options, factories)
+        super().__init__(policy, options, factories, ask)
         self._ray = ray
-        self._ask = ask
         self._owner = os.getpid()
-        self._staged: torch.Tensor | None = None
-        self._copies: WeightCopies
-        self.parts: list[range] = []
-        self._newest = self._common = Stored()
-        self._readers = [_Reader(self._common) for _ in factories]
-        if isinstance(policy.module, nn.Module) and not any(factories):
-            assert policy.layout is not None
-            self._begin(policy.layout)
-            self._skeleton = split_module(policy.module)
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return len(self._readers)
+        self._staged: torch.Tensor
+        self._writer: WeightWriter
+        # The weights written last, those for all workers, and those of each worker.
+        self._last = self._common = Stored()
+        self._wants = [self._common for _ in factories]
+        self._records = [WorkerRecord() for _ in factories]
+        self._begin()
 
     def add(self, factories: Sequence[Callable[[], Any] | None]) -> None:
         """Expect further workers, which use the weights that all workers got last."""
         self._factories += factories
-        self._readers += [_Reader(self._common) for _ in factories]
+        self._wants += [self._common for _ in factories]
+        self._records += [WorkerRecord() for _ in factories]
 
     def remove(self, indices: Sequence[int]) -> None:
         """Forget workers."""
         for index in sorted(indices, reverse=True):
-            del self._readers[index], self._factories[index]
-
-    # Starting
-
-    @property
-    @override
-    def _are_published(self) -> bool:
-        return self._staged is not None
-
-    @override
-    def _attach(self, index: int) -> tuple[Any, int]:
-        reader = self._readers[index]
-        reader.has = reader.settings = None
-        vector = self._vector(reader, reader.wants)
-        reader.has = reader.wants
-        return vector, 0
+            del self._factories[index], self._wants[index], self._records[index]
 
     @override
     def _share(self, layout: WeightLayout, sources: range) -> None:
+        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        versions = np.zeros((1, len(layout.ranges)), np.int64)
+        self._writer = WeightWriter(layout, [self._staged], versions)
         if not sources:
-            self._begin(layout)
-            return
-        self._stage(layout)
-        for index, reader in enumerate(self._readers):
-            if index in sources:
-                vector = np.zeros(layout.nbytes, np.uint8)
-                command = messages.UseWeights(NodeVector(layout, into=vector), True)
-                self._ask([index], command, messages.MemoryAttached)
-                views = layout.views(torch.from_numpy(vector))
-                reader.has = reader.wants = self._put(views, 0, None)
-            else:
-                reader.wants = self._readers[0].wants
-        self._common = self._readers[0].wants
+            self._wants = [self._put(self.policy.tensors(), 0, None)] * self.workers
+        for index in sources:
+            vector = np.zeros(layout.nbytes, np.uint8)
+            command = messages.PublishWeights(NodeVector(layout, into=vector))
+            self._ask([index], command, messages.MemoryAttached)
+            views = layout.views(torch.from_numpy(vector))
+            stored = self._put(views, 0, None)
+            self._wants[index:] = [stored] * (self.workers - index)
+            self._records[index].has = stored
+        self._common = self._wants[0]
 
-    def use(self, index: int) -> None:
-        """Note that a restarted worker has the weights with which it was built."""
-        if self._factories[index] is not None:
-            self._readers[index].has = self._readers[index].settings = None
+    @override
+    def _newest(self, index: int) -> Stored:
+        return self._wants[index]
 
-    # Orders
-
-    def order(self, index: int) -> messages.Weights:
-        """Return an order to act with a worker's newest weights."""
-        reader = self._readers[index]
-        return self._order(reader, reader.wants)
-
-    def order_again(self, index: int) -> messages.Weights:
-        """Return an order with the weights of a worker's last order."""
-        reader = self._readers[index]
-        return self._order(reader, reader.ordered or reader.wants)
-
-    def forget(self, index: int) -> None:
-        """Note that a worker has no order, because it was restarted while idle."""
-        self._readers[index].ordered = None
-
-    def close(self) -> None:
-        """Drop everything from the store."""
-        if os.getpid() != self._owner:
-            return  # Ray's locks may be held by threads that this fork does not have.
-        for reader in self._readers:
-            reader.wants = replace(reader.wants, references=())
-            reader.has = reader.ordered = None
-        self._newest = self._common = replace(self._common, references=())
-
-    def _order(self, reader: _Reader, stored: Stored) -> messages.Weights:
-        if self._staged is None:
-            return messages.Weights()
-        fresh = reader.has is not stored
-        settings = stored.settings
-        weights = messages.Weights(
-            version=stored.version,
-            place=0 if fresh else None,
-            handle=self._vector(reader, stored) if fresh else None,
-            settings=None if reader.settings is settings else settings,
-        )
-        reader.has = reader.ordered = stored
-        reader.settings = settings
-        return weights
-
-    def _vector(self, reader: _Reader, stored: Stored) -> NodeVector:
+    @override
+    def _handle(self, has: Stored | None, published: Stored) -> NodeVector | None:
         """Return a worker's vector, with the parts of these weights that it lacks."""
+        if has is published:
+            return None
         layout = self.policy.layout
         assert layout is not None
-        held = reader.has.references if reader.has else (None,) * len(self.parts)
+        held = has.references if has else (None,) * len(layout.ranges)
         lacks = [
             number
-            for number, reference in enumerate(stored.references)
+            for number, reference in enumerate(published.references)
             if held[number] is not reference
         ]
         return NodeVector(
             layout,
-            tuple(stored.references[number] for number in lacks),
-            tuple(layout.ends(self.parts[number]) for number in lacks),
+            tuple(published.references[number] for number in lacks),
+            tuple((layout.ranges[n].begin, layout.ranges[n].end) for n in lacks),
         )
 
-    # Publishing
+    @override
+    def close(self) -> None:
+        if os.getpid() != self._owner:
+            return  # Ray's locks may be held by threads that this fork does not have.
+        self._wants = [replace(stored, references=()) for stored in self._wants]
+        for record in self._records:
+            record.has = record.ordered = None
+        self._last = self._common = replace(self._common, references=())
 
-    def versions(self) -> list[int]:
-        """Return the version that each worker uses from its next order on."""
-        if self._staged is None:
-            return [self.version] * self.workers
-        return [reader.wants.version for reader in self._readers]
-
+    @override
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """Return each worker's weights by name; equal weights share one dict."""
         layout = self.policy.layout
-        if layout is None or self._staged is None:
+        if layout is None or not self._are_published:
             return []
         views: dict[Stored, Mapping[str, torch.Tensor]] = {}
-        for stored in dict.fromkeys(reader.wants for reader in self._readers):
+        for stored in dict.fromkeys(self._wants):
             parts = self._ray.get(list(stored.references), timeout=FETCH_SECONDS)
             vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
             if parts:
                 np.concatenate(parts, out=vector.numpy())
             tensors = layout.views(vector)
             views[stored] = dict(zip(layout.names, tensors, strict=True))
-        return [views[reader.wants] for reader in self._readers]
+        return [views[stored] for stored in self._wants]
 
-    def _write(self, parts: Sequence[WeightUpdate]) -> None:
-        if self._staged is None:
-            raise RuntimeError("The policy has no weights to update.")
-        settings = self.policy.settings()
+    @override
+    def _write_parts(
+        self, parts: Sequence[WeightUpdate], settings: Settings | None
+    ) -> None:
         for part in parts:
             stored = self._put(part.tensors, part.version, settings)
             if part.workers is None:
                 self._common = stored
             for index in range(self.workers) if part.workers is None else part.workers:
-                self._readers[index].wants = stored
-
-    def _begin(self, layout: WeightLayout) -> None:
-        """Store the weights of the trainer's module as version 0."""
-        self._stage(layout)
-        self._common = self._put(self.policy.tensors(), 0, None)
-        for reader in self._readers:
-            reader.wants = self._common
-
-    def _stage(self, layout: WeightLayout) -> None:
-        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        self._copies = WeightCopies(layout.names, layout.views(self._staged))
-        policy, names = self.policy.module, layout.names
-
-        def owner(index: int) -> str:
-            several = isinstance(policy, AssignedPolicies)
-            return policy.owner(names[index]) if several else ""
-
-        runs = [list(run) for _, run in groupby(range(len(names)), owner)]
-        self.parts = [range(run[0], run[-1] + 1) for run in runs]
+                self._wants[index] = stored
 
     def _put(
-        self,
-        tensors: Sequence[torch.Tensor],
-        version: int,
-        settings: Settings | None,
+        self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
     ) -> Stored:
-        """Store the parts that are not those of the newest weights."""
-        assert self._staged is not None
-        layout, copies = self.policy.layout, self._copies
+        """Store the ranges that are not those of the weights written last."""
+        layout = self.policy.layout
         assert layout is not None
-        copies.read(tensors)
-        same = {index for index in layout.frozen if not copies.differ(0, index)}
-        fresh = set(range(len(tensors))) - same
-        references = list(self._newest.references) or [None] * len(self.parts)
-        self._newest = Stored()  # Until all parts are stored.
-        copies.write(0, fresh)
-        for number, part in enumerate(self.parts):
-            if references[number] is None or not fresh.isdisjoint(part):
-                begin, end = layout.ends(part)
-                references[number] = self._ray.put(self._staged[begin:end].numpy())
-        self._newest = Stored(tuple(references), version, settings)
-        return self._newest
+        references = list(self._last.references) or [None] * len(layout.ranges)
+        self._last = Stored()  # Until all ranges are stored.
+        changed = self._writer.write(0, tensors)
+        for number, weights in enumerate(layout.ranges):
+            if references[number] is None or number in changed:
+                content = self._staged[weights.begin : weights.end]
+                references[number] = self._ray.put(content.numpy())
+        self._last = Stored(
+            version=version, settings=settings, references=tuple(references)
+        )
+        return self._last

@@ -12,7 +12,7 @@ from typing import Final, final
 
 import cloudpickle
 
-from marl_collect.core.env import MultiAgentEnv, SerialBatch
+from marl_collect.core.batch import RowEnv, SerialBatch
 from marl_collect.core.factories import build_singles
 from marl_collect.errors import Failure
 from marl_collect.parallel_env.attributes import ask
@@ -86,7 +86,7 @@ class _EnvWorker:
         self,
         context: WorkerContext,
         assignment: EnvAssignment,
-        envs: dict[int, MultiAgentEnv],
+        envs: dict[int, RowEnv],
         attach: AttachMemory,
     ) -> None:
         """Map the memory and bind each environment to its row."""

@@ -111,7 +111,7 @@ class AssignedPolicies(nn.Module):
         return getattr(self, pool).members[place]
 
     def owner(self, tensor: str) -> str:
-        """Return the policy with this parameter or buffer; a pool for its results.
+        """Return the name of the policy that has this parameter.
 
         Args:
             tensor: its name, as ``named_parameters`` has it.

@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.env_wrapper import EnvWrapper
 
 Picture = NDArray[np.uint8]
 """``[height, width, 3]``."""
 
+SingleEnv = MultiAgentEnv | EnvWrapper
 
 _VISIBLE = 240
 """Minimum pixels of the shorter side; the worlds of MeltingPot have fewer."""
@@ -26,7 +28,7 @@ def enlarge(picture: Picture, factor: int) -> Picture:
     return np.repeat(np.repeat(picture, factor, 0), factor, 1)
 
 
-def take(env: MultiAgentEnv) -> Picture:
+def take(env: SingleEnv) -> Picture:
     """Return a copy of the environment's current picture.
 
     Raises:
@@ -76,15 +78,15 @@ def to_png(picture: Picture) -> bytes:
     )
 
 
-def require_single(env: Any) -> MultiAgentEnv:
+def require_single(env: Any) -> SingleEnv:
     """Check that a factory built one environment.
 
     Raises:
         TypeError: if it is something else.
     """
-    if not isinstance(env, MultiAgentEnv):
-        raise TypeError(
-            "A factory for pictures must build one environment, but built "
-            f"{type(env).__name__}."
-        )
-    return env
+    if isinstance(env, (MultiAgentEnv, EnvWrapper)) and not env.batch_size:
+        return env
+    raise TypeError(
+        "A factory for pictures must build one environment, but built "
+        f"{type(env).__name__}."
+    )

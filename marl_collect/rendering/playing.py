@@ -11,7 +11,7 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.errors import warn
 from marl_collect.rendering.overlay import Crop, Overlay, caption
-from marl_collect.rendering.pictures import Picture, require_single, take
+from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 
 
 def play(
@@ -85,7 +85,7 @@ class _Filmed(MultiAgentEnv):
 
     def __init__(
         self,
-        env: MultiAgentEnv,
+        env: SingleEnv,
         show: Callable[[tuple[bool, Picture]], None],
         *,
         overlay: bool,

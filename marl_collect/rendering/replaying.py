@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from marl_collect.core.description import Key
-from marl_collect.core.env import MultiAgentEnv, require_factory
-from marl_collect.rendering.pictures import Picture, require_single, take
+from marl_collect.core.env import require_factory
+from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 
 
 def to_frames(
@@ -59,9 +59,7 @@ def replay_pictures(
         env.close()
 
 
-def _pictures(
-    env: MultiAgentEnv, rollout: TensorDictBase, seed: int
-) -> Iterator[Picture]:
+def _pictures(env: SingleEnv, rollout: TensorDictBase, seed: int) -> Iterator[Picture]:
     description = env.description
     if not description.repeats:
         raise ValueError(

@@ -3,9 +3,8 @@
 ========================  =====================================================
 file                      content
 ========================  =====================================================
-``recording.py``          ``record``: collects and writes in one call
+``recording.py``          ``record``: collects, and writes in a thread meanwhile
 ``writer.py``             ``Writer``: adds batches to a dataset
-``background.py``         writes in a thread while the next batch is collected
 ``whole.py``              ``EpisodeWriter``: writes complete episodes only
 ``episodes.py``           finds episodes in batches
 ``appending.py``          appends so that a crash loses nothing; ``label``
@@ -17,8 +16,7 @@ file                      content
 ``samples.py``            the TensorDicts that are read
 ``statistics.py``         its returns, lengths and ranges of values
 ``card.py``               a description of the dataset in Markdown
-``joining.py``            joins datasets, as a view or in a new folder
-``compacting.py``         ``compact`` and ``save``: write a dataset anew
+``rewriting.py``          ``merge``, ``compact`` and ``save``: write datasets anew
 ``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
 ``index.py``              the journal: description, runs, layouts, batches
@@ -29,7 +27,6 @@ file                      content
 ``spans.py``              consecutive frames
 ``remote.py``             folders in object stores
 ``description.py``        descriptions of a dataset and of its runs
-``ranges.py``             the range of a tensor
 ``checks.py``             checks files before they are read
 ``files.py``              durable file changes, locks
 ``format2.py``            reads the format before this one
@@ -44,12 +41,10 @@ from marl_collect import lazy
 
 if TYPE_CHECKING:
     from marl_collect.storage.appending import label as label
-    from marl_collect.storage.background import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.checks import DatasetError as DatasetError
-    from marl_collect.storage.compacting import compact as compact
-    from marl_collect.storage.compacting import save as save
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
+    from marl_collect.storage.dataset import concatenate as concatenate
     from marl_collect.storage.dataset import open_dataset as open_dataset
     from marl_collect.storage.description import (
         DatasetDescription as DatasetDescription,
@@ -59,11 +54,13 @@ if TYPE_CHECKING:
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
-    from marl_collect.storage.joining import concatenate as concatenate
-    from marl_collect.storage.joining import merge as merge
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.moments import Moments as Moments
+    from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.recording import record as record
+    from marl_collect.storage.rewriting import compact as compact
+    from marl_collect.storage.rewriting import merge as merge
+    from marl_collect.storage.rewriting import save as save
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.transitions import Transitions as Transitions

@@ -9,8 +9,7 @@ from gymnasium import spaces
 from marl_collect.core.description import Key, stored_action
 from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.index import Index
-from marl_collect.storage.ranges import Range
-from marl_collect.storage.statistics import Statistics, Summary
+from marl_collect.storage.statistics import Range, Statistics, Summary
 
 _LOADING = """
 ```python

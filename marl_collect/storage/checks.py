@@ -58,6 +58,10 @@ class Folder:
         """Whether only this process and its children can change the files."""
         return False
 
+    def local(self, name: str) -> Path:
+        """Return where a file is on this machine."""
+        return self.path / name
+
     def named(self, *parts: str) -> str:
         """Return the name of a file for messages."""
         return str(self.path.joinpath(*parts))
@@ -77,7 +81,7 @@ class Folder:
             DatasetError: if it is missing, a link, not a regular file, or too small.
         """
         try:
-            status = os.lstat(self.path / name)
+            status = os.lstat(self.local(name))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DatasetError(
                 f"{self.named(name)} is missing, but the dataset needs it."

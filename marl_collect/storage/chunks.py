@@ -29,8 +29,8 @@ from marl_collect.storage.packed import (
     compressed_share,
     pack,
 )
-from marl_collect.storage.ranges import Range, range_of
 from marl_collect.storage.records import Bytes, RecordLayout
+from marl_collect.storage.statistics import Range, range_of
 
 _RANGE: Final = 1000
 """Bytes of the JSON text of a range, at most."""

@@ -18,6 +18,8 @@ from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
 
 _SYNCED: Final = 2**26
 """Bytes that are written between two waits for the disk."""
+_AT_ONCE: Final = 4
+"""Data files that are uploaded at the same time, before the journal lists them."""
 
 
 def copy(
@@ -136,26 +138,31 @@ class _Store:
         self._changed: set[int] = set()
 
     def add(self, batch: int, entry: BatchEntry) -> bool:
-        """Check a batch; return whether to upload its file now."""
+        """Check a batch; return whether to upload its file, and others, now."""
         self._dataset.stored_bytes(batch)
         self._changed.add(entry.segment)
         batches = self._dataset.contents.batches
-        return batch + 1 < len(batches) and batches[batch + 1].segment != entry.segment
+        following = batches[batch + 1 : batch + 2]
+        is_last = bool(following) and following[0].segment != entry.segment
+        return is_last and len(self._changed) >= _AT_ONCE
 
     def list(self, lines: bytes) -> None:
         """Upload what was added before, then the journal with further lines."""
         ((source, index),) = self._dataset.parts
+        files = {}
         for segment in sorted(self._changed):
             name = segment_name(segment)
             # Also what was copied earlier: an object is replaced as a whole.
             source.fetch(name, [(0, index.ends[segment])])
-            self.folder.upload(source.path / name, name)
+            files[name] = source.local(name)
+        if files:
+            self.folder.upload(files)
         self._changed.clear()
         self._journal = self._journal[: self._journal.rfind(b"\n") + 1] + lines
         with tempfile.TemporaryDirectory() as name:
             path = Path(name) / JOURNAL
             path.write_bytes(self._journal)
-            self.folder.upload(path, JOURNAL)
+            self.folder.upload({JOURNAL: path})
 
 
 @final

@@ -11,9 +11,10 @@ from marl_collect.core import notebooks
 from marl_collect.options import method
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
+from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index, join_indexes
+from marl_collect.storage.frames import StoredFrames, segment_name
+from marl_collect.storage.index import Index, join_indexes, key_difference
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.moments import MomentsFile
 from marl_collect.storage.remote import RemoteFolder, open_folder
@@ -174,19 +175,70 @@ class Dataset(Sequence[TensorDictBase]):
 
 
 def open_dataset(
-    path: str | Path, *, storage_options: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: str | Path | None = None,
 ) -> Dataset:
     """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
 
     Args:
-        path: a folder, or a URL such as ``"s3://bucket/data"``. Files in an object
-            store are copied to a temporary folder when they are first used, and
-            removed with the dataset.
+        path: a folder, or a URL such as ``"s3://bucket/data"``. What is read from an
+            object store is copied to a temporary folder, and removed with the dataset.
         storage_options: arguments of the fsspec file system of a URL.
+        cache: folder that keeps what is read from a URL for other processes and later
+            ones. It may have parts of any datasets. Nothing removes them: delete the
+            folder when no dataset uses it.
 
     Raises:
         FileNotFoundError: if the folder holds no dataset.
         DatasetError: if its index is damaged, or of a newer version.
+        ValueError: if there are options or a cache, but no URL.
     """
-    folder = open_folder(path, storage_options)
-    return Dataset([(folder, Index.load(folder))])
+    folder = open_folder(path, storage_options, cache)
+    index = Index.load(folder)
+    if cache is not None and isinstance(folder, RemoteFolder):
+        folder.keep({segment_name(n): text for n, text in index.digests.items()})
+    return Dataset([(folder, index)])
+
+
+def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
+    """Return a view over several datasets, which reads like one; nothing is copied.
+
+    Episodes, frames and runs are in the order of ``datasets``.
+
+    Args:
+        datasets: at least one, or their folders, of one kind: task, environment
+            settings, groups, spaces and keys are equal.
+
+    Raises:
+        ValueError: if there are none, or two are of different kinds. The message names
+            the first difference.
+        FileNotFoundError: if a folder holds no dataset.
+    """
+    if isinstance(datasets, str | Path | Dataset) or not datasets:
+        raise ValueError(
+            f"datasets is {datasets!r}, but must be a list of datasets or of folders."
+        )
+    opened = [d if isinstance(d, Dataset) else open_dataset(d) for d in datasets]
+    for other in opened[1:]:
+        _check_alike(opened[0], other)
+    return Dataset([part for dataset in opened for part in dataset.parts])
+
+
+def _check_alike(first: Dataset, other: Dataset) -> None:
+    expected, found = first.contents, other.contents
+    different = difference(
+        expected.description.to_json(), found.description.to_json()
+    ) or (
+        key_difference(expected.keys, found.keys)
+        if expected.keys and found.keys  # A dataset without batches has none.
+        else None
+    )
+    if different is not None:
+        name, there, here = different
+        raise ValueError(
+            f"{other.name} and {first.name} are of different kinds: {name} is {here} "
+            f"in the former, but {there} in the latter. Datasets that are joined need "
+            "the same task, settings, groups, spaces and keys."
+        )

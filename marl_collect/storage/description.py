@@ -5,7 +5,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Self, final
+from typing import Any, Self, final
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.description_json import (
@@ -98,9 +98,6 @@ class Metadata:
         return metadata
 
 
-NO_METADATA: Final = Metadata()
-
-
 @final
 @dataclass(frozen=True)
 class RunDescription:
@@ -145,8 +142,8 @@ def _typed(data: Mapping[str, Any], name: str, *types: type) -> Any:
 
 
 def difference(
-    expected: Mapping[str, Any], found: Mapping[str, Any], where: str = ""
-) -> tuple[str, Any, Any] | None:
+    expected: Mapping[Any, Any], found: Mapping[Any, Any], where: str = ""
+) -> tuple[Any, Any, Any] | None:
     """Return the path of the first entry that differs, and both of its values."""
     for name in [*expected, *(n for n in found if n not in expected)]:
         path = f"{where}/{name}" if where else name

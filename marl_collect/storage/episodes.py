@@ -1,6 +1,6 @@
 """Finds the episodes in a stream of batches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final, overload
 
@@ -67,16 +67,8 @@ class EpisodeTable(Sequence[EndedEpisode]):
             rewards: groups with rewards, each with its number of agents.
         """
         tables = [cls.from_bytes(b"", 0, rewards), *tables]
-        return cls(
-            np.concatenate([table.environment for table in tables]),
-            np.concatenate([table.frame for table in tables]),
-            np.concatenate([table.length for table in tables]),
-            np.concatenate([table.terminated for table in tables]),
-            {
-                name: np.concatenate([table.returns[name] for table in tables])
-                for name in rewards
-            },
-        )
+        columns = zip(*(table.columns for table in tables), strict=True)
+        return tables[0].with_columns(map(np.concatenate, columns))
 
     @staticmethod
     def entry_size(rewards: Mapping[str, int]) -> int:
@@ -119,13 +111,19 @@ class EpisodeTable(Sequence[EndedEpisode]):
 
     def take(self, chosen: NDArray[Any]) -> "EpisodeTable":
         """Return some of the episodes."""
-        return EpisodeTable(
-            self.environment[chosen],
-            self.frame[chosen],
-            self.length[chosen],
-            self.terminated[chosen],
-            {name: values[chosen] for name, values in self.returns.items()},
-        )
+        return self.with_columns(column[chosen] for column in self.columns)
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """All arrays; returns come last, in the order of groups."""
+        positions = [self.environment, self.frame, self.length, self.terminated]
+        return [*positions, *self.returns.values()]
+
+    def with_columns(self, columns: Iterable[NDArray[Any]]) -> "EpisodeTable":
+        """Return a table of the same groups with other columns."""
+        environment, frame, length, terminated, *returns = columns
+        by_group = dict(zip(self.returns, returns, strict=True))
+        return EpisodeTable(environment, frame, length, terminated, by_group)
 
     @property
     def team_returns(self) -> NDArray[np.float64]:
@@ -137,14 +135,9 @@ class EpisodeTable(Sequence[EndedEpisode]):
 
     def to_bytes(self) -> bytes:
         """Return the table as it is stored in a batch."""
-        columns = [
-            self.environment.astype("<u4"),
-            self.frame.astype("<u4"),
-            self.length.astype("<u8"),
-            self.terminated.astype(np.uint8),
-            *(values.astype("<f8") for values in self.returns.values()),
-        ]
-        return b"".join(column.tobytes() for column in columns)
+        dtypes = ("<u4", "<u4", "<u8", "<u1", *["<f8"] * len(self.returns))
+        columns = zip(self.columns, dtypes, strict=True)
+        return b"".join(column.astype(dtype).tobytes() for column, dtype in columns)
 
     @classmethod
     def from_bytes(

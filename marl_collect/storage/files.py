@@ -12,6 +12,7 @@ from typing import IO, Final, final
 
 from marl_collect.core.atomic import sync, sync_folder
 from marl_collect.core.closing import Closing
+from marl_collect.storage.remote import check_local
 
 LOCK: Final = ".lock"
 _SPARE: Final = 16 * 2**20
@@ -89,9 +90,11 @@ def completed(target: Path, what: str, *, or_empty: bool = False) -> Iterator[Pa
         or_empty: whether an empty folder may be at the target.
 
     Raises:
+        ValueError: if the target is a URL.
         FileExistsError: if something is at the target.
         BlockingIOError: if another process writes to the same target.
     """
+    check_local(target)
     target = target.absolute()  # A later chdir has no effect.
     _check_free(target, what, or_empty=or_empty)
     created = [parent for parent in target.parents if not parent.exists()]

@@ -18,19 +18,18 @@ from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
 from marl_collect.storage.compression import load_codec
 from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.formats.blocks import RunBatch
 from marl_collect.storage.index import OLD_INDEX, KeyField, keys_from_json
 from marl_collect.storage.packed import ENTRY
 
 _READABLE: Final = (1, 2)
-_Batch = tuple[RunDescription, int, dict[Key, torch.Tensor]]
 
 
-def read_format2(path: Path) -> tuple[DatasetDescription, Iterator[_Batch]]:
+def read_format2(path: Path) -> tuple[DatasetDescription, Iterator[RunBatch]]:
     """Read a dataset of format version 1 or 2.
 
     Returns:
-        Its description, and each batch: run, number, and tensors ``[B, T, ...]``
-        by key. The numbers have a gap where a batch is missing.
+        Its description and its batches.
 
     Raises:
         DatasetError: if a file is missing or damaged, or the dataset is of another
@@ -48,7 +47,7 @@ def read_format2(path: Path) -> tuple[DatasetDescription, Iterator[_Batch]]:
         keys = keys_from_json(data["keys"])
         runs = [RunDescription.from_json(run) for run in data["runs"]]
 
-    def batches() -> Iterator[_Batch]:
+    def batches() -> Iterator[RunBatch]:
         for entry in data["batches"]:
             with naming(path / str(entry["name"]), "a batch"):
                 number = int(entry["name"].removeprefix("batch-"))

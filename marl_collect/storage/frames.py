@@ -25,15 +25,18 @@ from marl_collect.storage.index import (
     Layout,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
-from marl_collect.storage.ranges import Range
 from marl_collect.storage.records import Bytes, Column
 from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Spans
+from marl_collect.storage.statistics import Range
 
 _DONE: Final = ("next", "done")
 _RECENT: Final = 50_000_000
 """Nanoseconds after a change of a file in which another change may have the same time
 (ticks of the kernel take up to 10 ms)."""
+_AHEAD: Final = 2**25
+"""Batches that are read as a whole are fetched up to the next multiple of this many
+bytes of a file, because one request for each batch takes long."""
 
 
 def segment_name(number: int) -> str:
@@ -98,7 +101,7 @@ class Segment:
             self._inode = self.folder.locate(self.name, self.size).st_ino
             # Unlike Python's mmap, torch keeps no copy of the descriptor open.
             self._map = torch.from_file(
-                str(self.folder.path / self.name), size=self.size, dtype=torch.uint8
+                str(self.folder.local(self.name)), size=self.size, dtype=torch.uint8
             ).numpy()
         return self._map.data
 
@@ -399,9 +402,9 @@ class StoredFrames:
         """Read packed frames."""
         order = np.argsort(frames, kind="stable")  # Front to back.
         edges = np.flatnonzero(np.diff(batches[order])) + 1
+        todo: list[tuple[int, list[int], dict[Key, list[tuple[Key, int]]]]] = []
         for chosen in np.split(order, edges) if len(order) else []:
             batch = int(batches[chosen[0]])
-            segment = self._segments[self._segment[batch]]
             numbers = (frames[chosen] - self.starts[batch]).tolist()
             sources = {
                 key: [
@@ -414,15 +417,21 @@ class StoredFrames:
                 ]
                 for key in keys
             }
-            segment.fetch(
+            todo.append((batch, chosen.tolist(), sources))
+        for number in np.unique(self._segment[batches]).tolist():
+            self._segments[number].fetch(
                 self._packed_of(batch, *source).extent(source[1])
+                for batch, _, sources in todo
+                if self._segment[batch] == number
                 for key in keys
                 for source in dict.fromkeys(sources[key])
             )
+        for batch, targets, sources in todo:
+            segment = self._segments[self._segment[batch]]
             decoded: dict[tuple[Key, int], Bytes] = {}
             for key in keys:
                 rows = out[key]
-                for source, target in zip(sources[key], chosen.tolist(), strict=True):
+                for source, target in zip(sources[key], targets, strict=True):
                     # A frame and the one after it are often both read: decode once.
                     before = decoded.get(source)
                     if before is None:
@@ -496,7 +505,9 @@ class StoredFrames:
         entry, segment = self._entries[batch], self._segments[self._segment[batch]]
         self._forget_changed(np.array([batch]))
         self._verified[batch] = False
-        segment.fetch([(entry.offset, entry.end)])
+        # Usually the next batches are read too.
+        ahead = min(segment.size, -(-entry.end // _AHEAD) * _AHEAD)
+        segment.fetch([(entry.offset, ahead)])
         self._verify(batch)
         for packed in self._packed[batch].values():
             for number in np.flatnonzero(~packed.follows()).tolist():

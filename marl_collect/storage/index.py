@@ -32,6 +32,7 @@ from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
     RunDescription,
+    difference,
 )
 from marl_collect.storage.packed import ENTRY
 from marl_collect.storage.records import NOTHING, RecordLayout
@@ -374,6 +375,15 @@ class Index:
         """Bytes of each segment that are listed."""
         return {entry.segment: entry.end for entry in self.batches}
 
+    @property
+    def digests(self) -> dict[int, str]:
+        """For each segment, a text that is different for other content."""
+        sums: dict[int, list[str]] = {}
+        for entry in self.batches:
+            text = f"{entry.end} {entry.checksum:08x}"
+            sums.setdefault(entry.segment, []).append(text)
+        return {segment: " ".join(texts) for segment, texts in sums.items()}
+
     def take(self, entry: Mapping[str, Any]) -> None:
         """Add an entry of the journal, and check it.
 
@@ -510,16 +520,15 @@ def key_difference(
     expected: Sequence[KeyField], found: Sequence[KeyField]
 ) -> tuple[str, str, str] | None:
     """Return the first key that differs, and both of its shapes; None if none does."""
-    before = {field.key: field for field in expected}
-    after = {field.key: field for field in found}
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key):
-            return "/".join(key), _shown(before.get(key)), _shown(after.get(key))
-    return None
-
-
-def _shown(field: KeyField | None) -> str:
-    return "missing" if field is None else f"{list(field.shape)} {field.dtype}"
+    before, after = (
+        {item.key: f"{list(item.shape)} {item.dtype}" for item in keys}
+        for keys in (expected, found)
+    )
+    different = difference(before, after)
+    if different is None:
+        return None
+    key, there, here = different
+    return "/".join(key), there or "missing", here or "missing"
 
 
 def keys_from_json(data: Any) -> tuple[KeyField, ...]:

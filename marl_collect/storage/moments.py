@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self, final
-from uuid import uuid4
 
 import torch
 
+from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
-from marl_collect.storage.files import rename_synced
 from marl_collect.storage.remote import RemoteFolder
 
 MOMENTS: Final = "moments.json"
@@ -90,8 +89,7 @@ class MomentsFile:
     def write(self, moments: Mapping[Key, Moments]) -> None:
         """Replace the file, except in an object store; NaN and infinity are left out.
 
-        Processes that train together may do so at once: each has its own temporary
-        file, and the last one wins.
+        Processes that train together may do so at once: the last one wins.
         """
         if isinstance(self.folder, RemoteFolder):
             return
@@ -101,11 +99,5 @@ class MomentsFile:
             if m.plausible
         ]
         content = json.dumps({"journal": self.journal, "moments": items})
-        temporary = self.folder.path / f".{MOMENTS}.{uuid4().hex}"
         with suppress(OSError):  # The folder may be read-only, or the disk full.
-            try:
-                with temporary.open("x") as file:
-                    file.write(content)
-                rename_synced(temporary, self.folder.path / MOMENTS)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_atomically(self.folder.path / MOMENTS, content)

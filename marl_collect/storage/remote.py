@@ -1,20 +1,27 @@
 """Datasets in object stores, through fsspec: read by URL, written by ``copy``."""
 
+import hashlib
 import os
 import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+import torch
+
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16
 """Bytes that are fetched at least: in a store, a request takes as long as 1 MB."""
+_PIECE: Final = 2**21
+"""Most bytes of a request: longer ranges are fetched in pieces at the same time."""
+_AT_ONCE: Final = 64
+"""Requests at the same time; what they fetch is in memory until it is written."""
 _URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)")
 
 
@@ -36,9 +43,10 @@ def check_local(path: str | Path) -> None:
     url = url_of(path)
     if url is not None:
         raise ValueError(
-            f"{url} is a URL, but a dataset is written to a folder of this machine, "
-            "because object stores have no locks. Write to a folder, and copy it with "
-            f"`marl-collect copy FOLDER {url}`; again for batches that are added."
+            f"{url} is a URL, but only folders of this machine are written to, because "
+            "object stores have no locks. Write to a folder: "
+            f"`marl-collect copy FOLDER {url}` copies a dataset, and later the batches "
+            "that were added."
         )
 
 
@@ -47,27 +55,50 @@ def check_local(path: str | Path) -> None:
 class RemoteFolder(Folder):
     """The folder of a dataset in an object store.
 
-    What is read is copied in blocks to files with holes in a temporary folder of this
-    machine, at the same positions, and stays there until the folder is removed.
+    What is read is copied in blocks to files with holes in a folder of this machine, at
+    the same positions. A temporary folder is removed with this object; a cache stays.
 
     Attributes:
         url: of the folder.
         options: arguments of the fsspec file system.
-        blocks: for each file, which of its blocks were copied.
+        blocks: for each file, which of its blocks were copied. They are mapped from the
+            file ``NAME.blocks``, which all processes with the same folder share.
+        cached: for each file, its name in a cache; empty without one.
     """
 
     url: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    blocks: dict[str, bytearray] = field(default_factory=dict)
+    blocks: dict[str, memoryview] = field(default_factory=dict)
+    cached: dict[str, str] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the maps; another process makes its own."""
+        return self.__dict__ | {"blocks": {}}
 
     @property
     def private(self) -> bool:
-        """Whether only this process and its children can change the files."""
+        """Whether nobody changes the files; others only add equal blocks to a cache."""
         return True
 
+    def keep(self, digests: Mapping[str, str]) -> None:
+        """Use files of a cache from now on.
+
+        Args:
+            digests: for each file, a text that is different for other content.
+        """
+        for name, digest in digests.items():
+            text = f"{self.url}/{name} {digest}".encode()
+            self.cached[name] = hashlib.sha256(text).hexdigest()
+
+    def local(self, name: str) -> Path:
+        """Return where a file, or what was fetched of it, is on this machine."""
+        return self.path / self.cached.get(name, name)
+
     def named(self, *parts: str) -> str:
-        """Return the URL of a file."""
-        return "/".join((self.url, *parts))
+        """Return the URL of a file, and where it is cached."""
+        url = "/".join((self.url, *parts))
+        cached = self.cached.get("/".join(parts))
+        return f"{url} (cached in {self.path / cached})" if cached else url
 
     def has(self, name: str) -> bool:
         """Whether the folder has a file of this name."""
@@ -87,11 +118,16 @@ class RemoteFolder(Folder):
 
     def locate(self, name: str, size: int = 0) -> os.stat_result:
         """Find the local file for a file of the store, and make it if there is none."""
-        path = self.path / name
         if name not in self.blocks:
-            with path.open("ab") as file:
-                file.truncate(size)
-            self.blocks[name] = bytearray(-(-size // _BLOCK))
+            path, count = self.local(name), -(-size // _BLOCK)
+            done = path.with_name(f"{path.name}.blocks")
+            for made, nbytes in (path, size), (done, count):
+                with made.open("ab") as file:  # Files of other sizes have other names.
+                    file.truncate(nbytes)
+            blocks = torch.from_file(
+                str(done), shared=True, size=count, dtype=torch.uint8
+            )
+            self.blocks[name] = blocks.numpy().data
         return super().locate(name, size)
 
     def fetch(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
@@ -101,7 +137,7 @@ class RemoteFolder(Folder):
             DatasetError: if the file is missing, or ends before a range.
         """
         blocks = self.blocks[name]
-        size = (self.path / name).stat().st_size
+        size = self.local(name).stat().st_size
         missing = sorted(
             {
                 block
@@ -110,22 +146,28 @@ class RemoteFolder(Folder):
                 if not blocks[block]
             }
         )
-        begins: list[int] = []
-        ends: list[int] = []
+        pieces: list[tuple[int, int]] = []
         for block in missing:
-            first, last = block * _BLOCK, min(size, (block + 1) * _BLOCK)
-            if ends and ends[-1] == first:
-                ends[-1] = last
+            begin, end = block * _BLOCK, min(size, (block + 1) * _BLOCK)
+            if pieces and pieces[-1][1] == begin and end - pieces[-1][0] <= _PIECE:
+                pieces[-1] = pieces[-1][0], end
             else:
-                begins.append(first)
-                ends.append(last)
-        if not begins:
-            return
+                pieces.append((begin, end))
+        for i in range(0, len(pieces), _AT_ONCE):
+            some = pieces[i : i + _AT_ONCE]
+            self._fetch(name, some, size)
+            for begin, end in some:
+                first, last = begin // _BLOCK, -(-end // _BLOCK)
+                blocks[first:last] = b"\1" * (last - first)
+
+    def _fetch(self, name: str, pieces: Sequence[tuple[int, int]], size: int) -> None:
+        """Copy pieces of a file, all at the same time."""
         store, root = self.store()
-        paths = [f"{root}/{name}"] * len(begins)
+        begins, ends = (list(positions) for positions in zip(*pieces, strict=True))
+        paths = [f"{root}/{name}"] * len(pieces)
         with self._found(name):
             contents = store.cat_ranges(paths, begins, ends, on_error="raise")
-        with (self.path / name).open("r+b") as file:
+        with self.local(name).open("r+b") as file:
             for begin, end, content in zip(begins, ends, contents, strict=True):
                 if len(content) != end - begin:
                     raise DatasetError(
@@ -134,8 +176,9 @@ class RemoteFolder(Folder):
                     )
                 file.seek(begin)
                 file.write(content)
-        for block in missing:
-            blocks[block] = 1
+            if self.cached:  # After a power failure no block is listed without content.
+                file.flush()
+                os.fdatasync(file.fileno())
 
     @contextmanager
     def _found(self, name: str) -> Iterator[None]:
@@ -146,10 +189,11 @@ class RemoteFolder(Folder):
                 f"{self.named(name)} is missing, but the dataset needs it."
             ) from error
 
-    def upload(self, path: Path, name: str) -> None:
-        """Replace a file by a file of this machine."""
+    def upload(self, files: Mapping[str, Path]) -> None:
+        """Replace files, by name, by files of this machine, all at the same time."""
         store, root = self.store()
-        store.put_file(str(path), f"{root}/{name}")
+        targets = [f"{root}/{name}" for name in files]
+        store.put([str(path) for path in files.values()], targets)
 
     def store(self) -> tuple[Any, str]:
         """Return this process's fsspec file system, and the folder's path in it."""
@@ -158,21 +202,39 @@ class RemoteFolder(Folder):
         return fsspec.url_to_fs(self.url, **self.options)
 
 
-def open_folder(path: str | Path, options: Mapping[str, Any] | None) -> Folder:
+def open_folder(
+    path: str | Path,
+    options: Mapping[str, Any] | None,
+    cache: str | Path | None = None,
+) -> Folder:
     """Return a folder of this machine, or one in an object store for a URL.
+
+    Args:
+        path: a folder or a URL.
+        options: arguments of the fsspec file system.
+        cache: folder for what is fetched, see ``RemoteFolder.keep``; None makes a
+            temporary one.
 
     Raises:
         ImportError: if the package for the URL is missing. It says what to install.
-        ValueError: if there is no such kind of URL, or ``options`` for a local folder.
+        ValueError: if there is no such kind of URL, or ``options`` or ``cache`` for a
+            local folder.
     """
     url = url_of(path)
     if url is None:
         if options:
             raise ValueError(f"{path} is no URL: storage_options are for URLs only.")
+        if cache is not None:
+            raise ValueError(f"{path} is no URL: a cache is for URLs only.")
         return Folder(Path(path).absolute())  # A later chdir has no effect.
-    copies = Path(tempfile.mkdtemp(prefix="marl_collect-"))
+    if cache is None:
+        copies = Path(tempfile.mkdtemp(prefix="marl_collect-"))
+    else:
+        copies = Path(cache).absolute()
+        copies.mkdir(parents=True, exist_ok=True)
     folder = RemoteFolder(copies, url, dict(options or {}))
-    weakref.finalize(folder, _remove, copies, os.getpid())
+    if cache is None:
+        weakref.finalize(folder, _remove, copies, os.getpid())
     try:
         folder.store()
     except ImportError as error:

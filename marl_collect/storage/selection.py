@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.frames import StoredFrames
@@ -107,12 +107,17 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         if not any(item.key == TRAJ_IDS for item in self.contents.keys):
             return [None] * len(self)
-        ids = self.first(TRAJ_IDS).tolist()
-        runs = [self.contents.runs[run].seed for run in self.run_numbers]
-        return [
-            None if seed is None else episode_seed(seed, n >> 32, n & 0xFFFFFFFF)
-            for seed, n in zip(runs, ids, strict=True)
-        ]
+        ids, runs = self.first(TRAJ_IDS).numpy(), np.array(self.run_numbers, np.int64)
+        seeds: list[int | None] = [None] * len(self)
+        for run in np.unique(runs).tolist():
+            seed = self.contents.runs[run].seed
+            if seed is None:
+                continue
+            rows = np.flatnonzero(runs == run)
+            numbers = episode_seeds(seed, ids[rows] >> 32, ids[rows] & 0xFFFFFFFF)
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+                seeds[row] = number
+        return seeds
 
     def first(self, key: Key) -> torch.Tensor:
         """Return one key in the first frame of each episode, ``[n, ...]``.

@@ -1,14 +1,58 @@
-"""Statistics of a dataset: returns, lengths, and the range of every key."""
+"""Statistics of a dataset: returns, lengths, and the range of every key.
 
-from collections.abc import Iterable, Mapping
+Ranges of values are in the notes of each batch, so statistics read no frames.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key
+from marl_collect.storage.checks import DatasetError, integer
 from marl_collect.storage.episodes import EpisodeTable
-from marl_collect.storage.ranges import Range
+
+
+@final
+@dataclass(frozen=True)
+class Range:
+    """The range of the values of a tensor.
+
+    Attributes:
+        low: the lowest value; None if there is none, or all are NaN.
+        high: the highest value.
+        nans: how many values are NaN; they are left out.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    nans: int = 0
+
+    def joined(self, other: "Range") -> "Range":
+        """Return the range of the values of both."""
+        lows = [r.low for r in (self, other) if r.low is not None]
+        highs = [r.high for r in (self, other) if r.high is not None]
+        return Range(
+            min(lows, default=None), max(highs, default=None), self.nans + other.nans
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; infinity is a string, because JSON has none."""
+        return {
+            "low": _number(self.low),
+            "high": _number(self.high),
+            "nans": self.nans,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the range from the output of ``to_json``."""
+        low, high = (_value(data[name]) for name in ("low", "high"))
+        return cls(low, high, integer(data, "nans"))
 
 
 @final
@@ -87,3 +131,58 @@ class Statistics:
             *(("next", *key) for key in environment.outcome()),
         ]
         return {key: self.ranges[key] for key in wanted if key in self.ranges}
+
+
+def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
+    """Return the range of a tensor ``[B, T, ...]``.
+
+    Args:
+        tensor: of one key of a batch, of all agents.
+        frames: number of valid frames of each row; they are the first ones.
+    """
+    if tensor.is_complex():  # Complex numbers have no order.
+        return Range()
+    if all(count == tensor.shape[1] for count in frames):
+        return _range(tensor)
+    found = Range()
+    for row, count in zip(tensor, frames, strict=True):
+        found = found.joined(_range(row[:count]))
+    return found
+
+
+def _range(tensor: torch.Tensor) -> Range:
+    if not tensor.numel():
+        return Range()
+    if tensor.is_floating_point() and tensor.dtype not in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+    ):
+        tensor = tensor.float()  # NumPy has no bfloat16.
+    # NumPy takes no threads from the processes that collect.
+    values: Any = tensor.detach().cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        low, high = values.min(), values.max()
+    nans = 0
+    if low != low:  # noqa: PLR0124 - NaN
+        missing = np.isnan(values)
+        nans = int(missing.sum())
+        if nans == values.size:
+            return Range(nans=nans)
+        known = values[~missing]
+        low, high = known.min(), known.max()
+    if values.dtype == np.bool_:
+        return Range(int(low), int(high))
+    return Range(low.item(), high.item(), nans)
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _value(data: Any) -> float | None:
+    if data is None or type(data) in (int, float):
+        return data
+    if data in ("inf", "-inf"):
+        return float(data)
+    raise DatasetError(f"{data!r} is not the end of a range.")

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Final, final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.trajectories import TrajectoryAssembler, join
+from marl_collect.buffers.trajectories import TrajectoryAssembler
 from marl_collect.core.closing import Closing
 from marl_collect.storage.episodes import EndedEpisode, first_frames
 from marl_collect.storage.writer import Writer
@@ -77,14 +80,18 @@ class EpisodeWriter(Closing):
         if not self._given:
             self._begin(batch)
         self._assembler.add(batch)
-        for episode in self._assembler.take():
-            begun = first_frames(episode)
-            if begun is not None and not begun[0]:
-                continue
-            environment = _environment(episode)
-            if self._given[environment] < self._shares[environment]:
-                self._given[environment] += 1
-                self._waiting.append(episode)
+        frames = self._assembler.take("cat")
+        ids = frames.get(("collector", "traj_ids")).numpy()
+        (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
+        begun = first_frames(frames)
+        whole = np.ones(len(first), np.bool_) if begun is None else begun[first]
+        for at in whole.nonzero()[0].tolist():
+            environment = int(ids[first[at]]) >> 32
+            whole[at] = self._given[environment] < self._shares[environment]
+            self._given[environment] += bool(whole[at])
+        if whole.any():
+            kept = whole.repeat(np.diff(first, append=len(ids)))
+            self._waiting.append(frames[torch.from_numpy(kept)])
 
     def close(self) -> None:
         """Write the buffered complete episodes, and close the writer."""
@@ -108,17 +115,13 @@ class EpisodeWriter(Closing):
         for rank, environment in enumerate(sorted(self._given)):
             self._shares[environment] = share + (rank < rest)
 
-    def _wants(self, trajectory: int) -> bool:
-        environment = trajectory >> 32
-        return self._given.get(environment, 0) < self._shares.get(environment, 0)
+    def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        short = [k for k, share in self._shares.items() if self._given[k] < share]
+        return np.isin(ids >> 32, short)
 
     def _flush(self) -> Sequence[EndedEpisode]:
         if not self._waiting:
             return []
-        batch = join(self._waiting, "cat").unsqueeze(0)
+        batch = torch.cat(self._waiting, 0).unsqueeze(0)
         self._waiting = []
         return self._writer.add(batch)
-
-
-def _environment(episode: TensorDictBase) -> int:
-    return int(episode.get(("collector", "traj_ids"))[0]) >> 32

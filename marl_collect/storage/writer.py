@@ -33,7 +33,6 @@ from marl_collect.storage.episodes import (
     valid_frames,
 )
 from marl_collect.storage.index import Index, KeyField, Totals, key_difference
-from marl_collect.storage.remote import check_local
 
 
 @final
@@ -81,9 +80,8 @@ class Writer(Closing):
         self._error: BaseException | None = None
         check_compression(compression)
         self._codec = COPY if compression == "none" else compression
-        check_local(path)
+        check_target(Path(path))
         self.path: Final = Path(path).absolute()
-        check_target(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._files = DatasetFiles(self.path, description)
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import MultiAgentEnv, require_factory
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.groups import RESERVED
 from marl_collect.core.seeding import episode_seed
 from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
@@ -21,7 +22,7 @@ _NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
 """Matches numbers, but not those in names such as ``agent_1``."""
 
 
-_Env = MultiAgentEnv | BatchedEnv
+_Env = MultiAgentEnv | BatchedEnv | EnvWrapper
 
 
 class ContractError(AssertionError):
@@ -105,10 +106,19 @@ def _check(
         )
     try:
         yield from _description(env.description, twin.description)
-        if isinstance(env, MultiAgentEnv) and isinstance(twin, MultiAgentEnv):
-            yield from _play(Play(env, steps), Play(twin, steps), seed, episodes)
-        elif isinstance(env, BatchedEnv) and isinstance(twin, BatchedEnv):
-            yield from _play_worlds(env, twin, seed, episodes, steps)
+        if env.batch_size != twin.batch_size:
+            raise StopError(
+                "Two environments of one factory have the batch sizes "
+                f"{list(env.batch_size)} and {list(twin.batch_size)}."
+            )
+        pair: list[Any] = [env, twin]
+        if env.batch_size:
+            yield from _play_worlds(
+                *(WorldPlay(batch, seed, episodes, steps) for batch in pair)
+            )
+        else:
+            play, again = (Play(single, steps) for single in pair)
+            yield from _play(play, again, seed, episodes)
         yield from _tensordict_api(env)
     finally:
         for each in (env, twin):
@@ -128,17 +138,10 @@ def _play(play: Play, twin: Play, seed: int, episodes: int) -> Iterator[str]:
     yield from play.stale_memory(seeds[0])
 
 
-def _play_worlds(
-    env: BatchedEnv, twin: BatchedEnv, seed: int, episodes: int, steps: int
-) -> Iterator[str]:
-    if env.worlds != twin.worlds:
-        raise StopError(
-            f"Two batches of one factory have {env.worlds} and {twin.worlds} worlds."
-        )
-    one, two = (WorldPlay(each, seed, episodes, steps) for each in (env, twin))
-    yield from one.rules()
-    if env.description.repeats:
-        yield from one.repeated(two)
+def _play_worlds(play: WorldPlay, twin: WorldPlay) -> Iterator[str]:
+    yield from play.rules()
+    if play.description.repeats:
+        yield from play.repeated(twin)
 
 
 def _build(factory: Callable[[], _Env]) -> _Env:
@@ -148,7 +151,7 @@ def _build(factory: Callable[[], _Env]) -> _Env:
         raise StopError(
             f"The factory raised {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(env, (MultiAgentEnv, BatchedEnv)):
+    if not isinstance(env, (MultiAgentEnv, BatchedEnv, EnvWrapper)):
         raise StopError(
             f"The factory must return a MultiAgentEnv or a BatchedEnv, but returned "
             f"{env!r} of type {type(env).__name__}. Wrap a PettingZoo environment: "

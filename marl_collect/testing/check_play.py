@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import Field, Key, allocate
 from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.testing.check_rows import Rules, name_of
 
 Array = NDArray[Any]
@@ -22,7 +23,7 @@ class StopError(Exception):
 class Play:
     """One environment and the memory that it writes."""
 
-    def __init__(self, env: MultiAgentEnv, steps: int) -> None:
+    def __init__(self, env: MultiAgentEnv | EnvWrapper, steps: int) -> None:
         from marl_collect.core.random_actions import samplers
 
         self.description = env.description

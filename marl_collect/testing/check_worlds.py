@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
 from marl_collect.core.description import Key
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.testing.check_play import Snapshot, StopError, differences
 from marl_collect.testing.check_rows import Rules
@@ -35,13 +36,16 @@ class WorldPlay:
     World ``k`` plays the stream ``k``: a sequence of seeds and actions.
     """
 
-    def __init__(self, env: BatchedEnv, seed: int, episodes: int, steps: int) -> None:
+    def __init__(
+        self, env: BatchedEnv | EnvWrapper, seed: int, episodes: int, steps: int
+    ) -> None:
         """Play at most ``episodes`` episodes of ``steps`` steps in each world."""
         from marl_collect.core.random_actions import samplers
 
         self.description = env.description
-        self._watched = _Watched(env)
-        self._engine = self._watched.engine()
+        # What a wrapper passes on is checked when its simulator is.
+        self._watched = _Watched(env) if isinstance(env, BatchedEnv) else None
+        self._engine = (self._watched or env).engine()
         self._memory = self._engine.allocate()
         self._engine.bind(self._memory)
         self._seed, self._episodes, self._most = seed, episodes, episodes * steps
@@ -50,7 +54,7 @@ class WorldPlay:
             (sampler, random.random((*_TABLE, *sampler.noise_shape)))
             for sampler in samplers(self.description)
         ]
-        self._size = env.worlds
+        (self._size,) = env.batch_size
         few = np.linspace(0, self._size - 1, min(self._size, _COMPARED))
         self._compared = few.astype(np.int64)
 
@@ -71,7 +75,8 @@ class WorldPlay:
                     continue
                 for finding in found:
                     yield f"Call {call}, {kind}, world {k}: {finding}"
-            yield from self._watched.take()
+            if self._watched is not None:
+                yield from self._watched.take()
             if kind == "step":
                 last = {k: self._look(k) for k in worlds}
                 continue
@@ -172,7 +177,8 @@ class WorldPlay:
         clock = np.zeros(self._size, np.int64)
         episodes = np.zeros(self._size, np.int64)
         streams = (np.arange(self._size) - shift) % self._size
-        self._watched.copies = bool(poison)
+        if self._watched is not None:
+            self._watched.copies = bool(poison)
         for array in self._memory.values():
             array.fill(poison)
         worlds = list(range(self._size))

@@ -15,16 +15,15 @@ from marl_collect.rendering import play, write_video
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.evaluating import (
     FINAL_SEED,
-    EvaluationRecord,
     evaluate_policy,
     evaluator_of,
 )
 from marl_collect.training.learner import NotFiniteError, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.plots import plot_curves, plot_scores
-from marl_collect.training.report import markdown, results_json
-from marl_collect.training.results import read_runs
-from marl_collect.training.run_folder import RunFolder, read_json
+from marl_collect.training.report import LEGEND, markdown, results_json
+from marl_collect.training.results import RANDOM, read_random, read_runs
+from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import (
     Task,
     Trainer,
@@ -37,7 +36,6 @@ CURVES = "curves.png"
 SCORES = "scores.png"
 REPORT = "report.md"
 RESULTS = "marl_eval.json"
-RANDOM = "random.json"
 
 
 @dataclass(frozen=True)
@@ -274,23 +272,5 @@ def write_report(folder: Path) -> str:
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
     page = markdown(runs, title, random, CURVES, SCORES if scored else None)
-    write_atomically(folder / REPORT, page)
+    write_atomically(folder / REPORT, f"{page}\n{LEGEND}\n")
     return page
-
-
-def read_random(folder: Path) -> EvaluationRecord | None:
-    """Return the evaluation of random actions, or None if there is none.
-
-    Raises:
-        ValueError: if the file is damaged; names it.
-    """
-    path = folder / RANDOM
-    if not path.exists():
-        return None
-    try:
-        return EvaluationRecord(**read_json(path))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged. Delete this file and repeat the command with "
-            "--resume: random actions are evaluated again."
-        ) from error

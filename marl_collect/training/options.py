@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from itertools import product
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +10,7 @@ import torch
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
-from marl_collect.options import Option, Options, declared, did_you_mean
+from marl_collect.options import Option, Options, declared, did_you_mean, nearest
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.convolutions import AUTO, check, convolutions
 
@@ -43,7 +42,7 @@ class Setup:
             ValueError: if there is no such algorithm.
         """
         if self.algorithm not in ALGORITHMS:
-            hint = did_you_mean(get_close_matches(self.algorithm, ALGORITHMS, 1))
+            hint = did_you_mean(nearest(self.algorithm, list(ALGORITHMS), most=1))
             raise ValueError(
                 f"There is no algorithm {self.algorithm!r}.{hint} Expected one of "
                 f"{', '.join(ALGORITHMS)}."
@@ -68,10 +67,9 @@ class Setup:
         setups = {setup.name: setup for setup in (cls(*cell) for cell in cells)}
         if name in setups:
             return setups[name]
-        near = get_close_matches(name, setups, 1)
-        # Of a name without the other parts, the first setup of its algorithm is meant.
-        for algorithm in () if near else get_close_matches(name, ALGORITHMS, 1):
-            near = [setup for setup in setups if setup.startswith(algorithm)][:1]
+        # A name without the other parts means the first setup of its algorithm.
+        first = {algorithm: cls(algorithm).name for algorithm in ALGORITHMS}
+        near = nearest(name, list(setups), most=1) or nearest(name, first, most=1)
         raise ValueError(
             f"There is no setup {name!r}.{did_you_mean(near)} A name is "
             f"{'|'.join(ALGORITHMS)}, then -local or -centralised, then -shared or "
@@ -326,7 +324,7 @@ class TrainingOptions(Options):
         texts = self.help_texts()
         same = [known for known in texts if known.rpartition(".")[2] == option]
         meant = [known for known, text in texts.items() if words.search(text)]
-        near = same or meant or get_close_matches(name, texts, cutoff=0.75)
+        near = same or meant or nearest(name, list(texts), cutoff=0.75)
         here = [known for known in near if known.startswith(f"{part}.")]
         return (here or near)[:3]
 
@@ -347,38 +345,27 @@ class TrainingOptions(Options):
     def settings(self) -> dict[str, Any]:
         """Return every setting that ``with_settings`` takes, with its value."""
         return {
-            prefix + each.name: getattr(part, each.name)
+            prefix + option.name: getattr(part, option.name)
             for prefix, part in self._parts.items()
-            for each in declared(type(part))
+            for option in declared(type(part))
         }
 
     def help_texts(self) -> dict[str, str]:
         """Return what each setting means."""
         return {
-            prefix + each.name: each.option.help.replace("``", "") + "."
+            prefix + declaration.name: declaration.option.help.replace("``", "") + "."
             for prefix, part in self._parts.items()
-            for each in declared(type(part))
+            for declaration in declared(type(part))
         }
 
     @property
     def _parts(self) -> dict[str, Options]:
         inner = {
-            f"{each.name}.": part
-            for each in fields(self)
-            if isinstance(part := getattr(self, each.name), Options)
+            f"{attribute.name}.": part
+            for attribute in fields(self)
+            if isinstance(part := getattr(self, attribute.name), Options)
         }
         return {"": self, **inner}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the options from the result of ``asdict``, also if read from JSON."""
-        flat: dict[str, Any] = {}
-        for name, value in data.items():
-            if isinstance(value, Mapping):
-                flat |= {f"{name}.{option}": v for option, v in value.items()}
-            else:
-                flat[name] = value
-        return cls().with_settings(flat)
 
 
 def network_options(

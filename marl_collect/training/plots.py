@@ -1,12 +1,16 @@
 """Pictures of a comparison: learning curves, final scores, and sample efficiency."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run, by_setup, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_LINES = 6
 """More setups than this are drawn in one panel per algorithm."""
@@ -26,7 +30,31 @@ def plot_curves(
     random: EvaluationRecord | None = None,
     baselines: Baselines | None = None,
 ) -> None:
-    """Write a picture of the returns of evaluations over frames.
+    """Write ``curves`` to a picture.
+
+    Args:
+        runs: as for ``curves``, like ``title``, ``random`` and ``baselines``.
+        title: of the picture.
+        path: of the picture; its suffix determines the format. A PDF of the same name
+            is written beside it.
+        random: evaluation of random actions.
+        baselines: further lines.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    _save(curves(runs, title, random, baselines), path)
+
+
+def curves(
+    runs: Sequence[Run],
+    title: str,
+    random: EvaluationRecord | None = None,
+    baselines: Baselines | None = None,
+    *,
+    seeds: bool = False,
+) -> "Figure":
+    """Draw the returns of evaluations over frames.
 
     A line is the interquartile mean of a setup's seeds, with a band of the 95 %
     bootstrap interval. Lines that coincide stay visible: each has dashes and markers of
@@ -35,10 +63,9 @@ def plot_curves(
     Args:
         runs: runs of one task.
         title: of the picture.
-        path: of the picture; its suffix determines the format. A PDF of the same name
-            is written beside it.
         random: evaluation of random actions, drawn as a labelled line.
         baselines: further labelled lines.
+        seeds: also draw a thin line for each run.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -60,6 +87,9 @@ def plot_curves(
     for axes, (name, setups) in zip(grid.flat, panels.items(), strict=False):
         for index, (setup, group) in enumerate(setups.items()):
             _draw(axes, group, setup, index, colours[setup])
+            for run in group if seeds else ():
+                points = [(record.frames, record.team) for record in run.evaluations]
+                axes.plot(*zip(*points, strict=True), color=colours[setup], lw=0.6)
         for label, value in lines.items():
             axes.axhline(value, color="black", linewidth=0.8)
             axes.annotate(
@@ -72,19 +102,79 @@ def plot_curves(
                 size=7,
                 bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
             )
-        axes.set_title(name, size=10)
         axes.set_ylim(low, high)
         axes.grid(alpha=0.3)
-        # Below the panel, where it covers no curve.
-        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+        # Above the panel, where it covers neither curves nor ticks.
+        axes.legend(
+            title=name,
+            fontsize=7,
+            title_fontsize=9,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1),
+            ncols=2,
+            frameon=False,
+        )
         axes.tick_params(labelbottom=True, labelsize=8)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(title)
-    figure.supxlabel("frames (steps of one environment)", size=9)
+    label = "frames (steps of one environment)"
+    if any(len(group) > 1 for group in setups_of_runs.values()):
+        label += "\nlines: interquartile means of seeds; bands: 95 % intervals"
+    figure.supxlabel(label, size=9)
     figure.supylabel("return of an episode, summed over agents", size=9)
-    _save(figure, path)
+    return figure
+
+
+Table = Sequence[Mapping[str, float]]
+"""Rows of numbers; the first column is the horizontal axis."""
+
+
+def table_curves(tables: Mapping[str, Sequence[Table]], title: str) -> "Figure":
+    """Draw a panel for each column of tables, with a thin line for each table.
+
+    Args:
+        tables: by setup, which has one colour; with rows, and the same first column.
+        title: of the picture.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    everything = [table for group in tables.values() for table in group]
+    x, *columns = dict.fromkeys(name for table in everything for name in table[0])
+    wide = min(3, len(columns))
+    high = -(-len(columns) // wide)
+    figure = Figure(figsize=(max(6, 4 * wide), 2.4 * high + 0.6), layout="constrained")
+    grid = figure.subplots(high, wide, sharex=True, squeeze=False)
+    for axes, column in zip(grid.flat, columns, strict=False):
+        for setup, colour in _colours(tables).items():
+            for table in tables[setup]:
+                if column in table[0]:
+                    points = [[row[name] for row in table] for name in (x, column)]
+                    alone = "." if len(table) == 1 else None
+                    axes.plot(*points, color=colour, lw=0.9, marker=alone, label=setup)
+        axes.set_title(column, size=9)
+        axes.set_xlabel(x, size=8)
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelbottom=True, labelsize=8)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for axes in list(grid.flat)[len(columns) :]:
+        axes.set_visible(False)
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.lines}
+    if len(tables) > 1:
+        figure.legend(
+            lines.values(), lines, loc="outside lower center", ncols=3, fontsize=7
+        )
+    figure.suptitle(title)
+    return figure
+
+
+def svg(figure: "Figure") -> bytes:
+    """Return a picture as SVG."""
+    stream = BytesIO()
+    figure.savefig(stream, format="svg")
+    return stream.getvalue()
 
 
 def plot_scores(
@@ -94,7 +184,8 @@ def plot_scores(
 
     On the left are the returns of the best weights on new episodes: interquartile
     means with 95 % bootstrap intervals. On the right are the frames after which the
-    mean over seeds first covers 90 % of the way from random actions to the best setup.
+    mean over seeds first covers 90 % of the way from random actions to the best setup,
+    and a point for each seed whose own evaluations reach it.
 
     Args:
         runs: runs of one task, of which some are finished.
@@ -122,6 +213,7 @@ def plot_scores(
             color=colours[name],
         )
         left.plot([score.value] * 2, [row - 0.3, row + 0.3], color="black")
+    left.use_sticky_edges = False  # The margin is also beside a bar's left end.
     left.margins(x=0.1)
     left.set_yticks(range(len(order)), order, size=8)
     left.invert_yaxis()
@@ -130,19 +222,7 @@ def plot_scores(
     if random is not None:
         left.axvline(random.team, color="grey", linestyle="--")
         left.set_title(f"dashed: random actions, {random.team:.1f}", size=8)
-    curves = {name: _mean_curve(group)[:2] for name, group in setups.items()}
-    best = max((max(means) for _, means in curves.values() if means), default=start)
-    goal = start + _EFFICIENT * (best - start)
-    for row, name in enumerate(order):
-        points = zip(*curves[name], strict=True)
-        reached = next((frames for frames, mean in points if mean >= goal), None)
-        if reached is None:
-            right.text(0, row, " not reached", va="center", size=7, color="grey")
-        else:
-            right.barh(row, reached, height=0.6, color=colours[name])
-            right.text(reached, row, f" {reached:,}", va="center", size=7)
-    right.set_xlabel(f"frames until {goal:.1f}", size=8)
-    right.margins(x=0.2)
+    _draw_efficiency(right, {name: setups[name] for name in order}, colours, start)
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.tick_params(axis="x", labelsize=7)
@@ -150,10 +230,51 @@ def plot_scores(
     _save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def _draw_efficiency(
+    axes: Any, setups: Mapping[str, list[Run]], colours: Mapping[str, str], start: float
+) -> None:
+    """Draw the frames after which setups have covered most of the way to the best."""
+    from matplotlib.ticker import EngFormatter
+
+    means = {name: _mean_curve(group)[:2] for name, group in setups.items()}
+    best = max((max(mean) for _, mean in means.values() if mean), default=start)
+    goal = start + _EFFICIENT * (best - start)
+    furthest = 1
+    for row, name in enumerate(setups):
+        reached = _first(zip(*means[name], strict=True), goal)
+        seeds = [
+            _first([(w.frames, w.team) for w in run.evaluations], goal)
+            for run in setups[name]
+        ]
+        points = [frames for frames in seeds if frames is not None]
+        axes.plot(points, [row] * len(points), "k|", markersize=9)
+        text = "not reached" if reached is None else f"{reached:,}"
+        if len(seeds) > 1:
+            text += f" ({len(points)} of {len(seeds)} seeds)"
+        if reached is not None:
+            axes.barh(row, reached, height=0.6, color=colours[name], alpha=0.4)
+        end = max([reached or 0, *points])
+        furthest = max(furthest, end)
+        axes.text(end, row, f"  {text}", va="center", size=7)
+    axes.set_xlabel(
+        f"frames until {goal:.1f} (bars: mean of seeds, lines: seeds)", size=8
+    )
+    axes.set_xlim(0, 1.7 * furthest)  # Room for the text beside a bar.
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _first(points: Iterable[tuple[int, float]], goal: float) -> int | None:
+    """Return the frames of the first point that reaches a return, or None."""
+    return next((frames for frames, value in points if value >= goal), None)
+
+
+def _save(figure: "Figure", path: Path) -> None:
     """Write a picture, and a PDF beside it for a paper."""
+    from matplotlib import rc_context
+
     figure.savefig(path, dpi=120)
-    figure.savefig(path.with_suffix(".pdf"))
+    with rc_context({"pdf.fonttype": 42}):  # Publishers refuse fonts of Type 3.
+        figure.savefig(path.with_suffix(".pdf"))
 
 
 def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
@@ -196,7 +317,7 @@ def _limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, flo
     return low - margin, high + margin
 
 
-def _colours(setups: Mapping[str, list[Run]]) -> dict[str, str]:
+def _colours(setups: Mapping[str, Any]) -> dict[str, str]:
     """Return the colour of each setup, the same in all pictures of a comparison."""
     return {name: f"C{index % 10}" for index, name in enumerate(sorted(setups))}
 
@@ -224,10 +345,10 @@ def _mean_curve(
     """Return frames at which all seeds were evaluated, means and intervals."""
     values = [{w.frames: w.team for w in run.evaluations} for run in runs]
     frames = sorted(set.intersection(*(set(v) for v in values)))
-    found = [bootstrap([[v[at] for v in values]], repetitions=500) for at in frames]
+    means = [bootstrap([[v[at] for v in values]], repetitions=500) for at in frames]
     return (
         frames,
-        [each.value for each in found],
-        [each.low for each in found],
-        [each.high for each in found],
+        [mean.value for mean in means],
+        [mean.low for mean in means],
+        [mean.high for mean in means],
     )

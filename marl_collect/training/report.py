@@ -9,7 +9,6 @@ from math import comb
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from marl_collect.evaluation.intervals import Interval, rank_sum_p
@@ -17,7 +16,9 @@ from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import (
     AGENT,
     BEST_WEIGHTS,
+    LAST_WEIGHTS,
     RETURNS,
+    SAMPLED_ACTIONS,
     TEAM,
     Run,
     Summary,
@@ -37,34 +38,52 @@ def _returns(whose: str) -> list[Column]:
 
 
 SETUP: Column = ("setup", lambda s: s.setup)
-COSTS: list[Column] = [
-    ("policy parameters", lambda s: f"{s.costs['policy_parameters']:,}"),
-    ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
-    ("gradient steps", lambda s: "-" if s.updates is None else f"{s.updates:,}"),
-    ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
-    ("forward ms", lambda s: f"{s.costs['forward_ms']:.1f}"),
-    ("backward ms", lambda s: f"{s.costs['backward_ms']:.1f}"),
+SEEDS: Column = ("seeds", lambda s: str(s.seeds))
+PARAMETERS: Column = (
+    "policy parameters",
+    lambda s: f"{s.costs['policy_parameters']:,}",
+)
+STEPS: Column = (
+    "gradient steps",
+    lambda s: "-" if s.updates is None else f"{s.updates:,}",
+)
+SPEEDS: list[Column] = [
     ("collected frames/s", lambda s: f"{s.collected:,.0f}"),
     ("trained frames/s", lambda s: f"{s.trained:,.0f}"),
 ]
 TABLES: dict[str, list[Column]] = {
-    "return of the team, the sum over its agents": [
-        SETUP,
-        ("seeds", lambda s: str(s.seeds)),
-        *_returns(TEAM),
-    ],
+    "return of the team, the sum over its agents": [SETUP, SEEDS, *_returns(TEAM)],
     "return per agent, the mean": [
         SETUP,
         *_returns(AGENT),
         ("episode, best weights", lambda s: f"{s.length.value:.0f} frames"),
     ],
-    "costs": [SETUP, *COSTS],
+    "costs": [
+        SETUP,
+        PARAMETERS,
+        ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
+        STEPS,
+        ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
+        ("forward ms", lambda s: f"{s.costs['forward_ms']:.1f}"),
+        ("backward ms", lambda s: f"{s.costs['backward_ms']:.1f}"),
+        *SPEEDS,
+    ],
 }
+"""The tables of the Markdown page."""
+TERMINAL_TABLES: dict[str, list[Column]] = {
+    "return of the team": [
+        SETUP,
+        SEEDS,
+        (BEST_WEIGHTS, lambda s: s.returns[TEAM, BEST_WEIGHTS]),
+        (LAST_WEIGHTS, lambda s: s.returns[TEAM, LAST_WEIGHTS].parts[0]),
+        (SAMPLED_ACTIONS, lambda s: s.returns[TEAM, SAMPLED_ACTIONS].parts[0]),
+    ],
+    "costs of a run": [SETUP, PARAMETERS, STEPS, *SPEEDS],
+}
+"""What decides between setups, in the 80 columns of a terminal."""
 _SEEDS = 5
 """Runs of each setup from which a test can tell apart two of up to four setups."""
 _LEVEL = 0.05
-_TERMINAL = 80
-"""Characters in a line of a table."""
 
 LEGEND = (
     "- Best weights, last weights: the weights of the best evaluation during training, "
@@ -90,38 +109,39 @@ LEGEND = (
 )
 
 
+TERMINAL_LEGEND = (
+    "The return of the team is the sum over its agents. Best weights (with a 95 % "
+    "interval over seeds) and last weights play new episodes with deterministic "
+    "actions; sampled actions are the last hundred training episodes. The report "
+    "explains every column, and adds returns per agent, memory and times."
+)
+
+
 def rich_tables(runs: Sequence[Run], title: str) -> list[Table]:
     """Return the tables for a terminal of 80 columns.
 
-    An interval has columns of its own. Tables that would be too wide are split.
+    The interval of the best weights has columns of its own.
     """
     summaries = summarize(runs)
-    measured = Console(width=10 * _TERMINAL, emoji=False, markup=False)
-    tables = []
-    for name, (first, *columns) in TABLES.items():
-        part: list[Column] = []
-        for column in columns:
-            wider = _table(title, name, [first, *part, column], summaries)
-            if part and measured.measure(wider).maximum > _TERMINAL:
-                tables.append(_table(title, name, [first, *part], summaries))
-                part = []
-            part.append(column)
-        tables.append(_table(title, name, [first, *part], summaries))
-    return tables
+    return [
+        _table(f"{title}: {name}", columns, summaries)
+        for name, columns in TERMINAL_TABLES.items()
+    ]
 
 
 def _table(
-    title: str, name: str, columns: Sequence[Column], summaries: Sequence[Summary]
+    heading: str, columns: Sequence[Column], summaries: Sequence[Summary]
 ) -> Table:
     """Return one table; the first column has the names of the setups."""
     (first, names), *others = columns
-    heading = f"{title}: {name}"
     table = Table(
         title=heading,
+        title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        min_width=min(len(heading), _TERMINAL),
+        show_edge=False,
+        min_width=len(heading),
     )
     table.add_column(first, no_wrap=True)
     rows = [[str(names(summary))] for summary in summaries]
@@ -168,12 +188,8 @@ def markdown(
     """
     summaries = summarize(runs)
     lines = [f"## {title}", "", *_about(runs)]
-    if random is not None:
-        returns = f"team {random.team:.1f}, per agent {random.agent:.1f}"
-        length = f"{random.length:.0f} frames per episode"
-        lines += [f"Return of random actions: {returns}; {length}.", ""]
-    if len(summaries) > 1:
-        lines += [conclusion(summaries, random), ""]
+    for paragraph in findings(summaries, random):
+        lines += [paragraph, ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
     if scores is not None and summaries:
@@ -189,6 +205,25 @@ def markdown(
         lines += [_row([str(show(s)) for _, show in columns]) for s in summaries]
         lines += [""]
     return "\n".join(lines)
+
+
+def findings(
+    summaries: Sequence[Summary], random: EvaluationRecord | None
+) -> list[str]:
+    """Return the paragraphs above the tables: random actions, and the conclusion.
+
+    Args:
+        summaries: of the setups; fewer than two have no conclusion.
+        random: evaluation of random actions, if measured.
+    """
+    paragraphs = []
+    if random is not None:
+        returns = f"team {random.team:.1f}, per agent {random.agent:.1f}"
+        length = f"{random.length:.0f} frames per episode"
+        paragraphs.append(f"Return of random actions: {returns}; {length}.")
+    if len(summaries) > 1:
+        paragraphs.append(conclusion(summaries, random))
+    return paragraphs
 
 
 def conclusion(

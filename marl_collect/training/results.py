@@ -9,7 +9,17 @@ from typing import Any, Self
 from marl_collect.evaluation.intervals import Interval, bootstrap
 from marl_collect.models.saved_policy import CONFIG
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.run_folder import EVALUATIONS, RESULT, RunFolder
+from marl_collect.training.run_folder import (
+    EVALUATIONS,
+    RESULT,
+    RunFolder,
+    read_json,
+)
+
+RANDOM = "random.json"
+"""In the folder of a comparison: the evaluation of random actions."""
+_WRONG = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+"""What reading an entry raises that is missing or of another type."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,10 @@ class Run:
             raise ValueError(
                 f"{folder} has no {CONFIG}: it is not the folder of a run."
             )
+        result, evaluated = load(RESULT), load(EVALUATIONS) or []
         try:
-            run = cls._parse(config, load(RESULT), load(EVALUATIONS) or [])
-        except (KeyError, TypeError, AttributeError) as error:
+            run = cls._parse(config, result, evaluated)
+        except _WRONG as error:
             raise ValueError(
                 f"{folder} is damaged: an entry of {CONFIG}, {RESULT} or {EVALUATIONS} "
                 f"is missing or wrong ({type(error).__name__}: {error}). Delete the "
@@ -74,17 +85,19 @@ class Run:
 
     @classmethod
     def _parse(cls, config: Any, result: Any, evaluated: Any) -> Self:
-        evaluations = [EvaluationRecord(**w) for w in evaluated]
+        evaluations = [_record(entry) for entry in evaluated]
         finished = result is not None
         result = result if finished else {}
+        options = config["options"]
+        int(options["frames"])  # Reports and pages compare it with the frames so far.
         return cls(
-            config["task"],
-            config["setup"],
+            str(config["task"]),
+            str(config["setup"]),
             config["seed"],
-            config["options"],
+            options,
             evaluations,
-            EvaluationRecord(**result["best"]) if finished else None,
-            EvaluationRecord(**result["last"]) if finished else None,
+            _record(result["best"]) if finished else None,
+            _record(result["last"]) if finished else None,
             result.get("training", {}),
             result.get("seconds", {}),
             result.get("costs", {}),
@@ -120,9 +133,43 @@ def read_runs(folder: Path) -> list[Run]:
     return runs
 
 
+def read_random(folder: Path) -> EvaluationRecord | None:
+    """Return the evaluation of random actions, or None if there is none.
+
+    Raises:
+        ValueError: if the file is damaged; names it.
+    """
+    path = folder / RANDOM
+    if not path.exists():
+        return None
+    try:
+        return _record(read_json(path))
+    except _WRONG as error:
+        raise ValueError(
+            f"{path} is damaged. Delete this file and repeat the command with "
+            "--resume: random actions are evaluated again."
+        ) from error
+
+
+def _record(entry: Any) -> EvaluationRecord:
+    """Return an evaluation from a file.
+
+    Raises:
+        TypeError: if a value is missing or not a number.
+        ValueError: if a value is not finite.
+        ArithmeticError: if there is no episode, or no agent.
+    """
+    record = EvaluationRecord(**entry)
+    if not all(map(math.isfinite, (record.frames, record.agent, record.length))):
+        raise ValueError("an evaluation is not finite")
+    return record
+
+
 TEAM, AGENT = "team", "agent"
 BEST_WEIGHTS = "best weights"
-RETURNS = (BEST_WEIGHTS, "last weights", "sampled actions", "best evaluation")
+LAST_WEIGHTS = "last weights"
+SAMPLED_ACTIONS = "sampled actions"
+RETURNS = (BEST_WEIGHTS, LAST_WEIGHTS, SAMPLED_ACTIONS, "best evaluation")
 """The returns in a summary, in the order of the tables' columns.
 
 Best and last weights are evaluated after training on new episodes. Sampled actions are

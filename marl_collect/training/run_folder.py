@@ -26,6 +26,7 @@ from typing import Any, final
 
 from marl_collect.core.atomic import sync, write_atomically
 from marl_collect.core.closing import Closing
+from marl_collect.models.saved_policy import CONFIG as CONFIG  # noqa: PLC0414 - exports
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.storage.files import LOCK, FolderLock
 
@@ -131,14 +132,7 @@ class RunFolder:
     def rows(self) -> list[dict[str, float]]:
         """Return the rows of ``progress.csv``, without an incomplete last row."""
         path = self.path / PROGRESS
-        if not path.exists():
-            return []
-        with path.open(encoding="utf-8", newline="") as file:
-            return [
-                {name: float(value) for name, value in row.items()}
-                for row in csv.DictReader(file)
-                if None not in row.values()
-            ]
+        return read_rows(path) if path.exists() else []
 
     def keep_rows(self, count: int) -> None:
         """Keep the first ``count`` rows and delete those after the last checkpoint.
@@ -178,6 +172,24 @@ def read_json(path: Path) -> Any:
         raise ValueError(
             f"{path} is damaged: {error}. Delete a run's folder to train it again."
         ) from error
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a table of numbers (CSV), without an incomplete last row.
+
+    Raises:
+        ValueError: if a value is not a number; names the file.
+    """
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = [line for line in file if line.endswith("\n")]
+    try:
+        names, *rows = list(csv.reader(lines)) or [[]]
+        return [
+            {name: float(value) for name, value in zip(names, row, strict=True)}
+            for row in rows
+        ]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
 
 
 @final

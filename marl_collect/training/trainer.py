@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 
@@ -55,28 +55,33 @@ class Task:
     env_kwargs: dict[str, Any]
 
 
-class Watcher(Protocol):
-    """Is notified of a run's progress."""
+class Watcher:
+    """Is notified of a run's progress. This one does nothing."""
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         """Handle the metrics of a batch, after training on it."""
-        ...
 
     def measured(self, costs: Costs) -> None:
         """Handle the costs of the first gradient steps."""
-        ...
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Handle an evaluation."""
-        ...
 
     def interrupted(self) -> None:
         """Tell that a signal arrived, and that the batch is finished and saved."""
-        ...
 
     def failed(self, error: NotFiniteError) -> None:
         """Handle the end of a run that cannot go on."""
-        ...
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a run has while it trains."""
+
+    learner: Learner
+    collector: MultiSyncCollector
+    evaluator: Evaluator
+    events: EventWriter
 
 
 def make_learner(
@@ -128,7 +133,7 @@ class Trainer:
         self.options = options
         self.seed = seed
         self.folder = RunFolder(path)
-        self._watcher = watcher
+        self._watcher = watcher or Watcher()
         self._interruption = interruption or Interruption()
         self._saved = time.monotonic()
         self._evaluations: list[EvaluationRecord] = []
@@ -176,9 +181,10 @@ class Trainer:
                     learner.policy, self.task.factory, self.options
                 ) as evaluator,
             ):
-                self._restore(learner, collector)
-                self._loop(learner, collector, evaluator, events)
-                return self._finish(learner, evaluator)
+                job = _Job(learner, collector, evaluator, events)
+                self._restore(job)
+                self._loop(job)
+                return self._finish(job)
 
     def _collector(self, learner: Learner) -> MultiSyncCollector:
         options = self.options
@@ -195,27 +201,20 @@ class Trainer:
             seed=self.seed,
         )
 
-    def _loop(
-        self,
-        learner: Learner,
-        collector: MultiSyncCollector,
-        evaluator: Evaluator,
-        events: EventWriter,
-    ) -> None:
-        self._evaluate_if_due(learner, collector, evaluator, events)
-        while collector.frames < self.options.frames:
-            with self._interruption.deferred(self._tell):
-                self._train(learner, collector, events)
+    def _loop(self, job: _Job) -> None:
+        self._evaluate_if_due(job)
+        while job.collector.frames < self.options.frames:
+            with self._interruption.deferred(self._watcher.interrupted):
+                self._train(job)
                 late = time.monotonic() - self._saved > checkpoint.SAVE_SECONDS
                 if late or self._interruption.happened:
-                    self._save(learner, collector)
+                    self._save(job)
             self._interruption.raise_if_happened()
-            self._evaluate_if_due(learner, collector, evaluator, events)
+            self._evaluate_if_due(job)
 
-    def _train(
-        self, learner: Learner, collector: MultiSyncCollector, events: EventWriter
-    ) -> None:
+    def _train(self, job: _Job) -> None:
         """Collect a batch and train on it."""
+        learner, collector = job.learner, job.collector
         before = time.perf_counter()
         batch = collector.next()
         assert batch is not None  # There are frames left.
@@ -229,43 +228,31 @@ class Trainer:
         collector.update_policy_weights_()
         if self._costs is None:
             self._costs = learner.costs()
-            if self._costs is not None and self._watcher is not None:
+            if self._costs is not None:
                 self._watcher.measured(self._costs)
-        self._log(collector, metrics, events)
+        self._log(job, metrics)
 
-    def _tell(self) -> None:
-        if self._watcher is not None:
-            self._watcher.interrupted()
-
-    def _evaluate_if_due(
-        self,
-        learner: Learner,
-        collector: MultiSyncCollector,
-        evaluator: Evaluator,
-        events: EventWriter,
-    ) -> None:
-        frames = collector.frames
+    def _evaluate_if_due(self, job: _Job) -> None:
+        frames = job.collector.frames
         if self._evaluations:
             last = self._evaluations[-1].frames
             ended = frames >= self.options.frames
             if last == frames or (frames < self._due(last) and not ended):
                 return
-            self._save(learner, collector)  # An evaluation can take long.
-        self._evaluate(learner, evaluator, events, frames)
+            self._save(job)  # An evaluation can take long.
+        self._evaluate(job, frames)
         if frames:  # Without a checkpoint a run begins again.
-            self._save(learner, collector)
+            self._save(job)
 
     def _due(self, frames: int) -> int:
         """Return the first multiple of the interval after ``frames``."""
         interval = self.options.eval_interval
         return (frames // interval + 1) * interval
 
-    def _log(
-        self, collector: MultiSyncCollector, metrics: dict[str, float], events: Any
-    ) -> None:
-        stats = collector.stats()
+    def _log(self, job: _Job, metrics: dict[str, float]) -> None:
+        frames, stats = job.collector.frames, job.collector.stats()
         row: dict[str, float] = {
-            "frames": collector.frames,
+            "frames": frames,
             "episodes": stats["episodes"],
             "return_team": stats.get("episode_return_team", float("nan")),
             "return_agent": stats.get("episode_return_per_agent", float("nan")),
@@ -275,15 +262,12 @@ class Trainer:
         }
         self.folder.add_row(row)
         self._rows += 1
-        events.add(row, collector.frames)
-        if self._watcher is not None:
-            self._watcher.progress(collector.frames, row)
+        job.events.add(row, frames)
+        self._watcher.progress(frames, row)
 
-    def _evaluate(
-        self, learner: Learner, evaluator: Evaluator, events: EventWriter, frames: int
-    ) -> None:
+    def _evaluate(self, job: _Job, frames: int) -> None:
         before = time.perf_counter()
-        record = self._evaluated_by(evaluator, frames)
+        record = self._evaluated_by(job.evaluator, frames)
         self._seconds["evaluating"] += time.perf_counter() - before
         best = max((w.team for w in self._evaluations), default=float("-inf"))
         self._evaluations.append(record)
@@ -291,11 +275,14 @@ class Trainer:
         if record.team >= best:
             self.folder.write_checkpoint(
                 BEST,
-                self._described(learner)
-                | {"frames": frames, "networks": learner.state_dict()["networks"]},
+                self._described(job.learner)
+                | {
+                    "frames": frames,
+                    "networks": job.learner.state_dict()["networks"],
+                },
             )
         self._write_evaluations()
-        events.add(
+        job.events.add(
             {
                 "evaluation/return_team": record.team,
                 "evaluation/return_agent": record.agent,
@@ -303,8 +290,7 @@ class Trainer:
             },
             frames,
         )
-        if self._watcher is not None:
-            self._watcher.evaluated(record)
+        self._watcher.evaluated(record)
 
     def _evaluated_by(
         self, evaluator: Evaluator, frames: int, *, final: bool = False
@@ -338,12 +324,12 @@ class Trainer:
     def _described(self, learner: Learner) -> dict[str, Any]:
         return policy_state(self.task.description, learner.policy_options)
 
-    def _save(self, learner: Learner, collector: MultiSyncCollector) -> None:
-        trained = learner.state_dict()
-        state = self._described(learner) | {
+    def _save(self, job: _Job) -> None:
+        trained = job.learner.state_dict()
+        state = self._described(job.learner) | {
             "networks": trained["networks"],  # For load_policy; saved once.
             "learner": trained,
-            "collector": collector.state_dict(),
+            "collector": job.collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
             "costs": self._costs and asdict(self._costs),
@@ -352,14 +338,14 @@ class Trainer:
         self.folder.write_checkpoint(LAST, state)
         self._saved = time.monotonic()
 
-    def _restore(self, learner: Learner, collector: MultiSyncCollector) -> None:
+    def _restore(self, job: _Job) -> None:
         state = self.folder.read_checkpoint(LAST)
         if state is None:
             self.folder.keep_rows(0)
             return
         try:
-            collector.load_state_dict(state["collector"])
-            learner.load_state_dict(state["learner"])
+            job.collector.load_state_dict(state["collector"])
+            job.learner.load_state_dict(state["learner"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
             self._costs = state["costs"] and Costs(**state["costs"])
@@ -373,16 +359,16 @@ class Trainer:
         self.folder.keep_rows(self._rows)
         self._best()  # Training takes long: a missing file is reported before it.
         self._write_evaluations()
-        _LOG.info("Resumed %s at %d frames.", self.folder.path, collector.frames)
+        _LOG.info("Resumed %s at %d frames.", self.folder.path, job.collector.frames)
 
-    def _finish(self, learner: Learner, evaluator: Evaluator) -> dict[str, Any]:
+    def _finish(self, job: _Job) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""
         frames = self._evaluations[-1].frames
-        last = self._evaluated_by(evaluator, frames, final=True)
+        last = self._evaluated_by(job.evaluator, frames, final=True)
         best, saved = last, self._best()
         if saved["frames"] != frames:
-            learner.policy.load_state_dict(saved["networks"]["policy"])
-            best = self._evaluated_by(evaluator, saved["frames"], final=True)
+            job.learner.policy.load_state_dict(saved["networks"]["policy"])
+            best = self._evaluated_by(job.evaluator, saved["frames"], final=True)
         assert self._costs is not None
         result = {
             "frames": frames,
@@ -391,7 +377,7 @@ class Trainer:
             "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
             "costs": asdict(self._costs),
-            "updates": learner.updates,
+            "updates": job.learner.updates,
         }
         self.folder.write_json(RESULT, result)
         return result

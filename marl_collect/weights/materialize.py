@@ -7,18 +7,18 @@ change their argument.
 """
 
 import copy
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
-
-from marl_collect.weights.module_tensors import is_meta, map_tensors, replace, slots
 
 # Layers of torch.nn with a private initialiser.
 _PRIVATE_RESET = (nn.MultiheadAttention, nn.Transformer)
@@ -33,12 +33,12 @@ def meta_tensors(module: nn.Module) -> list[str]:
     These can be parameters, buffers (including non-persistent ones) and plain
     attributes.
     """
-    return [slot.path for slot in slots(module) if is_meta(slot.get())]
+    return [slot.path for slot in _slots(module) if slot.get().is_meta]
 
 
 def lazy_tensors(module: nn.Module) -> list[str]:
     """Return the paths of all parameters and buffers of ``module`` that are lazy."""
-    return [slot.path for slot in slots(module) if is_lazy(slot.get())]
+    return [slot.path for slot in _slots(module) if is_lazy(slot.get())]
 
 
 def materialize(
@@ -82,8 +82,8 @@ def materialize(
 def has_values(module: nn.Module) -> bool:
     """Return whether any parameter of ``module`` has values and can be trained."""
     return any(
-        isinstance(tensor, nn.Parameter) and not is_meta(tensor) and not is_lazy(tensor)
-        for tensor in (slot.get() for slot in slots(module))
+        isinstance(tensor, nn.Parameter) and not tensor.is_meta and not is_lazy(tensor)
+        for tensor in (slot.get() for slot in _slots(module))
     )
 
 
@@ -98,7 +98,7 @@ def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
             to a TensorDictParams, whose entries cannot be filled one by one.
             ``module`` is unchanged then.
     """
-    empty = [slot for slot in slots(module) if is_meta(slot.get())]
+    empty = [slot for slot in _slots(module) if slot.get().is_meta]
     within = [slot.path for slot in empty if isinstance(slot.module, TensorDictParams)]
     if within:
         raise ValueError(
@@ -107,14 +107,14 @@ def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
             "(marl_collect.materialize returns a copy that has them), or none."
         )
     filled, _ = _initialized_copy(module, seed)
-    values = {slot.path: slot.get() for slot in slots(filled)}
+    values = {slot.path: slot.get() for slot in _slots(filled)}
     device = next(
-        (p.device for p in module.parameters() if not is_meta(p)), torch.device("cpu")
+        (p.device for p in module.parameters() if not p.is_meta), torch.device("cpu")
     )
     done: dict[int, Tensor] = {}
     for slot in empty:
         old = slot.get()
-        if not is_meta(old):
+        if not old.is_meta:
             continue  # A tied tensor that has been filled under another name.
         new = done.get(id(old))
         if new is None:
@@ -152,15 +152,15 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
             f"A forward pass did not reach the lazy parameters {left}. "
             "Pass their input sizes to the constructor."
         )
-    known = {slot.path: slot.get() for slot in slots(_deepcopy(module))}
+    known = {slot.path: slot.get() for slot in _slots(_deepcopy(module))}
     memo: dict[int, Tensor] = {}
 
     def original(path: str, tensor: Tensor) -> Tensor:
         if path in unknown:
-            return replace(tensor, memo, "meta")
+            return _replace(tensor, memo, "meta")
         return known.get(path, tensor)
 
-    map_tensors(ran, original)
+    _map_tensors(ran, original)
     _remember_replaced(module)
     return ran
 
@@ -190,7 +190,7 @@ def _zeroed_copy(module: nn.Module, device: str) -> nn.Module:
     """Copy ``module`` to ``device``; tensors without values become zeros."""
     result = _deepcopy(module)
     memo: dict[int, Tensor] = {}
-    map_tensors(result, lambda _, t: replace(t, memo, device, zero=True))
+    _map_tensors(result, lambda _, t: _replace(t, memo, device, zero=True))
     return result
 
 
@@ -214,15 +214,15 @@ def _allocate(module: nn.Module) -> dict[str, Tensor]:
     empty: dict[str, Tensor] = {}
 
     def allocate(path: str, tensor: Tensor) -> Tensor:
-        if not is_meta(tensor):
+        if not tensor.is_meta:
             return tensor
-        new = replace(tensor, memo, "cpu")
+        new = _replace(tensor, memo, "cpu")
         with torch.no_grad():
             new.fill_(_marker(new.dtype))
         empty[path] = new
         return new
 
-    map_tensors(module, allocate)
+    _map_tensors(module, allocate)
     return empty
 
 
@@ -237,7 +237,7 @@ def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -
     versions = {path: tensor._version for path, tensor in empty.items()}
     kept = {
         slot: (slot.get(), slot.get().detach().clone())
-        for slot in slots(module)
+        for slot in _slots(module)
         if slot.path not in empty
     }
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
@@ -251,7 +251,7 @@ def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -
                 slot.set(tensor)
     unfilled = [
         slot.path
-        for slot in slots(module)
+        for slot in _slots(module)
         if slot.path in empty
         and not _filled(slot.get(), empty[slot.path], versions[slot.path])
     ]
@@ -289,7 +289,7 @@ def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
 
 
 def _filled(found: Tensor, empty: Tensor, version: int) -> bool:
-    if is_meta(found):
+    if found.is_meta:
         return False
     if found is empty and found.numel() == 0:
         return True
@@ -324,7 +324,7 @@ def _remember_replaced(module: nn.Module) -> None:
     """Make optimizers that step these parameters raise an error from now on."""
     global _guard_installed
     for parameter in module.parameters():
-        if is_meta(parameter) or is_lazy(parameter):
+        if parameter.is_meta or is_lazy(parameter):
             _replaced[parameter] = True
     if not _guard_installed:
         register_optimizer_step_pre_hook(_refuse_replaced)
@@ -345,3 +345,129 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                     "collector.policy.parameters(), or from what materialize() "
                     "returned."
                 )
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A place in a module that holds a tensor."""
+
+    path: str
+    module: nn.Module
+    name: str
+
+    def get(self) -> Tensor:
+        """Return the current tensor."""
+        if isinstance(self.module, TensorDictParams):
+            tensor: Tensor = self.module.get(tuple(self.name.split(".")))
+            return tensor
+        found: Tensor = getattr(self.module, self.name)
+        return found
+
+    def set(self, tensor: Tensor) -> None:
+        """Replace the tensor; not for TensorDictParams (use ``_map_tensors``)."""
+        # Module.__setattr__ keeps parameters and buffers apart, and updates an RNN's
+        # list of flat weights.
+        setattr(self.module, self.name, tensor)
+
+
+def _slots(module: nn.Module) -> Iterator[_Slot]:
+    """Yield every place that holds a tensor; a shared tensor has several places."""
+    templates = _template_paths(module)
+    for prefix, child in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for name, _ in child.named_parameters(recurse=False, remove_duplicate=False):
+            yield _Slot(dot + name, child, name)
+        for name, _ in child.named_buffers(recurse=False, remove_duplicate=False):
+            yield _Slot(dot + name, child, name)
+        if isinstance(child, TensorDictParams):
+            continue
+        for name, value in vars(child).items():
+            if isinstance(value, Tensor) and dot + name not in templates:
+                yield _Slot(dot + name, child, name)
+
+
+def _map_tensors(module: nn.Module, fn: Callable[[str, Tensor], Tensor]) -> None:
+    """Replace every tensor of ``module`` by ``fn(path, tensor)``."""
+    for slot in list(_slots(module)):
+        if not isinstance(slot.module, TensorDictParams):
+            old = slot.get()
+            new = fn(slot.path, old)
+            if new is not old:
+                slot.set(new)
+    for prefix, owner in list(module.named_modules()):
+        for name, params in list(owner.named_children()):
+            if isinstance(params, TensorDictParams):
+                path = f"{prefix}.{name}" if prefix else name
+                setattr(owner, name, _map_params(params, path, fn))
+
+
+def _replace(
+    tensor: Tensor, memo: dict[int, Tensor], device: str, *, zero: bool = False
+) -> Tensor:
+    """Return an uninitialised tensor like ``tensor`` on ``device``.
+
+    The same tensor gets the same replacement, so shared tensors stay shared. A tensor
+    that is on ``device`` already is returned unchanged.
+    """
+    if is_lazy(tensor):
+        # It has no memory until its shape is known; this only sets its device.
+        return memo.setdefault(id(tensor), _lazy_on(tensor, device))
+    if tensor.device.type == device:
+        return tensor
+    found = memo.get(id(tensor))
+    if found is None:
+        found = _empty_like(tensor, device)
+        if zero:
+            with torch.no_grad():
+                found.zero_()
+        memo[id(tensor)] = found
+    return found
+
+
+def _template_paths(module: nn.Module) -> set[str]:
+    """Return the paths of meta tensors that stand in for a sibling's parameters.
+
+    A functional module (TorchRL's multi-agent networks) holds its parameters in a
+    TensorDictParams, next to a template whose own tensors stay on the meta device.
+    """
+    paths: set[str] = set()
+    for prefix, owner in module.named_modules():
+        children = dict(owner.named_children())
+        for params in children.values():
+            if not isinstance(params, TensorDictParams):
+                continue
+            keys = [".".join(_as_tuple(k)) for k in params.keys(True, True)]
+            dot = f"{prefix}." if prefix else ""
+            paths.update(f"{dot}{c}.{key}" for c in children for key in keys)
+    return paths
+
+
+def _as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _map_params(
+    params: TensorDictParams, path: str, fn: Callable[[str, Tensor], Tensor]
+) -> TensorDictParams:
+    changed = TensorDict({}, batch_size=params.batch_size)
+    for key, value in params.items(True, True):
+        changed[key] = fn(".".join((path, *_as_tuple(key))), value)
+    return TensorDictParams(changed, no_convert=True)
+
+
+def _lazy_on(tensor: Tensor, device: str) -> Tensor:
+    if tensor.device.type == device:
+        return tensor
+    kwargs: dict[str, Any] = {"device": device, "dtype": tensor.dtype}
+    if isinstance(tensor, nn.Parameter):
+        kwargs["requires_grad"] = tensor.requires_grad
+    return type(tensor)(**kwargs)
+
+
+def _empty_like(tensor: Tensor, device: str) -> Tensor:
+    empty = torch.empty_like(tensor.detach().to("meta"), device=device)
+    if not isinstance(tensor, nn.Parameter):
+        return empty.requires_grad_(tensor.requires_grad)
+    parameter = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    vars(parameter).update(vars(tensor))
+    return parameter

@@ -12,19 +12,21 @@ The ``WeightBroadcaster`` alone decides which place holds which version and when
 may be overwritten. The tensors of a worker's module are views of the worker's own
 vector, so a pull copies bytes only.
 
-Frozen parameters, such as those of a pool's versions, are copied only if their bytes
-have changed. Each place has a number per tensor: that of the write that changed it.
-Equal numbers mean equal bytes, at the places and in all workers, so only tensors with
-other numbers are copied. A new worker has no numbers and copies everything. Tensors
-that are not frozen get a new number in every write: trained parameters change anyway,
-and the module in a worker may have changed its own buffers.
+Each policy is one range of bytes with one version per place: the number of the write
+that changed it. Equal versions mean equal bytes, at the places and in all workers, so
+only ranges with other versions are copied. The version of a frozen policy, such as a
+member of a pool, changes only if its bytes have changed. All other policies get a new
+version with every write, and so do the buffers: trained parameters change anyway, and
+the module in a worker may have changed its own buffers. A single policy always travels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -33,19 +35,50 @@ from numpy.typing import NDArray
 from torch import nn
 
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
-from marl_collect.weights.copies import WeightCopies
 from marl_collect.weights.skeleton import weight_tensors
 
 ALIGNMENT = 64
 PLACES = 2
-_NUMBER = np.dtype(np.int64)
+_VERSION = np.dtype(np.int64)
 _NOTHING = -1
-"""Stamp of a tensor never written here."""
+"""Version of a range that has never been written, or not completely."""
 _LISTED = 3
 """Number of names that an error lists."""
 _KIND = attrgetter("shape", "dtype")
 _INNER = "module."  # The beginning of names of the module in a TensorDictModule.
 _EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
+
+# In bytes. A memoryview holds the interpreter lock while it copies; numpy releases it.
+# This size takes about 0.1 ms, far less than Python's switch interval of 5 ms.
+_SMALL = 1 << 20
+
+# An array of bytes or a memoryview. `target[:] = source` works between equal types.
+_Bytes = Any
+_ADDRESS = torch.Tensor.data_ptr
+_CONTIGUOUS = torch.Tensor.is_contiguous
+
+# It stops at the first difference, unlike comparisons of arrays, and allocates nothing.
+_differ = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
+_differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+@final
+@dataclass(frozen=True)
+class WeightRange:
+    """The weights in a vector that have one version: those of one policy.
+
+    Attributes:
+        tensors: the indices of the tensors.
+        begin: where the range begins in the vector, in bytes.
+        end: where it ends, in bytes.
+        frozen: whether these are the parameters of one of several policies, and none
+            of them requires a gradient.
+    """
+
+    tensors: slice
+    begin: int
+    end: int
+    frozen: bool
 
 
 @final
@@ -59,7 +92,7 @@ class WeightLayout:
         dtypes: of the tensors.
         offsets: where the tensors begin, in bytes.
         nbytes: size of the vector.
-        frozen: indices of the parameters that require no gradient.
+        ranges: of the policies. The buffers of several policies are the last range.
         aliases: maps the other names of tied tensors to their first names.
     """
 
@@ -68,12 +101,19 @@ class WeightLayout:
     dtypes: tuple[torch.dtype, ...]
     offsets: tuple[int, ...]
     nbytes: int
-    frozen: tuple[int, ...] = ()
+    ranges: tuple[WeightRange, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: nn.Module) -> "WeightLayout":
-        """Return the layout of a module's parameters and buffers."""
+    def of(
+        cls, module: nn.Module, policy_of: Callable[[str], str] | None = None
+    ) -> "WeightLayout":
+        """Return the layout of a module's parameters and buffers.
+
+        Args:
+            module: a policy, or several policies.
+            policy_of: maps the name of a parameter to its policy; None for one policy.
+        """
         tensors = weight_tensors(module)
         first = {id(tensor): name for name, tensor in tensors.items()}
         aliases = {
@@ -81,13 +121,14 @@ class WeightLayout:
             for name, tensor in _every_name(module).items()
             if name not in tensors and id(tensor) in first
         }
-        return cls.plan(tensors, aliases)
+        return cls.plan(tensors, aliases, policy_of)
 
     @classmethod
     def plan(
         cls,
         tensors: Mapping[str, torch.Tensor],
         aliases: Mapping[str, str] | None = None,
+        policy_of: Callable[[str], str] | None = None,
     ) -> "WeightLayout":
         """Return the layout that stores ``tensors`` back to back."""
         offsets: list[int] = []
@@ -96,17 +137,30 @@ class WeightLayout:
             offsets.append(end)
             size = tensor.numel() * tensor.element_size()
             end += -(-size // ALIGNMENT) * ALIGNMENT
+        nbytes = max(end, ALIGNMENT)
+
+        def owner(item: tuple[str, torch.Tensor]) -> str | None:
+            name, tensor = item
+            is_parameter = policy_of is not None and isinstance(tensor, nn.Parameter)
+            return policy_of(name) if policy_of and is_parameter else None
+
+        edges = (*offsets, nbytes)
+        ranges: list[WeightRange] = []
+        stop = 0
+        for policy, group in groupby(tensors.items(), owner):
+            members = [tensor for _, tensor in group]
+            start, stop = stop, stop + len(members)
+            frozen = policy is not None and not any(t.requires_grad for t in members)
+            ranges.append(
+                WeightRange(slice(start, stop), edges[start], edges[stop], frozen)
+            )
         return cls(
             names=tuple(tensors),
             shapes=tuple(tuple(t.shape) for t in tensors.values()),
             dtypes=tuple(t.dtype for t in tensors.values()),
             offsets=tuple(offsets),
-            nbytes=max(end, ALIGNMENT),
-            frozen=tuple(
-                index
-                for index, tensor in enumerate(tensors.values())
-                if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-            ),
+            nbytes=nbytes,
+            ranges=tuple(ranges),
             aliases=dict(aliases or {}),
         )
 
@@ -125,23 +179,6 @@ class WeightLayout:
             size = count * torch.empty(0, dtype=dtype).element_size()
             out.append(vector[offset : offset + size].view(dtype).view(shape))
         return out
-
-    def part(self, indices: range) -> "WeightLayout":
-        """Return the layout of consecutive tensors, without aliases."""
-        begin, end = self.ends(indices)
-        own = slice(indices.start, indices.stop)
-        return WeightLayout(
-            names=self.names[own],
-            shapes=self.shapes[own],
-            dtypes=self.dtypes[own],
-            offsets=tuple(offset - begin for offset in self.offsets[own]),
-            nbytes=end - begin,
-        )
-
-    def ends(self, indices: range) -> tuple[int, int]:
-        """Return where consecutive tensors begin and end, in bytes."""
-        edges = (*self.offsets, self.nbytes)
-        return edges[indices.start], edges[indices.stop]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether ``tensors`` have these shapes and dtypes, in this order."""
@@ -241,7 +278,7 @@ class Reader(Protocol):
         """Copy the vector at ``place`` into the worker's own vector.
 
         Returns:
-            The indices of the tensors that were copied, because they differed.
+            The indices of the ranges that were copied, because they differed.
         """
         ...
 
@@ -275,7 +312,7 @@ class Publisher(Protocol):
         """Write weights to a place that no worker is reading.
 
         Returns:
-            The indices of the tensors that were copied, because they differed.
+            The indices of the ranges that were copied, because they differed.
         """
         ...
 
@@ -319,6 +356,134 @@ class WeightsHandle:
 
 
 @final
+class WeightWriter:
+    """Writes weights to vectors, repeatedly, as bytes.
+
+    A torch call takes longer than the copy of a small tensor, and several times as long
+    as a numpy call. A memoryview is the fastest. For a policy of six small tensors
+    these calls are most of the time of an update.
+
+    Attributes:
+        places: the tensors of each vector.
+    """
+
+    def __init__(
+        self,
+        layout: WeightLayout,
+        vectors: Sequence[torch.Tensor],
+        versions: NDArray[np.int64],
+    ) -> None:
+        """Prepare the copies.
+
+        Args:
+            layout: of each vector.
+            vectors: each uint8 ``[nbytes]``, on the CPU.
+            versions: of the ranges in each vector, ``[vectors, ranges]``; updated.
+        """
+        self._layout = layout
+        self.places = [layout.views(vector) for vector in vectors]
+        self._targets = [[_as_bytes(t) for t in place] for place in self.places]
+        self._versions = versions
+        # The first vector begins with zeros, or with what a worker writes there.
+        self._versions[1:] = _NOTHING
+        self._newest = 0
+        self._writes = 0
+        # The tensors read last. None if a tensor cannot be read as bytes.
+        self._seen: list[torch.Tensor | None] = [None] * len(layout.names)
+        self._addresses = [0] * len(layout.names)
+        self._sources: list[_Bytes] = [None] * len(layout.names)
+        self._pairs: list[list[list[tuple[_Bytes, _Bytes]]]] = []
+        self._memory: list[list[list[tuple[int, int, int]]]] = []
+        self._all_plain = False
+
+    def write(self, place: int, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Write weights to a vector, in the order of the layout, from any device.
+
+        Other dtypes are converted.
+
+        Returns:
+            The indices of the ranges that were copied.
+
+        Raises:
+            ValueError: if a tensor has another shape than in the layout; it is named.
+        """
+        self._read(tensors)
+        if len(self._layout.ranges) == 1:  # It always travels.
+            for target, source in self._pairs[place][0]:
+                target[:] = source
+            return [0]
+        self._writes += 1
+        versions = self._versions[self._newest].tolist()
+        for number, weights in enumerate(self._layout.ranges):
+            known = weights.frozen and versions[number] != _NOTHING
+            if not known or self._differs(number):
+                versions[number] = self._writes
+        changed = _differences(versions, self._versions[place].tolist())
+        # If it is interrupted, the next one writes all ranges.
+        self._versions[place] = _NOTHING
+        pairs = self._pairs[place]
+        for number in changed:
+            for target, source in pairs[number]:
+                target[:] = source
+        self._versions[place] = versions
+        self._newest = place
+        return changed
+
+    def _differs(self, number: int) -> bool:
+        """Return whether a policy has other bytes than those written last.
+
+        Torch counts no writes through ``tensor.data`` or numpy, so nothing but the
+        bytes tells.
+        """
+        return any(_differ(*memory) for memory in self._memory[self._newest][number])
+
+    def _read(self, tensors: Sequence[torch.Tensor]) -> None:
+        # Equal tensors have the same memory as in the last call, unless `tensor.data`
+        # was replaced.
+        if (
+            self._all_plain
+            and all(map(is_, tensors, self._seen))
+            and list(map(_ADDRESS, tensors)) == self._addresses
+            # `tensor.data` may be another view of the same memory.
+            and all(map(_CONTIGUOUS, tensors))
+        ):
+            return
+        self._all_plain = False  # It stays False if a check raises an error.
+        for index, tensor in enumerate(tensors):
+            self._find_source(index, tensor)
+        sizes = [target.nbytes for target in self.places[0]]
+        self._pairs, self._memory = [], []
+        for views, targets in zip(self.places, self._targets, strict=True):
+            pairs = list(zip(targets, self._sources, strict=True))
+            memory = list(
+                zip(self._addresses, map(_ADDRESS, views), sizes, strict=True)
+            )
+            slices = [weights.tensors for weights in self._layout.ranges]
+            self._pairs.append([pairs[tensors] for tensors in slices])
+            self._memory.append([memory[tensors] for tensors in slices])
+        self._all_plain = None not in self._seen
+
+    def _find_source(self, index: int, tensor: torch.Tensor) -> None:
+        target = self.places[0][index]
+        if tensor.shape != target.shape:
+            raise ValueError(
+                f"The weights of {self._layout.names[index]!r} must have shape "
+                f"{tuple(target.shape)}, but have {tuple(tensor.shape)}."
+            )
+        plain = (
+            tensor.device.type == "cpu"
+            and tensor.dtype == target.dtype
+            and tensor.layout == torch.strided
+            and tensor.is_contiguous()
+        )
+        # Other tensors are converted by torch at every call.
+        source = tensor if plain else torch.empty_like(target).copy_(tensor.detach())
+        self._seen[index] = tensor if plain else None
+        self._sources[index] = _as_bytes(source)
+        self._addresses[index] = _ADDRESS(source)
+
+
+@final
 class WeightPublisher:
     """The trainer's end, which owns the shared vectors."""
 
@@ -329,62 +494,27 @@ class WeightPublisher:
             MemoryError: if there is too little shared memory. The message has the
                 required and the free size.
         """
-        self.layout = layout
-        size = PLACES * (layout.nbytes + _NUMBER.itemsize * len(layout.names))
+        size = PLACES * (layout.nbytes + _VERSION.itemsize * len(layout.ranges))
         self._segment = Segment.create(size, "The policy's weights")
-        vectors, self._numbers = _places(self._segment, layout)
-        self._places = [layout.views(vector) for vector in vectors]
-        self._copies = WeightCopies(layout.names, *self._places)
-        self._newest = 0
-        self._writes = 0
-        # The first place begins with zeros, or with what a worker writes there.
-        count = len(layout.names)
-        self._at = [[0] * count, *([_NOTHING] * count for _ in range(PLACES - 1))]
+        self._layout = layout
+        self._writer = WeightWriter(layout, *_places(self._segment, layout))
 
     @property
     def handle(self) -> WeightsHandle:
         """The handle that workers attach."""
-        return WeightsHandle(self._segment.handle, self.layout)
+        return WeightsHandle(self._segment.handle, self._layout)
 
     def write(self, place: int, tensors: Sequence[torch.Tensor]) -> Sequence[int]:
-        """Write weights, in the order of the layout, from any device.
-
-        Returns:
-            The indices of the tensors that were copied.
-
-        Raises:
-            ValueError: if a tensor has another shape than in the layout; it is named.
-        """
-        self._copies.read(tensors)
-        if self.layout.frozen:
-            return self._write_changed(place)
-        self._copies.write(place)
-        return range(len(tensors))
-
-    def _write_changed(self, place: int) -> list[int]:
-        self._writes += 1
-        numbers = [self._writes] * len(self.layout.names)
-        for index in self.layout.frozen:
-            if not self._copies.differ(self._newest, index):
-                numbers[index] = self._at[self._newest][index]
-        copied = _differences(numbers, self._at[place])
-        # If it is interrupted, the next one writes all tensors.
-        self._at[place] = [_NOTHING] * len(numbers)
-        self._copies.write(place, copied)
-        self._at[place] = numbers
-        self._numbers[place][...] = numbers
-        self._newest = place
-        return copied
+        """Write weights to a place; see ``WeightWriter.write``."""
+        return self._writer.write(place, tensors)
 
     def read(self, place: int) -> Sequence[torch.Tensor]:
         """Return the tensors at a place; they are read-only."""
-        return self._places[place]
+        return self._writer.places[place]
 
     def close(self) -> None:
         """Release the shared memory."""
-        self._places.clear()
-        self._numbers.clear()
-        self._copies = None  # type: ignore[assignment]
+        self._writer = None  # type: ignore[assignment]
         self._segment.close()
 
 
@@ -401,141 +531,79 @@ class WeightReader:
                 views of it.
         """
         layout = handle.layout
-        self._segment = Segment.attach(handle.memory)
-        self._published, self._numbers = _places(self._segment, layout)
+        vectors, self._versions = _places(Segment.attach(handle.memory), layout)
         self._own = own
-        self._has = [_NOTHING] * len(layout.names)
-        self._version = own._version
-        self._edges = (*layout.offsets, layout.nbytes)
-        self._layout = layout
+        self._published = vectors
+        self._pairs = [
+            [
+                (own[each.begin : each.end], vector[each.begin : each.end])
+                for each in layout.ranges
+            ]
+            for vector in vectors
+        ]
+        self._has = [_NOTHING] * len(layout.ranges)
+        self._written = own._version
 
     def pull(self, place: int) -> Sequence[int]:
         """Copy what differs at ``place``; the trainer does not change it meanwhile.
 
         Returns:
-            The indices of the tensors that were copied.
+            The indices of the ranges that were copied.
         """
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
-        own, published = self._own, self._published[place]
-        if not self._layout.frozen:
-            own.copy_(published)
-            return range(len(self._has))
-        # torch counts the writes to the vector through any of its views. If the module
+        if len(self._has) == 1:  # It always travels.
+            self._own.copy_(self._published[place])
+            return [0]
+        versions = self._versions[place].tolist()
+        # torch counts the writes to the vector through any of its views. If a module
         # has written its own tensors, nothing is known about them.
-        written = own._version != self._version
-        old = [_NOTHING] * len(self._has) if written else self._has
-        self._has = self._numbers[place].tolist()
-        copied = _differences(self._has, old)
-        for first, last in _runs(copied):
-            run = slice(self._edges[first], self._edges[last + 1])
-            own[run].copy_(published[run])
-        self._version = own._version
-        return copied
+        if self._own._version != self._written:
+            self._has = [_NOTHING] * len(versions)
+        changed = _differences(versions, self._has)
+        for number in changed:
+            own, published = self._pairs[place][number]
+            own.copy_(published)
+        self._has, self._written = versions, self._own._version
+        return changed
 
     def publish_own(self) -> None:
         """Write the worker's own weights to place 0, for all workers to read."""
         self._published[0].copy_(self._own)
 
-    def close(self) -> None:
-        """Detach from the trainer's memory."""
-        self._published.clear()
-        self._numbers.clear()
-        self._segment.close()
 
-
-def check_factory_weights(given: WeightLayout, built: WeightLayout | None) -> None:
-    """Check that the weights of ``policy`` fit the policy of ``policy_factory``.
+def check_same_weights(
+    expected: WeightLayout | None, built: WeightLayout | None, whose: str, why: str
+) -> None:
+    """Check that a policy that a factory built has the expected tensors.
 
     Args:
-        given: layout of ``policy``.
-        built: layout of the policy that the factory built, None if it has no weights.
+        expected: layout of the policy to compare with, None if it has no weights.
+        built: layout of the policy that the factory built.
+        whose: which policy is expected, for the message.
+        why: the reason, the beginning of the message.
 
     Raises:
-        ValueError: if they differ; the first difference is named.
+        ValueError: if names, shapes or dtypes differ; the first difference is named.
     """
     ours, theirs = (
         {}
-        if each is None
+        if layout is None
         else {
             name: f"{dtype} {list(shape)}"
             for name, dtype, shape in zip(
-                each.names, each.dtypes, each.shapes, strict=True
+                layout.names, layout.dtypes, layout.shapes, strict=True
             )
         }
-        for each in (given, built)
+        for layout in (expected, built)
     )
-    different = sorted(
-        name for name in ours | theirs if ours.get(name) != theirs.get(name)
-    )
-    if different:
-        name = different[0]
-        raise ValueError(
-            "policy supplies the weights of the policies that policy_factory builds, "
-            f"so their tensors must be the same, but {name!r} is "
-            f"{ours.get(name, 'missing')} in policy and "
-            f"{theirs.get(name, 'missing')} in what policy_factory builds."
-        )
-
-
-def check_names(
-    found: Iterable[str], expected: WeightLayout, what: str, hint: str
-) -> None:
-    """Check that a policy has the tensors of a layout, by name.
-
-    Args:
-        found: the names in the policy.
-        expected: the layout.
-        what: the policy's description, the beginning of the message.
-        hint: what to do, the end of the message.
-
-    Raises:
-        ValueError: if tensors are missing or surplus; they are named.
-    """
-    names = list(found)
-    missing = [name for name in expected.names if name not in names]
-    surplus = [name for name in names if name not in expected.names]
-    if missing or surplus:
-        message = _other_names(what, missing, surplus, names)
-        raise ValueError(f"{message} {hint}")
-
-
-def check_same_weights(
-    first: WeightLayout | None, other: WeightLayout | None, whose: str, firsts: str
-) -> None:
-    """Check that policies built by a factory have the same tensors.
-
-    Args:
-        first: layout of the policy to compare with, None if it has no weights.
-        other: layout of the other policy.
-        whose: which process has the other policy, for the message.
-        firsts: which process has the first one.
-
-    Raises:
-        ValueError: if tensors differ; they are named.
-    """
-    if first == other:
-        return
-    what = f"The policy that policy_factory built for {whose}"
-    same = "All workers need the same network."
-    if first is None or other is None:
-        has = "has no weights" if other is None else "has weights"
-        raise ValueError(f"{what} {has}, unlike that of {firsts}. {same}")
-    check_names(other.names, first, what, same)
-    theirs = dict(
-        zip(other.names, zip(other.shapes, other.dtypes, strict=True), strict=True)
-    )
-    differ = [
-        f"{name} is {theirs[name][0]} {theirs[name][1]}, but {shape} {dtype} there"
-        for name, shape, dtype in zip(
-            first.names, first.shapes, first.dtypes, strict=True
-        )
-        if theirs[name] != (shape, dtype)
-    ]
-    raise ValueError(
-        f"{what} differs from that of {firsts}: "
-        f"{'; '.join(differ) or 'its tensors have another order or ties'}. {same}"
-    )
+    for name in sorted(ours | theirs):
+        if ours.get(name) != theirs.get(name):
+            raise ValueError(
+                f"{why}, so their tensors must be the same, but {name!r} is "
+                f"{ours.get(name, 'missing')} in {whose} and "
+                f"{theirs.get(name, 'missing')} in what policy_factory builds."
+            )
 
 
 def _other_names(
@@ -629,21 +697,20 @@ def _differences(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
 
 
-def _runs(indices: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of consecutive indices."""
-    for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
-        found = [index for _, index in run]
-        yield found[0], found[-1]
-
-
 def _places(
     segment: Segment, layout: WeightLayout
-) -> tuple[list[torch.Tensor], list[NDArray[np.int64]]]:
-    """Return the vector of each place, and the numbers of its tensors."""
-    count, size = len(layout.names), layout.nbytes
+) -> tuple[list[torch.Tensor], NDArray[np.int64]]:
+    """Return the vector of each place, and the versions of its ranges."""
+    count, size = len(layout.ranges), layout.nbytes
     vectors = np.frombuffer(segment.buffer, np.uint8, PLACES * size)
-    numbers = np.frombuffer(segment.buffer, _NUMBER, PLACES * count, PLACES * size)
+    versions = np.frombuffer(segment.buffer, _VERSION, PLACES * count, PLACES * size)
     return (
         [torch.from_numpy(vector) for vector in vectors.reshape(PLACES, size)],
-        list(numbers.reshape(PLACES, count)),
+        versions.reshape(PLACES, count),
     )
+
+
+def _as_bytes(tensor: torch.Tensor) -> _Bytes:
+    # As uint8, because numpy does not have all dtypes of torch.
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array) if array.nbytes <= _SMALL else array

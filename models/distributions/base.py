@@ -30,27 +30,30 @@ class ActionDistribution(Distribution, abc.ABC):
     noise_kind: NoiseKind
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch's name
 
-    def __init__(self, batch_shape: Size, event_shape: Sequence[int] = ()) -> None:
-        super().__init__(batch_shape, Size(event_shape), validate_args=False)
+    def __init__(self, parameter: Tensor, event_shape: Sequence[int] = ()) -> None:
+        """Set the shapes.
+
+        Args:
+            parameter: ``[*B, n_agents, features]``; has the shape, dtype and device of
+                the noise of one sample.
+            event_shape: shape of one agent's action.
+        """
+        self._parameter = parameter
+        super().__init__(parameter.shape[:-1], Size(event_shape), validate_args=False)
 
     @property
-    @abc.abstractmethod
     def noise_shape(self) -> Size:
         """Shape of the noise of one sample."""
+        return self._parameter.shape
 
     @abc.abstractmethod
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Convert noise ``[*sample_shape, *noise_shape]`` to samples."""
 
     @property
-    @abc.abstractmethod
     def deterministic_sample(self) -> Tensor:
-        """The action without exploration."""
-
-    @property
-    @abc.abstractmethod
-    def _like(self) -> Tensor:
-        """A parameter with the dtype and device of the noise."""
+        """The action without exploration; the mode, unless a subclass has another."""
+        return self.mode
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Sample with torch's global generator and gradients."""
@@ -66,7 +69,7 @@ class ActionDistribution(Distribution, abc.ABC):
             return self.sample_from_noise(self._draw(sample_shape))
 
     def _draw(self, sample_shape: Sequence[int]) -> Tensor:
-        like = self._like
+        like = self._parameter
         shape = (*sample_shape, *self.noise_shape)
         noise = torch.empty(shape, dtype=like.dtype, device=like.device)
         if self.noise_kind == "normal":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
 
@@ -26,44 +26,29 @@ class MaskedCategorical(ActionDistribution):
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         if mask is not None:
             logits = torch.where(mask, logits, -math.inf)
-        self._raw = logits
         self._normalised: Tensor | None = None
-        super().__init__(logits.shape[:-1])
+        super().__init__(logits)
 
     @property
     def logits(self) -> Tensor:
         """Log-probabilities ``[*B, n_agents, n_actions]``; ``-inf`` where illegal."""
         if self._normalised is None:
-            self._normalised = self._raw.log_softmax(-1)
+            self._normalised = self._parameter.log_softmax(-1)
         return self._normalised
 
     @property
     def probs(self) -> Tensor:
         """Probabilities ``[*B, n_agents, n_actions]``."""
-        return self._raw.softmax(-1)
-
-    @property
-    def noise_shape(self) -> Size:
-        """One number per action."""
-        return self._raw.shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self._raw
+        return self._parameter.softmax(-1)
 
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Return int64 actions ``[*sample_shape, *B, n_agents]``."""
-        return (self._raw + noise).argmax(-1)
+        return (self._parameter + noise).argmax(-1)
 
     @property
     def mode(self) -> Tensor:
         """The most probable action."""
-        return self._raw.argmax(-1)
-
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """The mode."""
-        return self.mode
+        return self._parameter.argmax(-1)
 
     @property
     def mean(self) -> Tensor:
@@ -86,8 +71,8 @@ class MaskedCategorical(ActionDistribution):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All actions, ``[n_actions, *B, n_agents]``."""
-        n_actions = self._raw.shape[-1]
-        values = torch.arange(n_actions, device=self._raw.device)
+        n_actions = self._parameter.shape[-1]
+        values = torch.arange(n_actions, device=self._parameter.device)
         values = values.view(-1, *(1 for _ in self.batch_shape))
         return values.expand(-1, *self.batch_shape) if expand else values
 
@@ -99,7 +84,7 @@ class MaskedOneHotCategorical(ActionDistribution):
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
         self._categorical = MaskedCategorical(logits, mask)
-        super().__init__(logits.shape[:-1], logits.shape[-1:])
+        super().__init__(logits, logits.shape[-1:])
 
     @property
     def logits(self) -> Tensor:
@@ -110,15 +95,6 @@ class MaskedOneHotCategorical(ActionDistribution):
     def probs(self) -> Tensor:
         """Probabilities ``[*B, n_agents, n_actions]``."""
         return self._categorical.probs
-
-    @property
-    def noise_shape(self) -> Size:
-        """One number per action."""
-        return self._categorical.noise_shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self._categorical.logits
 
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Return one-hot actions ``[*sample_shape, *B, n_agents, n_actions]``."""
@@ -133,11 +109,6 @@ class MaskedOneHotCategorical(ActionDistribution):
     def mode(self) -> Tensor:
         """The most probable action."""
         return self._one_hot(self._categorical.mode)
-
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """The mode."""
-        return self.mode
 
     @property
     def mean(self) -> Tensor:
@@ -164,20 +135,10 @@ class MultiCategorical(ActionDistribution):
     noise_kind: NoiseKind = "gumbel"
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
-        self._raw = logits
         self._nvec = tuple(nvec)
         parts = logits.split(self._nvec, -1)
         self._choices = [MaskedCategorical(part) for part in parts]
-        super().__init__(logits.shape[:-1], Size([len(self._nvec)]))
-
-    @property
-    def noise_shape(self) -> Size:
-        """One number per option of each choice."""
-        return self._raw.shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self._raw
+        super().__init__(logits, [len(self._nvec)])
 
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Return int64 actions ``[*sample_shape, *B, n_agents, k]``."""
@@ -189,11 +150,6 @@ class MultiCategorical(ActionDistribution):
     def mode(self) -> Tensor:
         """The most probable option of each choice."""
         return torch.stack([choice.mode for choice in self._choices], -1)
-
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """The mode."""
-        return self.mode
 
     @property
     def mean(self) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from typing import cast
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
@@ -28,45 +28,18 @@ class IndependentNormal(ActionDistribution):
     def __init__(self, loc: Tensor, scale: Tensor) -> None:
         self.loc = loc
         self.scale = scale
-        super().__init__(loc.shape[:-1], loc.shape[-1:])
-
-    @property
-    def noise_shape(self) -> Size:
-        """One number per number of the action."""
-        return self.loc.shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self.loc
+        super().__init__(loc, loc.shape[-1:])
 
     def sample_from_noise(self, noise: Tensor) -> Tensor:
         """Return actions ``[*sample_shape, *B, n_agents, k]``."""
         return torch.addcmul(self.loc, self.scale, noise)
 
     @property
-    def mode(self) -> Tensor:
-        """``loc``."""
-        return self.loc
-
-    @property
     def mean(self) -> Tensor:
-        """``loc``."""
+        """``loc``, which is mode and median too."""
         return self.loc
 
-    @property
-    def median(self) -> Tensor:
-        """``loc``."""
-        return self.loc
-
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """``loc``."""
-        return self.loc
-
-    @property
-    def stddev(self) -> Tensor:
-        """``scale``."""
-        return self.scale
+    mode = median = mean
 
     @property
     def variance(self) -> Tensor:
@@ -117,16 +90,7 @@ class TanhNormal(ActionDistribution):
         self.high = torch.as_tensor(high, dtype=loc.dtype, device=loc.device)
         self._half = (self.high - self.low) / 2
         self._middle = self.low + self._half
-        super().__init__(loc.shape[:-1], loc.shape[-1:])
-
-    @property
-    def noise_shape(self) -> Size:
-        """One number per number of the action."""
-        return self.loc.shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self.loc
+        super().__init__(loc, loc.shape[-1:])
 
     @property
     def support(self) -> constraints.Constraint:
@@ -144,14 +108,11 @@ class TanhNormal(ActionDistribution):
         return self._squash(torch.addcmul(self.loc, self.scale, noise))
 
     @property
-    def deterministic_sample(self) -> Tensor:
-        """The squashed ``loc``, which is the median."""
-        return self._squash(self.loc)
-
-    @property
     def median(self) -> Tensor:
         """The squashed ``loc``, because squashing is monotonic."""
         return self._squash(self.loc)
+
+    deterministic_sample = median
 
     @property
     def mode(self) -> Tensor:

@@ -1,8 +1,9 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
-from collections import Counter
+from collections import time
 from contextlib import ExitStack
 
+import Counter
 import micro
 import pytest
 from cases import assignment, datasets, formats, pool_weights
@@ -84,7 +85,7 @@ def test_a_row_has_units_sizes_and_ratios() -> None:
         made = Alternative(lambda: 2e6, nbytes=lambda: 3e6)
         return {"first": made, "second": Alternative(lambda: 1e6)}
 
-    case = Case("a row", build, "byte", waits=True)
+    case = Case("a row", build, "byte", clock=time.perf_counter)
     assert case.show([1e-6, 0.5e-6]) == "1.50 MB/s"
     assert Case("", build, "frame", "ms").show([0.002]) == "2.00 ms per frame"
     first, second = micro.rows(case, 2, 0.0)
@@ -132,7 +133,13 @@ def test_rows_are_selected_by_words() -> None:
             ["training, centralised, separate", "3 agents", "batch 32"],
             ["ours", "TorchRL", "modules"],
         ),
-        ("worlds", ["16 worlds, 1 %"], ["bare loop", "Collector"]),
+        ("worlds", ["16 worlds, random", "1 %"], ["bare loop", "Collector"]),
+        ("worlds", ["16 worlds, network"], ["bare loop", "Collector"]),
+        (
+            "worlds",
+            ["64 worlds, trajectories", "1 %"],
+            ["plain batches", "trajs_per_batch=64, cat", "trajs_per_batch=64, padded"],
+        ),
         ("envs", ["simple_tag_v3, step"], ["ours", "stock"]),
         ("envs", ["simple_tag_v3, reset"], ["ours", "stock"]),
     ],

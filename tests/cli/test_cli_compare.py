@@ -30,6 +30,7 @@ from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.comparison import default_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.report import LEGEND
 
 TASK = "marl_collect.testing.counting:CountingEnv"
 SMALL = [
@@ -67,9 +68,11 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
 
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
+    assert "Return of random actions: team" in text
+    assert page.endswith(LEGEND + "\n")
     assert len(re.findall(r"^\| vdn-local-shared \|", page, re.M)) == 3
     assert "| setup | seeds | best weights |" in page
-    assert re.search(r"setup +seeds +weights", text)
+    assert re.search(r"setup +seeds +weights +low +high +weights +actions", text)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     for name in ("curves", "scores"):
         assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")

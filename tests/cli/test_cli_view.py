@@ -13,16 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from marl_collect import record
 from marl_collect.cli.main import app
+from marl_collect.cli.tasks import find_factory
+from marl_collect.cli.view import _episodes
 from marl_collect.cli.viewer import server
 from marl_collect.cli.viewer.episodes import Episodes
+from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
 from marl_collect.testing.counting import CountingEnv
 
+STACKS = """
+from marl_collect.envs import FrameStack
+from marl_collect.testing.counting import CountingEnv
+
+
+def make(frames=3):
+    return FrameStack(CountingEnv(), frames)
+"""
 TASK = "marl_collect.testing.counting:CountingEnv"
 
 
@@ -185,6 +197,34 @@ def test_pictures_are_drawn_by_repeating_the_actions(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
+    def stacked() -> FrameStack:
+        return FrameStack(CountingEnv(image=(6, 5, 3)), 2)
+
+    record(tmp_path / "data", stacked, episodes=1, seed=0, num_workers=1)
+    dataset = open_dataset(tmp_path / "data")
+    shown = Episodes(dataset, "")
+    sources = shown.episode(0, 0)["sources"]
+    assert [source["name"] for source in sources] == ["hunter/observation/image"] * 2
+    stacks = dataset.trajectories[0]["hunter", "observation", "image"]
+    assert not torch.equal(stacks[2, 1, 0], stacks[2, 1, 1])
+    assert shown.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))
+
+
+def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("stacks_of_view.py").write_text(STACKS)
+    record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)
+    assert "FrameStack(counting)" in repr(open_dataset("data"))
+    shown = _episodes("data", None)
+    with pytest.raises(ValueError, match="cannot be built from its name.*module:fun"):
+        shown.picture(0, 0, 0)
+    drawn = _episodes("data", "stacks_of_view:make")
+    assert len({drawn.picture(0, *which) for which in drawn.pictures(0)}) > 1
+
+
 def test_the_script_is_valid(tmp_path: Path) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
     (tmp_path / "page.js").write_text(script)

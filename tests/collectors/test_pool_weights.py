@@ -29,9 +29,10 @@ class Noted:
 
     def open(self, layout: Any) -> Any:
         publisher = SharedMemoryWeights().open(layout)
-        owners = [name.split(".") for name in layout.names]
-        found = (f"past_{own[2]}" if len(own) > 3 else own[0] for own in owners)
-        note = type(self)(self.folder, publisher.handle, tuple(found))
+        first = [layout.names[weights.tensors][0] for weights in layout.ranges]
+        paths = [name.split(".") for name in first]
+        owners = [f"past_{p[2]}" if len(p) > 3 else p[0] for p in paths]
+        note = type(self)(self.folder, publisher.handle, tuple(owners))
         return _Publisher(publisher, note)
 
     @property
@@ -250,10 +251,13 @@ class Counts(Shift):
         return td
 
 
-def test_an_update_resets_frozen_parameters_that_workers_have_written() -> None:
+@pytest.mark.parametrize("options", [{}, {"policy_factory": Counts}])
+def test_an_update_resets_frozen_parameters_that_workers_have_written(
+    options: dict[str, Any],
+) -> None:
     policy = Counts()
     with MultiSyncCollector(
-        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16
+        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16, **options
     ) as collector:
         found = []
         for batch in collector:

@@ -23,6 +23,7 @@ from marl_collect import (
     EnvWrapper,
     MultiSyncCollector,
     ParallelEnv,
+    SerialEnv,
     check_env,
     evaluate,
 )
@@ -74,17 +75,21 @@ class Reputation(EnvWrapper):
         self.group = group
         space = spaces.Box(-np.inf, np.inf, (self.size,), np.float32)
         super().__init__(env, observe={group: {"reputation": space}})
+        self.reputation = np.zeros((*env.batch_size, self.size), np.float32)
 
     def after_reset(self, begun: Any, seed: Any) -> None:
-        noise = np.random.default_rng(seed).normal(size=self.size)
-        self.reputation = noise.astype(np.float32)
-        self.row[self.group, "observation", "reputation"][begun] = self.reputation
+        for world, one in zip(np.atleast_1d(begun), np.atleast_1d(seed), strict=True):
+            noise = np.random.default_rng(one).normal(size=self.size)
+            self.reputation[world] = noise
+        told = self.row[self.group, "observation", "reputation"]
+        told[begun] = self.reputation[..., None, :][begun]
 
     def after_step(self) -> None:
-        done = self.row[self.group, "done"][:, 0]
+        done = self.row[self.group, "done"][..., 0]
         actions = np.where(done, 0, self.row[self.group, "action"])
         self.reputation += 0.1 * (actions - self.reputation)
-        self.row[self.group, "observation", "reputation"][...] = self.reputation
+        told = self.row[self.group, "observation", "reputation"]
+        told[...] = self.reputation[..., None, :]
 
 
 class Doubled(EnvWrapper):
@@ -157,6 +162,112 @@ def test_wrapped_environments_fulfil_the_contract(
 def test_other_wrappers_fulfil_the_contract(wrapper: Any) -> None:
     check_env(lambda: wrapper(counting()))
     check_env(lambda: wrapper(OthersRewards(counting())))
+
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "agents die": {},
+    "masks": {"action_mask": True, "state": True, "episode_reward": True},
+    "the first death ends": {"done_on_any": True},
+    "nested": {"image": (4, 4, 3), "mask": False},
+}
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "nothing": Plain,
+    "observations": OthersRewards,
+    "rewards": Bonus,
+    "state of worlds": Reputation,
+    "written anew": Doubled,
+    "wrapped twice": lambda env: OthersRewards(Reputation(Bonus(env))),
+}
+K = 4
+
+
+def worlds(**options: Any) -> CountingWorlds:
+    return CountingWorlds(K, min_length=4, max_length=9, **options)
+
+
+@pytest.mark.parametrize("options", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_wrapped_worlds_give_the_data_of_wrapped_environments(
+    wrapper: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
+    keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 90 * K, "seed": 5}
+    singles = [lambda: wrapper(counting(**options))] * K
+    with (
+        Collector(singles, **keywords) as expected,
+        Collector(lambda: wrapper(worlds(**options)), **keywords) as found,
+    ):
+        for one, other in zip(expected, found, strict=True):
+            assert set(one.keys(True, True)) == set(other.keys(True, True))
+            assert (one == other).all()
+            assert one["next", "done"].any()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_wrapped_worlds_fulfil_the_contract(wrapper: Callable[[Any], Any]) -> None:
+    check_env(lambda: wrapper(worlds(action_mask=True)))
+
+
+def test_worlds_with_other_actions() -> None:
+    keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 30 * K, "seed": 5}
+    singles = [lambda: FewActions(counting())] * K
+    with (
+        Collector(singles, **keywords) as expected,
+        Collector(lambda: FewActions(worlds()), **keywords) as found,
+    ):
+        one, other = expected.next(), found.next()
+    assert (one == other).all()
+    assert set(other["hunter", "action"].unique().tolist()) == {0, 1}
+
+
+def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
+    def make_env() -> EnvWrapper:
+        return OthersRewards(worlds(resets_itself=True))
+
+    check_env(make_env)
+    batch = frames(make_env)
+    ended = batch["next", "done"][:, :-1, 0]
+    begins = batch["hunter", "observation", "rewards"][:, 1:]
+    assert ended.any()
+    assert (begins[ended] == 0).all()
+    assert (begins[~ended] != 0).any()
+
+
+def test_wrapped_worlds_are_stepped_and_rendered() -> None:
+    env = Bonus(worlds())
+    assert env.batch_size == (K,)
+    assert env.worlds == K
+    assert env.rollout(3).shape == (K, 3)
+    with pytest.raises(ValueError, match="cannot step only 1 of them"):
+        env.step(env.rand_action(env.reset()).set("_step", torch.arange(K) == 0))
+    assert env.render(2) is None
+    plain = evaluate(None, worlds, episodes=K, seeds=1)
+    more = evaluate(None, lambda: Bonus(worlds()), episodes=K, seeds=1)
+    for one, other in zip(plain.episodes, more.episodes, strict=True):
+        assert one.length == other.length
+        assert all(one.returns[a] < other.returns[a] for a in one.returns)
+    env.close()
+    assert env.env.is_closed
+
+
+@pytest.mark.parametrize("make_env", [counting, worlds])
+def test_a_loaded_state_continues_exactly(make_env: Callable[[], Any]) -> None:
+    def wrapped() -> EnvWrapper:
+        return OthersRewards(Reputation(make_env()))
+
+    def collector() -> Collector:
+        return Collector(wrapped, frames_per_batch=28, total_frames=140, seed=3)
+
+    with collector() as whole:
+        expected = [batch.clone() for batch in whole]
+    with collector() as begun:
+        found = [begun.next().clone(), begun.next().clone()]
+        state = begun.state_dict()
+    with collector() as resumed:
+        resumed.load_state_dict(state)
+        found += [batch.clone() for batch in resumed]
+    assert len(found) == len(expected)
+    for one, other in zip(expected, found, strict=True):
+        assert (one == other).all()
 
 
 def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> Any:
@@ -273,26 +384,6 @@ def test_environments_of_other_processes_give_the_same_data() -> None:
     assert (found == expected).all()
 
 
-def test_a_loaded_state_continues_exactly() -> None:
-    def make_env() -> EnvWrapper:
-        return OthersRewards(Reputation(counting()))
-
-    def collector() -> Collector:
-        return Collector(make_env, frames_per_batch=7, total_frames=35, seed=3)
-
-    with collector() as whole:
-        expected = [batch.clone() for batch in whole]
-    with collector() as begun:
-        found = [begun.next().clone(), begun.next().clone()]
-        state = begun.state_dict()
-    with collector() as resumed:
-        resumed.load_state_dict(state)
-        found += [batch.clone() for batch in resumed]
-    assert len(found) == len(expected)
-    for one, other in zip(expected, found, strict=True):
-        assert (one == other).all()
-
-
 def test_episodes_are_evaluated() -> None:
     plain = evaluate(None, counting, episodes=3, seeds=1)
     more = evaluate(None, lambda: Bonus(counting()), episodes=3, seeds=1)
@@ -340,9 +431,9 @@ def test_errors_name_what_is_wrong(
         Plain(CountingEnv(), **arguments)
 
 
-def test_only_single_environments_are_wrapped() -> None:
-    with pytest.raises(TypeError, match="steps 4 worlds in one call"):
-        Plain(CountingWorlds())  # type: ignore[arg-type]
+def test_only_environments_are_wrapped() -> None:
+    with pytest.raises(TypeError, match="wraps an environment of marl_collect, but"):
+        Plain(SerialEnv(2, CountingEnv))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"lambda: Plain\(factory\(\)\)"):
         Plain(CountingEnv)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Pass `PettingZooWrapper\(ScriptedEnv"):

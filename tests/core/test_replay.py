@@ -69,6 +69,17 @@ def test_a_restored_environment_continues_exactly(kind: Any, frames: int) -> Non
         assert (advance(env, 20) == expected).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_stays_when_the_environment_moves_on(kind: Any) -> None:
+    with KINDS[kind]() as env, KINDS[kind]() as other:
+        env.set_seed(5)
+        env.rand_step(env.reset())
+        state = env.state_dict()
+        expected = advance(env, 20)
+        other.load_state_dict(state)
+        assert (advance(other, 20) == expected).all()
+
+
 def test_a_state_can_move_between_serial_and_parallel() -> None:
     with KINDS["serial"]() as serial, KINDS["parallel"]() as parallel:
         serial.set_seed(1)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.worlds import CountingWorlds
 from support.zoo import COMINGS_AND_GOINGS, SHORT_TURNS, ScriptedEnv, ScriptedTurns
 
 from marl_collect import Collector, check_env
@@ -75,6 +76,28 @@ def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -
                     expected = _padded(seen, seen[-1])
                     assert np.array_equal(stacked[t]["next"][key][agent], expected)
     assert checked > 20
+
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "deaths": {},
+    "nobody ends early": {"deaths": False},
+    "pictures": {"image": (5, 4, 3), "mask": False},
+    "the first death ends": {"done_on_any": True},
+}
+
+
+@pytest.mark.parametrize("options", WORLDS.values(), ids=WORLDS)
+def test_stacks_of_worlds_are_those_of_environments(options: dict[str, Any]) -> None:
+    def worlds() -> FrameStack:
+        return FrameStack(CountingWorlds(3, min_length=4, max_length=9, **options), 3)
+
+    check_env(worlds)
+    keywords: Any = {"frames_per_batch": 120, "total_frames": 120, "seed": 5}
+    singles = [lambda: FrameStack(counting(**options), 3)] * 3
+    with Collector(singles, **keywords) as one, Collector(worlds, **keywords) as two:
+        expected, found = one.next(), two.next()
+    assert (found == expected).all()
+    assert found["next", "done"].sum() > 10
 
 
 def _acts(group: Any, agent: int) -> bool:

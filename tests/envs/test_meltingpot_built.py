@@ -232,7 +232,7 @@ def missing(name):
 scenario.build = missing
 with pytest.raises(FileNotFoundError, match="install_meltingpot.py --force"):
     MeltingpotEnv("coins_0")
-with pytest.raises(ValueError, match="did you mean one of"):
+with pytest.raises(ValueError, match="Did you mean coins_"):
     MeltingpotEnv("coins_99")
 """
     )

@@ -52,7 +52,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    assert "The nearest are gridline/meet" in _run(installed, code)
+    assert "Did you mean gridline/meet" in _run(installed, code)
 
 
 def test_the_command_line_collects_from_a_new_family(installed: Path) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_family_has_no_advice_on_unrelated_names(family: Any) -> None:
     ("task", "message"),
     [
         ("multiwalker_v8", "This installation has sisl/multiwalker_v9"),
-        ("multiwalkr_v9", "The nearest are sisl/multiwalker_v9"),
+        ("multiwalkr_v9", r"Did you mean sisl/multiwalker_v9\?"),
         ("waterworld_v4", "left PettingZoo with 1.26"),
         ("os:nothing", "must be module:name of a callable, but importing it failed"),
         ("os:sep", "must be module:name of a callable, but is"),
@@ -98,7 +99,7 @@ def test_an_unknown_task_is_an_error_with_advice(task: str, message: str) -> Non
 
 def test_similar_names_come_from_all_families() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
-    with pytest.raises(ValueError, match="nearest are meltingpot/hidden_agenda"):
+    with pytest.raises(ValueError, match="Did you mean meltingpot/hidden_agenda"):
         tasks.find_factory("hiden_agenda", {})
 
 
@@ -117,6 +118,17 @@ def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
     ]:
         found = tasks.find_factory(task, {}, pictures=True)
         assert found.keywords == expected  # type: ignore[attr-defined]
+
+
+def test_own_factories_with_a_render_mode_get_it_for_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = ModuleType("own_tasks")
+    module.make = lambda render_mode=None: render_mode
+    monkeypatch.setitem(sys.modules, "own_tasks", module)
+    for pictures, keywords in [(True, {"render_mode": "rgb_array"}), (False, {})]:
+        found: Any = tasks.find_factory("own_tasks:make", {}, pictures=pictures)
+        assert found.keywords == keywords
 
 
 def _built_by(task: str, family: Any) -> tuple[Any, ...]:

@@ -72,7 +72,7 @@ def test_a_family_in_a_separate_package_is_named(
         ("multiwalker", "has sisl/multiwalker_v9"),
         ("waterworld_v4", r"left PettingZoo with 1.26.*pettingzoo\[sisl\]<1.26"),
         ("gin_rummy_v4", "RLCard"),
-        ("multiwaker_v9", "Similar tasks: sisl/multiwalker_v9"),
+        ("multiwaker_v9", "Did you mean sisl/multiwalker_v9"),
         ("butterfly/pistonbal_v6", "butterfly/pistonball_v6"),
         ("qqq", r"available_envs\(\)"),
         ("nowhere/pong_v3", "no task family 'nowhere'.*sisl"),
@@ -90,7 +90,7 @@ def test_an_aec_only_task_is_an_error_that_suggests_parallel_false() -> None:
 
 
 def test_a_module_without_the_callable_is_an_error() -> None:
-    with pytest.raises(UnknownTaskError, match="no callable 'Nothing'"):
+    with pytest.raises(UnknownTaskError, match="has no attribute 'Nothing'"):
         find_task("marl_collect.testing.pair:Nothing")
 
 

@@ -14,7 +14,7 @@ import vmas
 
 from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
-from marl_collect.envs import VmasEnv
+from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas.provider import FAMILY
 
 WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 3
@@ -110,6 +110,16 @@ def test_the_data_are_those_of_the_library(
 def test_check_env(scenario: str, options: dict[str, Any]) -> None:
     factory = partial(VmasEnv, scenario, 4, max_steps=5, **options)
     check_env(factory, episodes=2, steps=7)
+
+
+def test_stacks_of_worlds_end_with_what_is_observed() -> None:
+    plain = partial(VmasEnv, "navigation", WORLDS, max_steps=4)
+    _, expected = collected(plain, 10)
+    _, found = collected(lambda: FrameStack(plain(), 3), 10)
+    observed = found["agent", "observation"]
+    assert (observed[..., -1, :] == expected["agent", "observation"]).all()
+    later = ~found["next", "done"][:, :-1, 0]
+    assert (observed[:, 1:, :, :-1] == observed[:, :-1, :, 1:])[later].all()
 
 
 def test_groups_are_kinds_of_agents() -> None:

@@ -15,6 +15,8 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "multinomial": lambda x: torch.multinomial(x, 1, replacement=True),
     "multinomial without replacement": lambda x: torch.multinomial(x, 1),
     "normal": lambda x: torch.normal(x, x + 1),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
     "normal of a row": lambda x: torch.normal(x[:1], x),
 }
 

@@ -28,6 +28,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "log1p": lambda x: torch.log1p(x.abs()),
     "sin": torch.sin,
     "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
     "softplus": functional.softplus,
     "add a number": lambda x: x + 0.3,
     "add with alpha": lambda x: torch.add(x, OTHER, alpha=2),

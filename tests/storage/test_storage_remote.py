@@ -1,5 +1,6 @@
 """Datasets in object stores: a memory file system, and a local S3 server."""
 
+import asyncio
 import json
 import multiprocessing  # noqa: TID251 - the start method of torch's DataLoader
 import os
@@ -21,13 +22,17 @@ from support.scripts import run_python
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
+    Dataset,
     DatasetError,
     Writer,
     appending,
     concatenate,
     copy,
+    copying,
+    export_dataset,
     merge,
     remote,
+    save,
 )
 from marl_collect.storage.remote import RemoteFolder
 from marl_collect.testing.counting import CountingEnv
@@ -63,7 +68,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-FILES = {"journal.jsonl", "data-000000"}
+FILES = {"journal.jsonl", "data-000000", "data-000000.blocks"}
 
 
 def append(path: Path, seed: int) -> None:
@@ -190,13 +195,14 @@ def test_a_failed_copy_leaves_a_complete_prefix(
     segments(local, monkeypatch)
     upload, calls = RemoteFolder.upload, [0]
 
-    def failing(self: Any, path: Any, name: Any) -> None:
+    def failing(self: Any, files: Any) -> None:
         calls[0] += 1
         if calls[0] == fails:
             raise ConnectionError("gone")
-        upload(self, path, name)
+        upload(self, files)
 
     monkeypatch.setattr(RemoteFolder, "upload", failing)
+    monkeypatch.setattr(copying, "_AT_ONCE", 1)
     expected = open_dataset(local)
     seen = []
     # The journal, then for each batch a data file and the journal.
@@ -229,8 +235,9 @@ def segments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 KILLED = """
 import json, os, signal, sys
-from marl_collect.storage import copy, remote
+from marl_collect.storage import copy, copying, remote
 
+copying._AT_ONCE = 1
 source, url, options, count = sys.argv[1:]
 upload, calls = remote.RemoteFolder.upload, [0]
 
@@ -269,7 +276,7 @@ def test_a_killed_copy_to_a_folder_goes_on(
     program = KILLED.replace("remote.RemoteFolder.upload", "os.pwrite")
     program = program.replace(
         "calls[0] += 1", "copying._SYNCED = 1\n    calls[0] += 1"
-    ).replace("import copy, remote", "import copy, copying")
+    ).replace("import copy, copying, remote", "import copy, copying")
     run = run_python("-c", program, local, target, "null", str(count))
     assert run.returncode == -signal.SIGKILL
     done = max(0, (count - 2) // 2)  # The journal, then two files for each batch.
@@ -318,6 +325,132 @@ def test_many_segments_are_copied_everywhere(
     assert {path.name for path in (tmp_path / "back").iterdir()} == names
 
 
+@pytest.fixture
+def requests_at_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many requests of each kind s3fs has made at the same time, at most."""
+    s3fs = pytest.importorskip("s3fs", reason="needs the extra cloud")
+    running: dict[str, int] = {}
+    most: dict[str, int] = {}
+
+    def counted(name: str) -> Any:
+        request = getattr(s3fs.S3FileSystem, name)
+
+        async def run(*arguments: Any, **options: Any) -> Any:
+            running[name] = running.get(name, 0) + 1
+            most[name] = max(most.get(name, 0), running[name])
+            await asyncio.sleep(0.05)  # The others of one call begin.
+            try:
+                return await request(*arguments, **options)
+            finally:
+                running[name] -= 1
+
+        return run
+
+    for name in ("_put_file", "_cat_file"):
+        monkeypatch.setattr(s3fs.S3FileSystem, name, counted(name))
+    return most
+
+
+def test_requests_of_a_copy_are_made_at_the_same_time(
+    server: Any,
+    requests_at_once: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, url = tmp_path / "d", f"s3://bucket/{uuid.uuid4().hex}"
+    segments(source, monkeypatch)
+    assert copy(source, url, storage_options=server) == 4
+    assert requests_at_once["_put_file"] == 4
+    monkeypatch.setattr(remote, "_BLOCK", 512)
+    monkeypatch.setattr(remote, "_PIECE", 4096)
+    monkeypatch.setattr(remote, "_AT_ONCE", 3)
+    assert copy(url, tmp_path / "back", storage_options=server) == 4
+    assert requests_at_once["_cat_file"] == 3
+    for path in source.glob("[dj]*"):
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_images_of_many_batches_are_fetched_at_the_same_time(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://store/{uuid.uuid4().hex}"
+    copy(local, url)
+    monkeypatch.setattr(remote, "_BLOCK", 512)
+    frames = open_dataset(url).transitions
+    _ = frames.select("done")[:]  # Fetches all but images.
+    calls = []
+    fetch = MemoryFileSystem.cat_ranges
+
+    def cat_ranges(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return fetch(self, *arguments, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_ranges", cat_ranges)
+    key = ("hunter", "image")
+    found = frames.select(key)[:]
+    assert len(calls) == 1
+    assert same(found, open_dataset(local).transitions.select(key)[:])
+
+
+def test_a_cache_keeps_what_was_read(
+    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+) -> None:
+    url, options = place
+    copy(local, url, storage_options=options)
+    cache, expected = tmp_path / "cache", read_all(open_dataset(local))
+
+    def opened() -> Dataset:
+        return open_dataset(url, storage_options=options, cache=cache)
+
+    first, second = opened(), opened()
+    assert same(first[0], expected[0][0])
+    assert same(read_all(second), expected)
+    del first, second
+    store, root = fsspec.url_to_fs(url, **options)
+    store.rm_file(f"{root}/data-000000")
+    assert same(read_all(opened()), expected)  # The journal is in the store.
+    again = pickle.loads(pickle.dumps(opened().transitions))
+    assert same(again[:], expected[1])
+    with pytest.raises(DatasetError, match="data-000000 is missing"):
+        read_all(open_dataset(url, storage_options=options))
+
+
+def test_a_cache_has_nothing_of_another_content(
+    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+) -> None:
+    url, options = place
+    cache, source = tmp_path / "cache", shutil.copytree(local, tmp_path / "d")
+
+    def check() -> None:
+        copy(source, url, storage_options=options)
+        dataset = open_dataset(url, storage_options=options, cache=cache)
+        assert same(read_all(dataset), read_all(open_dataset(source)))
+
+    check()
+    append(source, 5)
+    check()
+    store, root = fsspec.url_to_fs(url, **options)
+    store.rm(root, recursive=True)
+    shutil.rmtree(source)
+    append(source, 6)
+    check()
+
+
+def test_damage_in_a_cache_is_an_error_that_names_it(
+    local: Path, tmp_path: Path
+) -> None:
+    url = f"memory://store/{uuid.uuid4().hex}"
+    copy(local, url)
+    _ = open_dataset(url, cache=tmp_path)[:]
+    (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".blocks")
+    flip(file, 3)
+    with pytest.raises(DatasetError, match=f"cached in {file}.* is damaged") as error:
+        open_dataset(url, cache=tmp_path)[0]
+    assert url in str(error.value)
+    with pytest.raises(ValueError, match="a cache is for URLs only"):
+        open_dataset(local, cache=tmp_path)
+
+
 def test_damage_in_a_store_is_an_error(
     place: tuple[str, dict[str, Any]], local: Path
 ) -> None:
@@ -361,7 +494,7 @@ def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
 
 
 def test_writing_to_a_url_is_refused_with_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     description, _ = batches(1)
@@ -373,7 +506,12 @@ def test_writing_to_a_url_is_refused_with_advice(
         with pytest.raises(ValueError, match="is a URL"):
             record(path, CountingEnv, frames=2)
         with pytest.raises(ValueError, match="is a URL"):
-            merge([tmp_path], path)
+            merge([local], path)
+        trajectories = open_dataset(local).trajectories
+        with pytest.raises(ValueError, match="is a URL"):
+            save(trajectories, path)
+        with pytest.raises(ValueError, match="is a URL"):
+            export_dataset(trajectories, path)
     assert os.listdir(tmp_path) == []
 
 

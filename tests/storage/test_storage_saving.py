@@ -15,6 +15,7 @@ from marl_collect.storage import (
     RunDescription,
     Writer,
     compact,
+    concatenate,
     copy,
     export_dataset,
     import_dataset,
@@ -57,6 +58,15 @@ def test_a_selection_is_saved_as_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no complete episodes"):
         save(chosen[:0], tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+def test_a_dataset_joined_with_itself_is_saved_as_two_runs(tmp_path: Path) -> None:
+    dataset = write(tmp_path / "a", 0)
+    twice = concatenate([dataset, dataset]).trajectories
+    saved = save(twice, tmp_path / "b")
+    assert saved.trajectories.run_numbers == twice.run_numbers
+    assert set(twice.run_numbers) == {0, 1}
+    assert (saved.trajectories.cat() == twice.cat()).all()
 
 
 def test_metadata_are_kept_by_everything_that_writes_a_dataset(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from marl_collect.storage import (
     concatenate,
 )
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.ranges import Range, range_of
+from marl_collect.storage.statistics import Range, range_of
 from marl_collect.testing.counting import CountingEnv
 
 

@@ -1,6 +1,7 @@
 """Tables of a comparison, and what its reports say in words."""
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,12 +101,27 @@ def test_the_biased_return_is_the_last_in_a_report() -> None:
     assert agent[2][1:] == ["5.00", "10.0", "15.0", "45.0", "25 frames"]
 
 
-def test_a_terminal_of_80_columns_shows_the_best_weights_first() -> None:
+def test_two_tables_fit_a_terminal_of_80_columns() -> None:
+    """The longest name of a setup, and returns in the thousands."""
+    run = replace(
+        finished_run(),
+        setup="mappo-centralised-shared-ids",
+        best=evaluation(100, -1234.5),
+        last=evaluation(200, -2345.6),
+        costs=finished_run().costs | {"policy_parameters": 1_234_567},
+        updates=123_456,
+    )
+    tables = rich_tables([run], "a_task")
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     with console.capture() as captured:
-        for table in rich_tables([finished_run()], "a_task"):
-            console.print(table)
-    lines = [line.split() for line in captured.get().splitlines()]
-    values = [line[1:] for line in lines if line[:1] == ["ippo-local-shared"]]
-    assert values[0][:2] == ["1", "10.0"]
-    assert values[1][-3:] == ["90.0", "90.0", "90.0"]
+        console.print(*tables)
+    rows = [
+        line.split()[1:]
+        for line in captured.get().splitlines()
+        if line.startswith("mappo-centralised-shared-ids ")
+    ]
+    best = ["-1234.5"] * 3
+    assert rows == [
+        ["1", *best, "-2345.6", "30.0"],
+        ["1,234,567", "123,456", "200", "200"],
+    ]

@@ -4,6 +4,7 @@
 file                      contents
 ========================  =====================================================
 ``episodes.py``           a dataset as JSON values and pictures
+``runs.py``               training runs as JSON values and pictures
 ``server.py``             sends the page and its data to a browser, or to a file
 ``page.html``             the page, with its style and its script
 ========================  =====================================================

@@ -103,7 +103,8 @@ class Episodes:
             "sources": [
                 {"name": "/".join(key), "agent": agent} for key, agent in self._stored
             ],
-            "drawn": not self._stored,
+            # Without stored pictures: True if it is drawn, or why it is not.
+            "drawn": not self._stored and (callable(self._factory) or self._factory),
             "agents": [
                 self._agent(frames, run, position, begin, end)
                 for position in range(len(self._agents))
@@ -126,7 +127,9 @@ class Episodes:
             return self._replayed(number)[frame]
         key, agent = self._stored[source]
         values = self._frames(number)[key][frame]
-        return to_png(to_picture(values if agent is None else values[agent]))
+        picture = values if agent is None else values[agent]
+        newest = picture[-1] if picture.ndim == 4 else picture
+        return to_png(to_picture(newest))
 
     def pictures(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield source and frame of every picture of an episode that can be drawn."""
@@ -281,12 +284,16 @@ class Episodes:
         return lines
 
     def _stored_pictures(self) -> Iterator[tuple[Key, int | None]]:
-        """Yield the keys of stored pictures, each with the agent that sees it."""
+        """Yield the keys of stored pictures, each with the agent that sees it.
+
+        They are ``[height, width, channels]``, or stacks of such, oldest first.
+        """
         groups = self._dataset.contents.description.environment.groups
         for field in self._trajectories.keys:
             per_agent = field.key[0] in groups
             shape = field.shape[1:] if per_agent else field.shape
-            if field.dtype != "uint8" or len(shape) != 3 or field.key[0] == "next":
+            picture = field.dtype == "uint8" and len(shape) in (3, 4)
+            if not picture or field.key[0] == "next":
                 continue
             if not per_agent:
                 yield field.key, None

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from marl_collect.core.atomic import write_atomically
 
 Answers = Mapping[str, Callable[..., Any]]
-"""By the path of a request: a function of integers that returns JSON or a PNG."""
+"""By the path of a request: a function of integers that returns JSON or a picture."""
 
 _SAVED: Final = '<script id="saved" type="application/json">null</script>'
 _POLICY: Final = (
@@ -43,7 +43,8 @@ def save(path: Path, answers: Answers, requests: Iterable[str]) -> None:
     for request in requests:
         answer = _answer(answers, request)
         if isinstance(answer, bytes):
-            answer = "data:image/png;base64," + base64.b64encode(answer).decode()
+            code = base64.b64encode(answer).decode()
+            answer = f"data:{_kind(answer)};base64,{code}"
         saved[request] = answer
     write_atomically(path, page(saved))
 
@@ -64,7 +65,7 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
                 self._send(403, b"This page is for this machine only.", "text/plain")
-            elif self.path == "/":
+            elif urlsplit(self.path).path == "/":
                 self._send(200, page().encode(), "text/html; charset=utf-8")
             elif urlsplit(self.path).path not in answers:
                 self._send(404, b"There is no such page.", "text/plain")
@@ -80,7 +81,7 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
                 self._send(400, text.encode(), "application/json")
                 return
             if isinstance(answer, bytes):
-                self._send(200, answer, "image/png")
+                self._send(200, answer, _kind(answer))
             else:
                 text = json.dumps(answer, allow_nan=False, separators=(",", ":"))
                 self._send(200, text.encode(), "application/json")
@@ -102,6 +103,10 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
 
 _HOSTS: Final = ("127.0.0.1", "localhost")
 """Another name in a request means that a page of another server sends it."""
+
+
+def _kind(picture: bytes) -> str:
+    return "image/png" if picture.startswith(b"\x89PNG") else "image/svg+xml"
 
 
 def _answer(answers: Answers, request: str) -> Any:

@@ -16,6 +16,7 @@ from marl_collect.policies.fused.numpy_arguments import UnsuitableError, array
 from marl_collect.policies.fused.record import TensorOp
 
 Draw = Callable[[], Any]
+Builder = Callable[[TensorOp, torch.Tensor, Draw], Draw | None]
 
 
 def drawing(operation: TensorOp, out: torch.Tensor) -> Draw | None:
@@ -26,12 +27,22 @@ def drawing(operation: TensorOp, out: torch.Tensor) -> Draw | None:
         draws the same numbers.
     """
     builder = _BUILDERS.get(operation.function._overloadname, {}).get(operation.name)  # noqa: SLF001
-    if builder is None or operation.kwargs:
+    if builder is None or any(operation.kwargs.values()):
         return None
     try:
         return builder(operation, out, partial(operation.function, *operation.args))
     except UnsuitableError:
         return None
+
+
+def _filled(method: str) -> Builder:
+    """Return a builder of draws that fill the result in place, as ``*_like`` do."""
+
+    def build(operation: TensorOp, out: torch.Tensor, torchs: Draw) -> Draw:
+        del operation, torchs
+        return getattr(out, method)
+
+    return build
 
 
 def _multinomial(operation: TensorOp, out: torch.Tensor, torchs: Draw) -> Draw | None:
@@ -41,17 +52,22 @@ def _multinomial(operation: TensorOp, out: torch.Tensor, torchs: Draw) -> Draw |
         return None
     noise = torch.empty_like(probabilities)
     given, ratio, index = array(probabilities), array(noise), array(out)[:, 0]
-    best = np.empty(len(given), given.dtype)
-    smallest: Any = np.minimum.reduce
-    largest: Any = np.maximum.reduce
+    # Reductions take three times as long as products with vectors. The root of a
+    # negative number is NaN. A row's sum and its reciprocal are both finite if it is
+    # finite and not zero; the reciprocal of a root does not overflow.
+    roots, sums = np.empty_like(ratio), np.empty(len(given), given.dtype)
+    reciprocals, zeros = np.empty_like(sums), np.zeros_like(sums)
+    ones = np.ones(given.shape[1], given.dtype)
 
     def draw() -> None:
         noise.exponential_()
         np.divide(given, ratio, ratio)
         ratio.argmax(-1, index)
-        largest(ratio, -1, None, best)
-        valid = smallest(ratio, None) >= 0 and smallest(best) > 0
-        if not (valid and largest(best) < np.inf):
+        np.sqrt(given, roots)
+        roots.dot(ones, sums)
+        np.reciprocal(sums, reciprocals)
+        np.add(sums, reciprocals, sums)
+        if sums.dot(zeros) != 0:
             out.copy_(torchs())  # Raises an error.
 
     return draw
@@ -72,8 +88,12 @@ def _normal(operation: TensorOp, out: torch.Tensor, torchs: Draw) -> Draw:
     return draw
 
 
-_BUILDERS: dict[str, dict[str, Callable[[TensorOp, torch.Tensor, Draw], Any]]] = {
-    "default": {"multinomial": _multinomial},
+_BUILDERS: dict[str, dict[str, Builder]] = {
+    "default": {
+        "multinomial": _multinomial,
+        "randn_like": _filled("normal_"),
+        "rand_like": _filled("uniform_"),
+    },
     "Tensor_Tensor": {"normal": _normal},
 }
 """Builders by overload and operator."""

@@ -35,6 +35,7 @@ Call = Callable[[], Any]
 
 _ARITHMETIC = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div"}
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
+_METHODS = ("normal_", "uniform_", "exponential_", "scatter_")
 _COPIES = ("clone", "_to_copy", "contiguous")
 
 
@@ -226,7 +227,7 @@ def _guard(operation: TensorOp) -> Call:
 def repeat(operation: TensorOp) -> Call | None:
     """Return a call that computes the operation's results again; None for a view."""
     if operation.writes():
-        return partial(operation.function, *operation.args, **operation.kwargs)
+        return _in_place(operation)
     is_view = not operation.makes() - operation.reads()
     if is_view or operation.name.startswith(("empty", "new_empty")):
         return None
@@ -234,8 +235,26 @@ def repeat(operation: TensorOp) -> Call | None:
     if operation.name in _COPIES:
         return partial(results[0].copy_, operation.args[0])
     if operation.name in _ZEROS:
-        return results[0].zero_
+        return _zeroing(results[0])
     return _fastest(operation, results)
+
+
+def _zeroing(tensor: torch.Tensor) -> Call:
+    with suppress(TypeError, RuntimeError):  # numpy cannot write some kinds of memory.
+        return partial(tensor.detach().numpy().fill, 0)
+    return tensor.zero_
+
+
+def _in_place(operation: TensorOp) -> Call:
+    """Return the operation, as a method of the tensor if that is the same.
+
+    Among the work of a frame, whose caches it does not share, an operator of
+    ``torch.ops`` takes three times as long as the method.
+    """
+    function, args = operation.function, operation.args
+    if operation.name in _METHODS:
+        function, args = getattr(args[0], operation.name), args[1:]
+    return partial(function, *args, **operation.kwargs)
 
 
 def _fastest(operation: TensorOp, results: list[torch.Tensor]) -> Call:

@@ -20,11 +20,11 @@ from tensordict.nn.probabilistic import interaction_type
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
-from marl_collect.policies.fused.dense import with_dense_operands
 from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, record
 from marl_collect.policies.fused.recordable import why_not_recordable
+from marl_collect.policies.fused.rewrite import with_dense_operands, with_log_softmax
 from marl_collect.policies.fused.single_steps import SingleSteps
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
@@ -298,6 +298,7 @@ class FusedRunner(PolicyRunner):
         inputs = [torch.from_numpy(array) for array in self._memory.values()]
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))
+        operations = with_log_softmax(operations)
         operations = with_dense_operands(operations, _COPIED * n_envs)
         try:
             program = Program(operations, inputs, values)

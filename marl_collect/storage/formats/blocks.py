@@ -7,7 +7,6 @@ back, as one tensor per key.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Self, final
 
@@ -21,7 +20,6 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
-    NO_METADATA,
     DatasetDescription,
     Metadata,
     RunDescription,
@@ -40,6 +38,10 @@ _NEEDED: Final = (("next", "done"), ("next", "terminated"))
 Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
 """Called at the start and after every block: frames so far, frames in total, and the
 episodes of the block."""
+
+RunBatch = tuple[RunDescription, int, Mapping[Key, torch.Tensor]]
+"""A batch ``[B, T]``: its run, its number, and its tensors by key. The number follows
+that of the batch before, unless a batch of the run is missing between them."""
 
 
 def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
@@ -66,7 +68,7 @@ class Header:
     keys: tuple[KeyField, ...]
     episodes: int
     frames: int
-    metadata: Metadata = NO_METADATA
+    metadata: Metadata
 
     @classmethod
     def of(cls, trajectories: Trajectories) -> Self:
@@ -211,36 +213,75 @@ def write_blocks(
         ValueError: if a block has other keys than the header says, an episode does not
             end where the block says, or episodes are missing.
     """
-    groups = header.description.environment.groups
-    n_agents = {name: group.n_agents for name, group in groups.items()}
     episodes = done = 0
+
+    def batches() -> Iterator[RunBatch]:
+        nonlocal episodes
+        for number, block in enumerate(blocks):
+            _check(header, block, episodes)
+            episodes += len(block.lengths)
+            tensors = {key: t.unsqueeze(0) for key, t in block.frames.items()}
+            # One dataset may be joined twice, with equal runs and ids of episodes.
+            yield header.runs[block.run], number + block.run, tensors
+
+    def report(frames: int, ended: Sequence[EndedEpisode]) -> None:
+        nonlocal done
+        done += frames
+        progress(done, header.frames, ended)
+
     progress(0, header.frames, ())
-    for run, some in groupby(blocks, lambda block: block.run):
-        about = header.runs[run]
-        with ExitStack() as stack:
-            writer = stack.enter_context(
-                Writer(
-                    path,
-                    header.description,
-                    about,
-                    metadata=header.metadata,
-                    compression=compression,
-                )
-            )
-            for block in some:
-                _check(header, block, episodes)
-                tensors = {key: t.unsqueeze(0) for key, t in block.frames.items()}
-                shape = (1, sum(block.lengths))
-                batch = assemble(tensors, shape, n_agents, time=True)
-                done += shape[1]
-                progress(done, header.frames, writer.add(batch))
-                episodes += len(block.lengths)
+    write_runs(
+        path, header.description, header.metadata, batches(), compression, report
+    )
     if (episodes, done) != (header.episodes, header.frames):
         raise ValueError(
             f"The source has {episodes:,} episodes with {done:,} frames, but its "
             f"header says {header.episodes:,} with {header.frames:,}: a part is "
             "missing."
         )
+
+
+def write_runs(
+    path: Path,
+    description: DatasetDescription,
+    metadata: Metadata,
+    batches: Iterator[RunBatch],
+    compression: Compression,
+    report: Callable[[int, Sequence[EndedEpisode]], None] | None = None,
+) -> None:
+    """Write batches of several runs to a new dataset.
+
+    Args:
+        path: of the dataset.
+        description: of the dataset.
+        metadata: of the dataset.
+        batches: in the order of writing.
+        compression: of large frames.
+        report: called with the frames of each batch, and the episodes that ended in it.
+    """
+    groups = description.environment.groups
+    n_agents = {name: group.n_agents for name, group in groups.items()}
+    before: RunDescription | None = None
+    following = -1
+    with ExitStack() as stack:
+        for run, number, tensors in batches:
+            if run is not before or number != following:
+                stack.close()
+                writer = stack.enter_context(
+                    Writer(
+                        path,
+                        description,
+                        run,
+                        metadata=metadata,
+                        compression=compression,
+                    )
+                )
+            before, following = run, number + 1
+            size, length = next(iter(tensors.values())).shape[:2]
+            batch = assemble(tensors, [size, length], n_agents, time=True)
+            ended = writer.add(batch)
+            if report is not None:
+                report(size * length, ended)
 
 
 def stored_next(

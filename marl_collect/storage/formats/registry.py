@@ -86,7 +86,7 @@ def export_dataset(
     out: str | Path,
     format: str = "hdf5",  # noqa: A002 - as in the command line
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     **settings: Any,
 ) -> Path:
     """Write the complete episodes of a dataset in another format.
@@ -126,7 +126,7 @@ def export_dataset(
     header = Header.of(trajectories)
     target = chosen.locate(str(out))
     with completed(target, "export") as temporary:
-        blocks = read_blocks(trajectories, header, progress or no_progress)
+        blocks = read_blocks(trajectories, header, progress)
         # `temporary` does not exist yet.
         roomy = _while_there_is_room(blocks, temporary.parent)
         chosen.export(temporary, header, roomy, target, **settings)
@@ -139,7 +139,7 @@ def import_dataset(
     format: str,  # noqa: A002 - as in the command line
     *,
     compression: Compression = "lz4",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Dataset:
     """Write the episodes of another format to a new dataset.
 
@@ -165,25 +165,14 @@ def import_dataset(
         BlockingIOError: if another process imports to it.
     """
     check_compression(compression)
-    header, blocks = open_source(source, format)
+    chosen = find_format(format)
+    if chosen.open is None:
+        raise ValueError(f"The format {format} can be exported, but not imported.")
+    header, blocks = chosen.open(str(source))
     target = Path(out)
     with completed(target, "import") as temporary:
-        write_blocks(temporary, header, blocks, compression, progress or no_progress)
+        write_blocks(temporary, header, blocks, compression, progress)
     return open_dataset(target)
-
-
-def open_source(source: str | Path, name: str) -> Source:
-    """Open a source for ``import_dataset``, and read its description.
-
-    Raises:
-        ValueError: if the format is unknown, or the source cannot be read.
-        ImportError: if a package is missing. The message says what to install.
-        FileNotFoundError: if there is no such source.
-    """
-    chosen = find_format(name)
-    if chosen.open is None:
-        raise ValueError(f"The format {name} can be exported, but not imported.")
-    return chosen.open(str(source))
 
 
 def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Block]:

@@ -32,7 +32,11 @@ from marl_collect.core.description import (
     Key,
 )
 from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.description import (
+    DatasetDescription,
+    Metadata,
+    RunDescription,
+)
 from marl_collect.storage.formats.blocks import Block, Header
 from marl_collect.storage.formats.registry import Format, Source
 from marl_collect.storage.index import KeyField
@@ -311,7 +315,7 @@ def _header(vault: _Vault, episodes: list[_Episode]) -> Header:
         versions={"vault": str(vault.metadata["version"])},
     )
     frames = sum(episode.frames for episode in episodes)
-    return Header(description, (run,), keys, len(episodes), frames)
+    return Header(description, (run,), keys, len(episodes), frames, Metadata())
 
 
 def _box(vault: _Vault, name: str) -> spaces.Box:

@@ -20,7 +20,7 @@ from marl_collect.storage import (
     import_dataset,
 )
 from marl_collect.storage.files import LOCK, FolderLock
-from marl_collect.storage.formats.registry import Format, open_source
+from marl_collect.storage.formats.registry import Format, find_format
 from marl_collect.storage.formats.table import FORMATS
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
@@ -205,7 +205,9 @@ def test_the_blocks_of_a_source_are_read_one_by_one(
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "x.hdf5")
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)
-    _, blocks = open_source(file, "hdf5")
+    opening = find_format("hdf5").open
+    assert opening is not None
+    _, blocks = opening(str(file))
     lengths = [block.lengths for block in blocks]
     assert lengths == [[n] for n in dataset.trajectories.lengths]
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from marl_collect.storage import export_dataset, import_dataset
 from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.formats import vault
-from marl_collect.storage.formats.registry import open_source
 
 Arrays = dict[str, NDArray[Any]]
 FLAGS = ("done", "terminated", "truncated")
@@ -230,7 +229,7 @@ def check_error(source: Path, *texts: str) -> None:
 
 def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist, or is not a folder"):
-        open_source(tmp_path / "none", "vault")
+        import_dataset(tmp_path / "none", tmp_path / "d", "vault")
     for uid in ("Poor", "Good"):
         write_vault(tmp_path / "v" / uid, make_arrays(1, 2))
     check_error(tmp_path / "v", "no metadata.json", "Its folders Good, Poor have one.")

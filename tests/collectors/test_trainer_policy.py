@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
 from torch import nn
 
-from marl_collect.weights.module_walk import WeightWalk
+from marl_collect.collectors.trainer_policy import WeightWalk
 from marl_collect.weights.skeleton import weight_tensors
 
 
@@ -52,7 +52,7 @@ def test_unchanged_weights_are_listed_without_another_walk(
 ) -> None:
     walk = WeightWalk(build())
     first = walk.tensors()
-    monkeypatch.delattr("marl_collect.weights.module_walk.weight_tensors")
+    monkeypatch.delattr("marl_collect.collectors.trainer_policy.weight_tensors")
     assert walk.tensors() is first
 
 

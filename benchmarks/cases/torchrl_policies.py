@@ -1,0 +1,202 @@
+"""Collecting with policies of TorchRL's modules, and with ``make_policy``'s.
+
+The environment is simple_spread with three agents. Networks have two hidden layers of
+64 units; the recurrent ones have 64 units. Distributions of actions are the same, but
+for exploration modules, which add their noise to a deterministic action. A recurrent
+module of TorchRL acts once for all agents and ``make_policy``'s once per agent.
+
+Rows with two workers count elapsed time, and the processor time of all processes.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from harness.processes import VARIABLE, cpu_seconds, find
+from harness.turns import Alternative
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+
+from cases.case import Case
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.envs import PettingZooEnv
+from marl_collect.models.policy import make_policy
+
+AGENTS, INPUTS, ACTIONS, UNITS, FRAMES = 3, 18, 5, 64, 1_000
+_MARK = f"torchrl_policies-{os.getpid()}"
+OBSERVATION, ACTION = ("agent", "observation"), ("agent", "action")
+LOGITS = ("agent", "logits")
+DISCRETE: dict[str, bool] = {}
+CONTINUOUS = {"continuous_actions": True}
+ONE_HOT = {"categorical_actions": False}
+
+
+def multi_agent(keys: list[tuple[str, str]], n_outputs: int, *after: nn.Module) -> Any:
+    """Return TorchRL's network for all agents."""
+    from torchrl.modules import MultiAgentMLP
+
+    network = MultiAgentMLP(
+        INPUTS, n_outputs, AGENTS, centralised=False, share_params=True, depth=2,
+        num_cells=UNITS,
+    )  # fmt: skip
+    module = nn.Sequential(network, *after)
+    return TensorDictModule(module, [OBSERVATION], keys)
+
+
+def discrete(name: str) -> Any:
+    """Return an actor with a categorical distribution."""
+    from torchrl import modules
+
+    one_hot = name == "OneHotCategorical"
+    kind: Any = modules.OneHotCategorical if one_hot else torch.distributions
+    return modules.ProbabilisticActor(
+        multi_agent([LOGITS], ACTIONS),
+        in_keys={"logits": LOGITS},
+        out_keys=[ACTION],
+        distribution_class=kind if one_hot else kind.Categorical,
+        return_log_prob=True,
+    )
+
+
+def tanh_normal() -> Any:
+    """Return an actor with a TanhNormal."""
+    from torchrl.modules import ProbabilisticActor, TanhNormal
+
+    keys = [("agent", "loc"), ("agent", "scale")]
+    return ProbabilisticActor(
+        multi_agent(keys, 2 * ACTIONS, NormalParamExtractor()),
+        in_keys=keys,
+        out_keys=[ACTION],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": torch.zeros(ACTIONS), "high": torch.ones(ACTIONS)},
+        return_log_prob=True,
+    )
+
+
+def exploring(name: str) -> Any:
+    """Return a deterministic actor followed by an exploration module."""
+    from torchrl import modules
+    from torchrl.data import Bounded, Composite
+
+    box = Bounded(0, 1, (AGENTS, ACTIONS))
+    spec = Composite(agent=Composite(action=box, shape=(AGENTS,)))
+    noise = getattr(modules, name)(spec, action_key=ACTION)
+    return TensorDictSequential(multi_agent([ACTION], ACTIONS, nn.Sigmoid()), noise)
+
+
+def recurrent(name: str) -> Any:
+    """Return an actor with one recurrent module for the whole environment."""
+    from torchrl import modules
+
+    flatten = TensorDictModule(nn.Flatten(-2), [OBSERVATION], ["sight"])
+    head = nn.Sequential(
+        nn.Linear(UNITS, AGENTS * ACTIONS), nn.Unflatten(-1, (AGENTS, ACTIONS))
+    )
+    sample = ProbabilisticTensorDictModule(
+        in_keys={"logits": LOGITS},
+        out_keys=[ACTION],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    cell = getattr(modules, name)(
+        input_size=AGENTS * INPUTS, hidden_size=UNITS, in_key="sight", out_key="hidden"
+    )
+    head_module = TensorDictModule(head, ["hidden"], [LOGITS])
+    return TensorDictSequential(flatten, cell, head_module, sample)
+
+
+Row = tuple[dict[str, bool], dict[str, Any], Callable[[], Any]]
+ROWS: dict[str, Row] = {
+    "TanhNormal": (CONTINUOUS, {}, tanh_normal),
+    **{
+        name: (options, {}, partial(discrete, name))
+        for name, options in (("Categorical", DISCRETE), ("OneHotCategorical", ONE_HOT))
+    },
+    **{
+        name: (CONTINUOUS, {}, partial(exploring, name))
+        for name in ("AdditiveGaussianModule", "OrnsteinUhlenbeckProcessModule")
+    },
+    **{
+        f"{kind.upper()}Module": (
+            DISCRETE,
+            {"recurrent": kind, "hidden_size": UNITS},
+            partial(recurrent, f"{kind.upper()}Module"),
+        )
+        for kind in ("gru", "lstm")
+    },
+}
+"""Options of the environment, those of ``make_policy``, and TorchRL's policy."""
+
+
+def make_env(options: dict[str, bool]) -> PettingZooEnv:
+    """Return the environment."""
+    return PettingZooEnv("simple_spread_v3", **options)
+
+
+def collecting(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternative]:
+    """Return collectors of both policies, each with workers of its own.
+
+    Raises:
+        RuntimeError: if a policy is not fused.
+    """
+    os.environ[VARIABLE] = _MARK  # Workers inherit it.
+    env_options, options, theirs = row
+    factory = partial(make_env, env_options)
+    cells = (UNITS, UNITS)
+    ours = make_policy(factory, share_params=True, num_cells=cells, **options)
+    alternatives = {}
+    for name, acting in {"make_policy": ours, "TorchRL's modules": theirs()}.items():
+        made: Any = (
+            Collector(factory, acting, frames_per_batch=FRAMES, seed=0)
+            if workers == 0
+            else MultiSyncCollector(
+                [factory] * workers, acting, frames_per_batch=FRAMES, seed=0
+            )
+        )
+        collector = stack.enter_context(made)
+        collector.next()
+        if "Fused" not in str(collector.explain()):
+            raise RuntimeError(str(collector.explain()))
+        alternatives[name] = Alternative(partial(_frames, collector))
+    return alternatives
+
+
+def _frames(collector: Any) -> float:
+    return float(collector.next().numel())
+
+
+def _processor_time() -> float:
+    """Return the processor time of all workers and of this process."""
+    return cpu_seconds([os.getpid(), *find(_MARK)])
+
+
+def cases() -> list[Case]:
+    """Return the rows: every policy in one process, and with two workers."""
+    rows = [
+        Case(
+            f"{name}, one process",
+            partial(collecting, row=row, workers=0),
+            "frame",
+        )
+        for name, row in ROWS.items()
+    ]
+    clocks = {"elapsed": time.perf_counter, "processor": _processor_time}
+    return rows + [
+        Case(
+            f"{name}, two workers, {clock} time",
+            partial(collecting, row=row, workers=2),
+            "frame",
+            clock=clocks[clock],
+        )
+        for (name, row), clock in itertools.product(ROWS.items(), clocks)
+    ]

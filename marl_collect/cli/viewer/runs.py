@@ -1,0 +1,190 @@
+"""Folders of training runs as JSON values and pictures: curves, states, datasets."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+from zlib import crc32
+
+from marl_collect.core.log_file import LOG
+from marl_collect.storage.index import JOURNAL
+from marl_collect.training.plots import Table, curves, svg, table_curves
+from marl_collect.training.results import RANDOM, Run, read_random
+from marl_collect.training.run_folder import (
+    CONFIG,
+    EVALUATIONS,
+    PROGRESS,
+    RESULT,
+    read_rows,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FILES: Final = {CONFIG, EVALUATIONS, RESULT, RANDOM, LOG, JOURNAL}
+_HIDDEN: Final = ("episodes", "return_agent", "seconds_")
+"""Columns of ``progress.csv`` that are not drawn, or their beginnings."""
+_LINES: Final = 12
+"""Lines of the newest log that are shown."""
+_Files = Mapping[Path, tuple[int, int]]
+"""Time in nanoseconds and size in bytes of each file."""
+_Drawings = list[tuple[str, Callable[[], "Figure"]]]
+
+
+@final
+class Runs:
+    """The runs below a folder. They may be training: every request reads them again.
+
+    Args:
+        folder: of ``compare``, of one of its runs, of a training loop that writes a
+            table (CSV) whose first column is the horizontal axis, or above these.
+
+    Raises:
+        ValueError: if there is nothing of this kind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._datasets: list[Path] = []
+        if not self._files():
+            raise ValueError(
+                f"{folder} has neither a dataset nor training runs. Expected the "
+                "folder of a dataset, of `marl-collect compare`, or of a training "
+                "loop that writes a table (.csv)."
+            )
+        # The stamp says which version of the files was drawn.
+        self.figure = lru_cache(16)(self._figure)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the page shows: names of figures, a row for each run, the log."""
+        files = self._files()
+        self._datasets += [
+            path.parent
+            for path in files
+            if path.name == JOURNAL and path.parent not in self._datasets
+        ]
+        drawings, rows = self._read(files)
+        logs = [path for path in files if path.name == LOG]
+        newest = max(logs, key=lambda path: files[path][0], default=None)
+        text = newest.read_text("utf-8", "replace") if newest else ""
+        return {
+            "title": "Training runs",
+            "name": str(self._folder),
+            "stamp": crc32(repr(files).encode()),
+            "figures": [name for name, _ in drawings],
+            "runs": rows,
+            "log": text.splitlines()[-_LINES:],
+            "datasets": [self._name(path) for path in self._datasets],
+        }
+
+    def dataset(self, index: int) -> Path:
+        """Return the folder of a dataset in ``about``."""
+        return self._datasets[index]
+
+    def requests(self) -> Iterator[str]:
+        """Yield the requests of the page."""
+        about = self.about()
+        yield "/about"
+        for index in range(len(about["figures"])):
+            yield f"/figure?index={index}&stamp={about['stamp']}"
+
+    def _figure(self, index: int, stamp: int) -> bytes:
+        del stamp  # The cache has it.
+        drawings, _ = self._read(self._files())
+        return svg(drawings[index][1]())
+
+    def _files(self) -> _Files:
+        """Return the files that are read."""
+        files = {}
+        for path in sorted(self._folder.rglob("*")):
+            if path.name in _FILES or path.suffix == ".csv":
+                try:
+                    status = path.stat()
+                except FileNotFoundError:  # Replaced, or removed to begin again.
+                    continue
+                files[path] = status.st_mtime_ns, status.st_size
+        return files
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._folder)) if path != self._folder else "."
+
+    def _read(self, files: _Files) -> tuple[_Drawings, list[list[str]]]:
+        """Return what can be drawn, and a row for each run, or for what is damaged."""
+        comparisons: dict[Path, list[Run]] = {}
+        tables: dict[str, dict[str, list[Table]]] = {}
+        rows = []
+        folders = {p.parent: p for p in files if p.name == CONFIG or p.suffix == ".csv"}
+        for folder in sorted(folders):
+            here = [path for path in files if path.parent == folder]
+            written = max(files[path][0] for path in here)
+            try:
+                run = Run.read(folder) if folder / CONFIG in files else None
+                kept = [] if run is None else [folder / PROGRESS]
+                table: Table = []
+                for path in kept or here:
+                    if path.suffix != ".csv" or path not in files:
+                        continue
+                    table = read_rows(path)
+                    if table and len(table[0]) > 1:
+                        title, setup, shown = self._drawn(folder, run, table)
+                        tables.setdefault(title, {}).setdefault(setup, []).append(shown)
+                rows.append([self._name(folder), *_cells(run, table, written)])
+            except (ValueError, LookupError, TypeError, OSError) as error:
+                rows.append([self._name(folder), "", "", "", str(error)])
+                continue
+            if run is not None and run.evaluations:
+                comparisons.setdefault(folder.parents[1], []).append(run)
+        drawings: _Drawings = []
+        for folder, runs in comparisons.items():
+            random = None
+            try:
+                random = read_random(folder)
+            except (ValueError, OSError) as error:
+                rows.append([RANDOM, "", "", "", str(error)])
+            title = f"{self._title(folder, runs[0])}: evaluations"
+            drawings.append((title, partial(curves, runs, title, random, seeds=True)))
+        for title, setups in tables.items():
+            drawings.append((title, partial(table_curves, setups, title)))
+        return drawings, rows
+
+    def _drawn(
+        self, folder: Path, run: Run | None, table: Table
+    ) -> tuple[str, str, Table]:
+        """Return the title of a table's figure, its setup, and what is drawn of it."""
+        if run is None:  # Tables with the same columns share a figure.
+            seed = folder.name.startswith("seed") and folder != self._folder
+            return (
+                ", ".join(table[0]),
+                self._name(folder.parent if seed else folder),
+                table,
+            )
+        shown = [
+            {name: x for name, x in row.items() if not name.startswith(_HIDDEN)}
+            for row in table
+        ]
+        return f"{self._title(folder.parents[1], run)}: training", run.setup, shown
+
+    def _title(self, comparison: Path, run: Run) -> str:
+        below = self._folder in comparison.parents
+        return f"{run.task} ({self._name(comparison)})" if below else run.task
+
+
+def _cells(run: Run | None, table: Table, written: int) -> list[str]:
+    """Return frames, returns in training and in evaluations, and the state of a run."""
+    last = table[-1] if table else {}
+    frames = f"{next(iter(last.values()), 0):,.0f}"
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written / 1e9))
+    state = f"last written {clock}"
+    if run is None:
+        return [frames, "", "", state]
+    score = run.evaluations[-1].team if run.evaluations else None
+    if run.best is not None:
+        state, score = "finished", run.best.team
+    return [
+        f"{frames} of {int(run.options['frames']):,}",
+        f"{last.get('return_team', math.nan):.4g}",
+        "" if score is None else f"{score:.4g}",
+        state,
+    ]

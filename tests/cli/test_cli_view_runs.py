@@ -1,0 +1,143 @@
+"""``marl-collect view`` shows training runs: curves, states, and what is damaged."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.runs import evaluation, write_run
+from typer.testing import CliRunner
+
+pytest.importorskip("torchrl")
+pytest.importorskip("matplotlib")
+
+from marl_collect.cli.main import app
+from marl_collect.cli.viewer.runs import Runs
+
+STATES = 4
+"""Column of a row of the page."""
+
+
+def run_command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["view", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_the_page_has_the_curves_and_the_state_of_runs_in_progress(
+    tmp_path: Path,
+) -> None:
+    for setup, seed in (("ippo", 0), ("ippo", 1), ("mappo", 0)):
+        write_run(tmp_path, setup, seed)
+    runs = Runs(tmp_path)
+    about = runs.about()
+    names = ["ippo/seed_0", "ippo/seed_1", "mappo/seed_0"]
+    assert [row[:STATES] for row in about["runs"]] == [
+        [name, "200 of 400", "1.5", "15"] for name in names
+    ]
+    assert all(row[STATES].startswith("last written 20") for row in about["runs"])
+    task = "<script>alert(1)</script>"
+    assert about["figures"] == [f"{task}: evaluations", f"{task}: training"]
+    for index in range(2):
+        picture = runs.figure(index, about["stamp"])
+        assert picture.startswith(b"<?xml")
+        assert b"<script" not in picture
+
+
+def test_news_have_another_stamp_and_other_curves(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    runs = Runs(tmp_path)
+    before = runs.about()
+    assert runs.about() == before
+    run = write_run(tmp_path, frames=400)
+    final = evaluation(400)
+    run.write_json("result.json", {"best": final, "last": final})
+    after = runs.about()
+    assert after["stamp"] != before["stamp"]
+    assert after["runs"] == [["ippo/seed_0", "400 of 400", "1.5", "30", "finished"]]
+    old, new = (runs.figure(0, about["stamp"]) for about in (before, after))
+    assert old is not new
+    assert runs.figure(0, after["stamp"]) is new  # Not drawn again.
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"task": "t", "setup": "s", "seed": 0, "options": 3}'),
+        ("evaluations.json", '[{"frames": 0}]'),
+        ("evaluations.json", json.dumps([evaluation(0) | {"team_returns": []}])),
+        ("evaluations.json", json.dumps([evaluation(0) | {"lengths": ["a"]}])),
+        ("progress.csv", "frames,return_team\n1,x\n"),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    write_run(tmp_path, "mappo")
+    damaged = write_run(tmp_path, "ippo")
+    (damaged.path / name).write_text(content)
+    runs = Runs(tmp_path)
+    about = runs.about()
+    states = {row[0]: row[STATES] for row in about["runs"]}
+    assert "is damaged" in states["ippo/seed_0"]
+    assert states["mappo/seed_0"].startswith("last written")
+    assert runs.figure(0, about["stamp"])
+
+
+def test_damaged_random_actions_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "random.json").write_text("{}")
+    row = Runs(tmp_path).about()["runs"][-1]
+    assert row[0] == "random.json"
+    assert "is damaged" in row[STATES]
+
+
+def test_tables_of_a_training_loop_are_curves(tmp_path: Path) -> None:
+    for seed in range(2):
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        # The last row is being written.
+        (folder / "returns.csv").write_text("frames,return_team\n10,1.5\n20,3\n3")
+    (tmp_path / "progress.log").write_text("first\nsecond\n")
+    runs = Runs(tmp_path)
+    about = runs.about()
+    assert about["figures"] == ["frames, return_team"]
+    assert [row[:2] for row in about["runs"]] == [["seed_0", "20"], ["seed_1", "20"]]
+    assert about["log"] == ["first", "second"]
+    assert runs.figure(0, about["stamp"])
+
+
+def test_a_comparison_without_runs_yet_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "progress.log").write_text("random actions\n")
+    about = Runs(tmp_path).about()
+    assert (about["runs"], about["figures"]) == ([], [])
+
+
+def test_a_file_holds_the_curves(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    file = tmp_path / "x.html"
+    code, text = run_command(str(tmp_path), "--save", str(file))
+    assert code == 0, text
+    page = file.read_text()
+    assert page.count("<script") == 2
+    (answers,) = re.findall(r'<script id="saved"[^>]*>(.*?)</script>', page, re.DOTALL)
+    saved = json.loads(answers)
+    pictures = [value for name, value in saved.items() if name.startswith("/figure")]
+    assert len(pictures) == len(saved["/about"]["figures"]) == 2
+    assert all(value.startswith("data:image/svg+xml;base64,") for value in pictures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "has neither a dataset nor training runs"),
+        (["--save=x.html", "--episode=1"], "--episode needs the folder of a dataset"),
+    ],
+)
+def test_wrong_arguments_are_errors(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    code, text = run_command(str(tmp_path), *arguments)
+    assert code == 2
+    assert message in " ".join(text.split())

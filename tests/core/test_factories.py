@@ -1,0 +1,15 @@
+"""Factories of environments that are collected together."""
+
+import pytest
+
+from marl_collect.core.factories import check_alike
+from marl_collect.testing.counting import CountingEnv
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_environments_with_other_keys_are_refused(more: bool) -> None:
+    plain, with_state = (CountingEnv(state=s).description for s in (False, True))
+    pair = (plain, with_state) if more else (with_state, plain)
+    with pytest.raises(ValueError, match="but state is .* in environment 1 and"):
+        check_alike(*pair, "environment 1", "environment 0")
+    check_alike(plain, plain, "environment 1", "environment 0")
