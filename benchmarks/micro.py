@@ -37,6 +37,7 @@ TABLE = (
     "assignment",
     "pool_weights",
     "envs",
+    "lists",
     "worlds",
     "imports",
     "datasets",

@@ -14,14 +14,14 @@ Array = NDArray[Any]
 OptionsT = TypeVar("OptionsT")
 
 
-def options_of(kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+def options_of(kind: type[OptionsT], arguments: Mapping[str, Any]) -> OptionsT:
     """Build the options dataclass ``kind`` from the arguments of a constructor.
 
     Constructors list their keywords explicitly, for readers and type checkers, and pass
     ``locals()`` as ``given``. A field without a matching keyword raises ``KeyError``.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: given[name] for name in names})
+    return kind(**{name: arguments[name] for name in names})
 
 
 def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
     except (TypeError, ValueError):  # Some compiled callables have no signature.
         return {}
     return {
-        each.name: each.default
-        for each in parameters
-        if each.default is not inspect.Parameter.empty
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
     }
 
 

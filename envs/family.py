@@ -66,7 +66,7 @@ class Family:
     def settings(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of a task and their defaults.
 
-        First those of the task, then those of ``PettingZooWrapper``, if it has them.
+        The task's arguments come first, then ``PettingZooWrapper``'s, if it has them.
 
         Raises:
             UnknownTaskError: if the family has no task of this name.

@@ -35,7 +35,7 @@ def build(library: str, task: str, arguments: Mapping[str, Any]) -> Any:
     Args:
         library: module that registers the task.
         task: name in Gymnasium's registry.
-        arguments: replace those of the registry. A member of an enumeration may be
+        arguments: replace the registry's arguments. A member of an enumeration may be
             given by its name.
 
     Raises:

@@ -107,10 +107,10 @@ for step in range(1, args.steps + 1):
     optimizer.step()
     if step % args.every == 0 or step == args.steps:
         rows.append((step, loss.item(), mean_return(student)))
+        with (args.out / "curve.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("step", "loss", "return"), *rows])
         print(f"step {step:>6,}, loss {loss.item():.3f}, return {rows[-1][2]:.1f}")
 
-with (args.out / "curve.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("step", "loss", "return"), *rows])
 save_policy(args.out / "policy.pt", student, description, **network)
 
 steps, _, returns = zip(*rows, strict=True)

@@ -14,7 +14,6 @@ Source:
 
 import argparse
 import copy
-import csv
 import statistics
 from functools import partial
 from pathlib import Path
@@ -60,6 +59,7 @@ torch.set_num_threads(1)  # Small networks gain nothing from more threads.
 make_env = partial(PettingZooEnv, "simple_tag_v3", continuous_actions=True)
 description = describe(make_env)
 groups = description.groups
+header = ["frames", *groups, *(f"random_{name}" for name in groups)]
 network = {"num_cells": (64, 64), "activation_class": nn.ReLU}
 # The actor: the action without noise. Samples of the policy explore.
 policy = make_policy(description, **network)
@@ -206,11 +206,12 @@ with (
                 f"{collector.frames:>9,} frames, return against random actions: "
                 + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
             )
+            checkpoint.write_table(
+                "returns.csv",
+                [header, *rows],
+            )
         checkpoint.batch_done()
 
-with (args.out / "returns.csv").open("w", newline="") as file:
-    header = ["frames", *groups, *(f"random_{name}" for name in groups)]
-    csv.writer(file).writerows([header, *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 frames, *curves = zip(*rows, strict=True)
 for label, curve in zip(header[1:], curves, strict=True):

@@ -10,7 +10,6 @@ Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
-import csv
 import statistics
 from functools import partial
 from pathlib import Path
@@ -215,10 +214,9 @@ with (
             checkpoint.print(
                 "{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1])
             )
+            checkpoint.write_table("returns.csv", [HEADER, *rows])
         checkpoint.batch_done()
 
-with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([HEADER, *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 frames, means, errors = list(zip(*rows, strict=True))[:3]

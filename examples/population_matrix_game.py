@@ -9,7 +9,6 @@ iterated prisoner's dilemma. Each member learns from its own frames only. Writes
 """
 
 import argparse
-import csv
 import random
 from functools import partial
 from pathlib import Path
@@ -170,10 +169,9 @@ with (
             checkpoint.print(
                 f"{collector.frames:>9,} frames, reward per frame: {shown}"
             )
+            checkpoint.write_table("returns.csv", [("frames", *names, "random"), *rows])
         checkpoint.batch_done()
 
-with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", *names, "random"), *rows])
 for name, policy in policies.items():
     save_policy(args.out / f"{name}.pt", policy, description, **network)
 

@@ -9,7 +9,6 @@ and ``policy.pt`` to ``--out``.
 """
 
 import argparse
-import csv
 from functools import partial
 from pathlib import Path
 
@@ -134,10 +133,11 @@ with (
         checkpoint.print(
             f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"
         )
+        checkpoint.write_table(
+            "returns.csv", [("frames", "return_per_agent", "random"), *rows]
+        )
         checkpoint.batch_done()
 
-with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "return_per_agent", "random"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 frames, *curves = zip(*rows, strict=True)

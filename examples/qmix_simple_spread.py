@@ -13,7 +13,6 @@ Sources:
 
 import argparse
 import copy
-import csv
 from functools import partial
 from pathlib import Path
 
@@ -203,10 +202,9 @@ with (
                 f"{collector.frames:>9,} frames, return of the team "
                 f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
             )
+            checkpoint.write_table("returns.csv", [("frames", "return_team"), *rows])
         checkpoint.batch_done()
 
-with (args.out / "returns.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "return_team"), *rows])
 # The same network with a categorical head: its likeliest action is the best one.
 options = {"num_cells": (128, 128), "activation_class": nn.ReLU}
 greedy = make_policy(description, **options)

@@ -12,7 +12,6 @@ Writes ``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
 
 import argparse
 import copy
-import csv
 import random
 from functools import partial
 from pathlib import Path
@@ -203,6 +202,7 @@ with (
             checkpoint.print(
                 "{:>9,} frames, {:.1%} won against random actions".format(*rows[-1])
             )
+            checkpoint.write_table("wins.csv", [("frames", "random"), *rows])
         checkpoint.batch_done()
 
 for index, version in enumerate(versions):
@@ -211,8 +211,7 @@ for index, version in enumerate(versions):
 for row in rows[:-1]:
     print(f"wins against the version of {row[0]:,} frames: {row[2]:.1%}")
 
-with (args.out / "wins.csv").open("w", newline="") as file:
-    csv.writer(file).writerows([("frames", "random", "version"), *rows])
+checkpoint.write_table("wins.csv", [("frames", "random", "version"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 frames, *curves = zip(*rows, strict=True)
 plt.plot(frames, curves[0], label="against random actions")

@@ -34,20 +34,6 @@ from marl_collect.models.layers.stacking import (
 _TORCHRL_PREFIXES = ("params.", "_empty_net.")
 
 
-def pick_centralised(*, centralised: bool | None, centralized: bool | None) -> bool:
-    """Return the value of whichever spelling is given.
-
-    Raises:
-        TypeError: if none or both are given.
-    """
-    if (centralised is None) == (centralized is None):
-        raise TypeError(
-            "Pass either centralised or centralized, True or False, but found "
-            f"centralised={centralised} and centralized={centralized}."
-        )
-    return bool(centralized if centralised is None else centralised)
-
-
 class AgentNetworks(nn.Module, abc.ABC):
     """Owns the weights of ``n_agents`` networks, or of the one that they share.
 
@@ -60,15 +46,32 @@ class AgentNetworks(nn.Module, abc.ABC):
     net: nn.Module
 
     def __init__(
-        self, *, n_agents: int, centralised: bool, share_params: bool | None
+        self,
+        *,
+        n_agents: int,
+        centralised: bool | None,
+        share_params: bool | None,
+        centralized: bool | None,
     ) -> None:
+        """Check the arguments.
+
+        Raises:
+            TypeError: if ``share_params`` is missing, or if both spellings of
+                ``centralised`` are passed, or none.
+            ValueError: if there are no agents.
+        """
         super().__init__()
+        if (centralised is None) == (centralized is None):
+            raise TypeError(
+                "Pass either centralised or centralized, True or False, but found "
+                f"centralised={centralised} and centralized={centralized}."
+            )
         if share_params is None:
             raise TypeError("Pass share_params=True or share_params=False.")
         if n_agents < 1:
             raise ValueError(f"n_agents must be at least 1, but is {n_agents}.")
         self.n_agents = n_agents
-        self.centralised = centralised
+        self.centralised = bool(centralized if centralised is None else centralised)
         self.share_params = share_params
 
     @property
@@ -139,8 +142,8 @@ class AgentNetworks(nn.Module, abc.ABC):
         Raises:
             ValueError: if its tensors have other names or shapes.
         """
-        own = named_tensors(self.get_stateful_net(agent))
-        copy_into(own, named_tensors(net), "the given network")
+        targets = named_tensors(self.get_stateful_net(agent))
+        copy_into(targets, named_tensors(net), "the given network")
 
     def keep_agent(self, agent: int) -> None:
         """Become the network of one agent, on the same tensors.
@@ -215,14 +218,14 @@ class AgentNetworks(nn.Module, abc.ABC):
             ValueError: if names or shapes differ; lists the differences.
         """
         self._check_known("load_torchrl_state_dict()")
-        given = {
+        values = {
             key.split(".", 1)[1]: value
             for key, value in state_dict.items()
             if key.startswith(_TORCHRL_PREFIXES)
         }
         shared = self.share_params
-        own = named_tensors(self.net) if shared else torch_layout(self.net)
-        copy_into(own, given, "TorchRL's state_dict")
+        targets = named_tensors(self.net) if shared else torch_layout(self.net)
+        copy_into(targets, values, "TorchRL's state_dict")
 
     def _check_agent(self, agent: int) -> None:
         if not 0 <= agent < self.n_agents:
@@ -284,10 +287,9 @@ class MultiAgentNetBase(AgentNetworks):
     ) -> None:
         super().__init__(
             n_agents=n_agents,
-            centralised=pick_centralised(
-                centralised=centralised, centralized=centralized
-            ),
+            centralised=centralised,
             share_params=share_params,
+            centralized=centralized,
         )
         self.agent_dim = agent_dim
         self.n_features: int | None = None
@@ -407,24 +409,26 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def copy_into(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
+    targets: Mapping[str, Tensor], values: Mapping[str, Tensor], source: str
 ) -> None:
     """Copy values by name; raise a ValueError that lists all differences.
 
     Only tensors count: tensordict before 0.12 saved batch size and device too.
     """
-    given = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    missing = sorted(own.keys() - given.keys())
-    unknown = sorted(given.keys() - own.keys())
+    values = {
+        name: value for name, value in values.items() if isinstance(value, Tensor)
+    }
+    missing = sorted(targets.keys() - values.keys())
+    unknown = sorted(values.keys() - targets.keys())
     shapes = [
-        f"{key} is {list(given[key].shape)} and should be {list(own[key].shape)}"
-        for key in sorted(own.keys() & given.keys())
-        if own[key].shape != given[key].shape
+        f"{key} is {list(values[key].shape)} and should be {list(targets[key].shape)}"
+        for key in sorted(targets.keys() & values.keys())
+        if targets[key].shape != values[key].shape
     ]
     if missing or unknown or shapes:
         raise ValueError(
             f"The tensors of {source} do not fit this network. Missing: {missing}; "
             f"unknown: {unknown}; wrong shapes: {shapes}."
         )
-    for key, tensor in own.items():
-        tensor.copy_(given[key])
+    for key, tensor in targets.items():
+        tensor.copy_(values[key])

@@ -17,7 +17,7 @@ class GroupModule(TensorDictModuleBase):
     """Applies a network to TensorDict keys. Errors name the group and the keys.
 
     Args:
-        module: takes the values of ``in_keys`` and returns those of ``out_keys``.
+        module: takes the values of ``in_keys`` and returns the values of ``out_keys``.
         in_keys: keys of the inputs.
         out_keys: keys of the outputs.
         group: name of the group, for messages.

@@ -79,7 +79,7 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
         name: observation_leaves(group.observation, (name, "observation"))
         for name, group in description.groups.items()
     }
-    plain = all(len(found) == 1 and found[0].is_plain for found in leaves.values())
+    plain = all(len(arrays) == 1 and arrays[0].is_plain for arrays in leaves.values())
     device = torch.get_default_device() if chosen.device is None else chosen.device
     with torch.device(device):
         if chosen.centralised and plain and chosen.recurrent is None:
@@ -117,12 +117,12 @@ class JointNetwork(nn.Module):
         code = _width(options)
         shared = replace(options, share_params=True, agent_ids=False)
         self.n_agents = n_agents[name]
-        self.n_leaves = [len(found) for found in leaves.values()]
+        self.n_leaves = [len(arrays) for arrays in leaves.values()]
         self.encoders = nn.ModuleList(
             GroupNetwork(
-                found, n_agents[group], shared, _coder(n_agents[group], options)
+                arrays, n_agents[group], shared, _coder(n_agents[group], options)
             )
-            for group, found in leaves.items()
+            for group, arrays in leaves.items()
         )
         self.mlp = after(code * sum(n_agents.values()) + self.n_agents)
 
@@ -188,7 +188,7 @@ def _group_critic(
     leaves: Mapping[str, list[Leaf]],
     options: PolicyOptions,
 ) -> TensorDictModuleBase:
-    n_agents = {group: found.n_agents for group, found in description.groups.items()}
+    n_agents = {group: member.n_agents for group, member in description.groups.items()}
     encoded: Callable[[After], nn.Module]
     if options.centralised:
         options = replace(options, centralised=False)
@@ -196,7 +196,7 @@ def _group_critic(
         def encoded(after: After) -> nn.Module:
             return JointNetwork(leaves, n_agents, name, options, after)
 
-        in_keys = [leaf.key for found in leaves.values() for leaf in found]
+        in_keys = [leaf.key for arrays in leaves.values() for leaf in arrays]
     else:
         encoded = encoder_of(leaves[name], n_agents[name], options)
         in_keys = [leaf.key for leaf in leaves[name]]

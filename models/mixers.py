@@ -25,11 +25,6 @@ class Mixer(nn.Module, abc.ABC):
         self.n_agents = n_agents
         self.state_shape = None if state_shape is None else torch.Size(state_shape)
 
-    @property
-    def needs_state(self) -> bool:
-        """Whether the mixer takes the environment's state."""
-        return self.state_shape is not None
-
     @abc.abstractmethod
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
         """Map ``[*B, n_agents, 1]`` and the state to ``[*B, 1]``. Shapes are valid."""
@@ -63,9 +58,9 @@ class Mixer(nn.Module, abc.ABC):
             return self.mix(chosen_action_value, None)
         expected = (*chosen_action_value.shape[:-2], *self.state_shape)
         if state is None or state.shape != expected:
-            found = "none" if state is None else f"the shape {list(state.shape)}"
+            shape = "none" if state is None else f"the shape {list(state.shape)}"
             raise ValueError(
-                f"{name} expected a state of shape {list(expected)}, but found {found}."
+                f"{name} expected a state of shape {list(expected)}, but found {shape}."
             )
         return self.mix(chosen_action_value, state)
 
@@ -134,8 +129,8 @@ class QMixer(Mixer):
 
     @override
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
-        if state is None or self.state_shape is None:
-            raise ValueError("QMixer needs a state.")
+        assert state is not None  # ``forward`` has checked it.
+        assert self.state_shape is not None
         batch = chosen_action_value.shape[:-2]
         flat = state.reshape(*batch, math.prod(self.state_shape))
         # Absolute values make the team's value monotonic in each agent's value.

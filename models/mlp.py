@@ -17,7 +17,7 @@ Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 class MultiAgentMLP(MultiAgentNetBase):
     """Maps ``[*B, n_agents, n_agent_inputs]`` to ``[*B, n_agents, n_agent_outputs]``.
 
-    Names, order and defaults of the arguments are those of TorchRL 0.14's class.
+    The arguments have the names, order and defaults of TorchRL 0.14's class.
 
     Args:
         n_agent_inputs: features of one agent; ``None`` infers them from an input.

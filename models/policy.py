@@ -122,7 +122,7 @@ def _explore(name: str, group: GroupDescription, epsilon: float) -> TensorDictMo
     """Return the module between values of actions and the head."""
     if not isinstance(group.action, spaces.Discrete):
         raise TypeError(
-            f"epsilon needs Discrete actions, but those of {name} are {group.action}."
+            f"epsilon needs Discrete actions, but {name} acts in {group.action}."
         )
     masked = [(name, "action_mask")] if group.action_mask else []
     return TensorDictModule(
@@ -176,9 +176,9 @@ def description_of(what: Any) -> EnvDescription:
     """
     if isinstance(what, EnvDescription):
         return what
-    own = getattr(what, "description", None)
-    if isinstance(own, EnvDescription):
-        return own
+    description = getattr(what, "description", None)
+    if isinstance(description, EnvDescription):
+        return description
     if callable(what):
         from marl_collect.parallel_env.describe import describe
 

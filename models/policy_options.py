@@ -141,12 +141,13 @@ class PolicyOptions:
             "num_cells": _NUM_CELLS,
             "activation_class": nn.Tanh,
         }
-        given = [
+        conflicting = [
             name for name, value in defaults.items() if getattr(self, name) != value
         ]
-        if given:
+        if conflicting:
             raise ValueError(
-                f"network replaces the default network, which {', '.join(given)} would "
-                "configure. Leave these options out, and set them in the network "
-                "factory, for example with functools.partial."
+                "network replaces the default network, which "
+                f"{', '.join(conflicting)} would configure. Leave these options "
+                "out, and set them in the network factory, for example with "
+                "functools.partial."
             )

@@ -58,14 +58,14 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
     state = policy_state(description, options)
     weights = policy.state_dict()
     # On meta, this costs no memory.
-    wanted = make_policy(description, **options | {"device": "meta"})
+    built = make_policy(description, **options | {"device": "meta"})
     # The text has what the weights do not show, such as activations.
-    if _shapes(weights) != _shapes(wanted.state_dict()) or repr(policy) != repr(wanted):
+    if _shapes(weights) != _shapes(built.state_dict()) or repr(policy) != repr(built):
         raise ValueError(
             "make_policy with these options builds another policy than the one to "
             "save: pass the options with which it was built."
         )
-    for name, tensor in wanted.state_dict().items():
+    for name, tensor in built.state_dict().items():
         if weights[name].dtype != tensor.dtype:
             raise ValueError(
                 f"make_policy builds {name} with {tensor.dtype}, but the policy to "
@@ -134,7 +134,7 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             f"{file} has no description of the policy, only {_kind(state)}. Write it "
             "with save_policy(path, policy, env, **options)."
         )
-    wanted = None if what is None else description_of(what)
+    target = None if what is None else description_of(what)
     try:
         description = environment_from_json(state[ENVIRONMENT])
         options = dict(state["make_policy"])
@@ -146,12 +146,12 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             f"{file} is damaged, or of another version "
             f"({type(error).__name__}: {error})."
         ) from error
-    if wanted is not None:
+    if target is not None:
         any_number = options.get("share_params", True) and not (
             options.get("centralised") or options.get("agent_ids")
         )
-        _check_fits(file, description, wanted, any_number=any_number)
-        description = wanted
+        _check_fits(file, description, target, any_number=any_number)
+        description = target
     policy = make_policy(description, **options)
     try:
         policy.load_state_dict(weights)
@@ -192,8 +192,8 @@ def load_networks(
     """
     file = policy_file(Path(path))
     state = read_tensors(file)
-    found = state.get("networks", {}) if isinstance(state, dict) else {}
-    if "policy" not in found:
+    loaded = state.get("networks", {}) if isinstance(state, dict) else {}
+    if "policy" not in loaded:
         raise ValueError(f"{file} has no policy, only {_kind(state)}.")
     if ENVIRONMENT in state:
         saved = repr(load_policy(file, description)).splitlines()
@@ -206,9 +206,9 @@ def load_networks(
                     f"The policy in {file} does not fit the setup to train: it has "
                     f"{before.strip()}, but the setup has {now.strip()}."
                 )
-    for name in [name for name in networks if name in found]:  # The policy first.
+    for name in [name for name in networks if name in loaded]:  # The policy first.
         try:
-            networks[name].load_state_dict(found[name])
+            networks[name].load_state_dict(loaded[name])
         except (RuntimeError, KeyError) as error:  # KeyError: parameters of a loss.
             raise ValueError(
                 f"The {name} in {file} does not fit the setup to train: {error}"
@@ -238,7 +238,7 @@ def read_tensors(path: Path) -> Any:
         # torch's own message advises to load the file without any protection.
         size = path.stat().st_size
         raise ValueError(
-            f"{path} is damaged, or is no file of tensors: torch.load failed on its "
+            f"{path} is damaged, or holds no tensors: torch.load failed on its "
             f"{size:,} bytes with {type(error).__name__}. save_policy writes such "
             "files; a run whose folder is deleted is trained again."
         ) from error
@@ -258,7 +258,7 @@ def policy_file(path: Path) -> Path:
                 f"{path} is the folder of a run, but {BEST} is missing."
             )
         return path / BEST
-    runs = sorted(str(found.parent.relative_to(path)) for found in path.rglob(CONFIG))
+    runs = sorted(str(config.parent.relative_to(path)) for config in path.rglob(CONFIG))
     if len(runs) == 1:
         return policy_file(path / runs[0])
     if runs:

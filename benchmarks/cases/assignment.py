@@ -3,6 +3,8 @@
 One policy acts for all agents, or several policies are assigned to agents at random in
 each episode, in one process. All networks of a row have the same kind: shared by all
 agents, shared with identities of the agents, or one per agent.
+
+Rows "a network per agent" compare the ways of giving every agent weights of its own.
 """
 
 import random
@@ -13,12 +15,14 @@ from typing import Any
 from harness.turns import Alternative
 
 from cases.case import Case
-from marl_collect import Collector
+from marl_collect import Collector, MarlGroupMapType
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.models import make_policy
 
 TASKS = ("simple_spread_v3", "multiwalker_v9", "connect_four_v3", "coins")
 COUNTS = (2, 7)
+LEARNERS = {"simple_spread_v3": "shared", "coins": "small"}
+"""Tasks with 3 and 2 agents, and their networks."""
 ENVS = 8
 NETWORKS: dict[str, dict[str, Any]] = {
     "shared": {},
@@ -40,11 +44,11 @@ def assign(
     return {agent: rng.choice(names) for agent in agents}
 
 
-def factory(task: str) -> Any:
+def factory(task: str, **options: Any) -> Any:
     """Return a factory of the task's environment."""
     if "_v" not in task:
-        return partial(MeltingpotEnv, task)
-    return partial(PettingZooEnv, task, parallel=task != "connect_four_v3")
+        return partial(MeltingpotEnv, task, **options)
+    return partial(PettingZooEnv, task, parallel=task != "connect_four_v3", **options)
 
 
 def build(
@@ -61,6 +65,44 @@ def build(
     several = Collector([make] * ENVS, policies=policies, assign=chosen, **settings)
     stack.callback(several.shutdown)
     return {"one policy": collecting(single), f"{count} policies": collecting(several)}
+
+
+def build_learners(
+    stack: ExitStack, task: str, network: dict[str, Any]
+) -> dict[str, Alternative]:
+    """Return collectors with one network for all agents, and with one per agent."""
+    make = factory(task)
+    apart = factory(task, group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
+    env = make()
+    agents = [agent for members in env.group_map.values() for agent in members]
+    env.close()
+    settings: dict[str, Any] = {"frames_per_batch": 100 * ENVS, "seed": 0}
+    policies = {agent: make_policy(make, **network) for agent in agents}
+    collectors = {
+        "one shared network": Collector(
+            [make] * ENVS, make_policy(make, **network), **settings
+        ),
+        "share_params=False": Collector(
+            [make] * ENVS,
+            make_policy(make, share_params=False, **network),
+            **settings,
+        ),
+        "one group per agent": Collector(
+            [apart] * ENVS, make_policy(apart, **network), **settings
+        ),
+        "policies=": Collector(
+            [make] * ENVS, policies=policies, assign=themselves, **settings
+        ),
+    }
+    for collector in collectors.values():
+        stack.callback(collector.shutdown)
+    return {name: collecting(collector) for name, collector in collectors.items()}
+
+
+def themselves(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+    """Give each agent the policy of its name."""
+    del seed
+    return {agent: agent for agent in agents}
 
 
 def collecting(collector: Collector) -> Alternative:
@@ -80,4 +122,11 @@ def cases() -> list[Case]:
         for network in NETWORKS
         for count in COUNTS
         if network != "small" or task == "coins"
+    ] + [
+        Case(
+            f"{task}, a network per agent",
+            partial(build_learners, task=task, network=NETWORKS[network]),
+            "frame",
+        )
+        for task, network in LEARNERS.items()
     ]

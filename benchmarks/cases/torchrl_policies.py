@@ -36,9 +36,9 @@ AGENTS, INPUTS, ACTIONS, UNITS, FRAMES = 3, 18, 5, 64, 1_000
 _MARK = f"torchrl_policies-{os.getpid()}"
 OBSERVATION, ACTION = ("agent", "observation"), ("agent", "action")
 LOGITS = ("agent", "logits")
-DISCRETE: dict[str, bool] = {}
-CONTINUOUS = {"continuous_actions": True}
-ONE_HOT = {"categorical_actions": False}
+DISCRETE: dict[str, Any] = {}
+CONTINUOUS: dict[str, Any] = {"continuous_actions": True}
+ONE_HOT: dict[str, Any] = {"categorical_actions": False}
 
 
 def multi_agent(keys: list[tuple[str, str]], n_outputs: int, *after: nn.Module) -> Any:
@@ -115,7 +115,7 @@ def recurrent(name: str) -> Any:
     return TensorDictSequential(flatten, cell, head_module, sample)
 
 
-Row = tuple[dict[str, bool], dict[str, Any], Callable[[], Any]]
+Row = tuple[dict[str, Any], dict[str, Any], Callable[[], Any]]
 ROWS: dict[str, Row] = {
     "TanhNormal": (CONTINUOUS, {}, tanh_normal),
     **{
@@ -138,7 +138,7 @@ ROWS: dict[str, Row] = {
 """Options of the environment, those of ``make_policy``, and TorchRL's policy."""
 
 
-def make_env(options: dict[str, bool]) -> PettingZooEnv:
+def make_env(options: dict[str, Any]) -> PettingZooEnv:
     """Return the environment."""
     return PettingZooEnv("simple_spread_v3", **options)
 

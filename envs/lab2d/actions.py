@@ -70,21 +70,23 @@ class TableActions:
 
     def write(self, chosen: NDArray[np.int64]) -> None:
         """Write the table rows ``chosen``, ``[n_players]``, as the next actions."""
-        places, values = self._discrete
-        if places.size:
-            self._world.discrete[places] = values[chosen]
-        places, values = self._continuous
-        if places.size:
-            self._world.continuous[places] = values[chosen]
+        indices, values = self._discrete
+        if indices.size:
+            self._world.discrete[indices] = values[chosen]
+        indices, values = self._continuous
+        if indices.size:
+            self._world.continuous[indices] = values[chosen]
 
     def _lookup(
         self, index: Mapping[str, int], dtype: type[np.number[Any]]
     ) -> tuple[NDArray[np.intp], NDArray[Any]]:
         """Return indices, ``[n_players, k]``, and the table's values, ``[rows, k]``."""
         names = [name for name in self._names if self._prefixes[0] + name in index]
-        places = [[index[prefix + name] for name in names] for prefix in self._prefixes]
+        indices = [
+            [index[prefix + name] for name in names] for prefix in self._prefixes
+        ]
         values = [[row[name] for name in names] for row in self._table]
-        return np.array(places, np.intp), np.array(values, dtype)
+        return np.array(indices, np.intp), np.array(values, dtype)
 
     def _check_values(self, world: Lab2dWorld, name: str) -> None:
         values = [row[name] for row in self._table]

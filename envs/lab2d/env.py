@@ -91,7 +91,7 @@ class Lab2dEnv(MultiAgentEnv):
                 that dmlab2d does not ship needs ``levelDirectory``.
             observations: names without the player's prefix (``"RGB"``), and full names
                 of observations that belong to no player (``"WORLD.RGB"``). Lab2d
-                computes no others. None: all numeric observations of the players.
+                computes only these. None: all numeric observations of the players.
             actions: table of discrete actions; action ``i`` sets the values in
                 ``actions[i]``, whose names have no player prefix. None: each of a
                 player's actions is set separately.

@@ -48,7 +48,7 @@ class ActionSpec:
     @classmethod
     def read(cls, world: Lab2dWorld, prefix: str) -> "ActionSpec":
         """Return the actions of the player with this prefix."""
-        found = [
+        kinds = [
             tuple(
                 (name.removeprefix(prefix), *bounds(world, name))
                 for name in sorted(index)
@@ -56,7 +56,7 @@ class ActionSpec:
             )
             for index in (world.discrete_index, world.continuous_index)
         ]
-        return cls(*found)
+        return cls(*kinds)
 
     def space(self) -> spaces.Space[Any]:
         """Return Discrete, MultiDiscrete or Box; a Dict if there are both kinds."""

@@ -73,13 +73,13 @@ class LevelSpec:
         """
         prefixes = [self.prefixes[player] for player in players]
         names = self._names_of(prefixes[0]) if requested is None else requested
-        found: dict[str, Field] = {}
+        common: dict[str, Field] = {}
         for name in names:
             fields = [self.fields.get(prefix + name) for prefix in prefixes]
             first = fields[0]
             if first is not None and all(field == first for field in fields):
-                found[name] = first
-        return found
+                common[name] = first
+        return common
 
     def of_world(self, requested: Sequence[str] | None) -> dict[str, Field]:
         """Return the requested observations that belong to no player."""

@@ -15,7 +15,7 @@ from marl_collect.core.description import Field
 from marl_collect.errors import ClosedError
 
 _LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
-"""Settings with the frame limit, in MeltingPot's levels and in those of dmlab2d."""
+"""Settings with the frame limit, in MeltingPot's levels and in dmlab2d's."""
 
 _ENV_SEED = "settings.env_seed"
 

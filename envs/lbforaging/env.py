@@ -3,6 +3,8 @@
 from typing import Any, final
 
 import gymnasium
+from gymnasium import spaces
+from typing_extensions import override
 
 from marl_collect.envs import registered
 from marl_collect.envs.agent_lists import AgentLists
@@ -40,11 +42,19 @@ class LbForagingEnv(PettingZooBase):
 
 
 class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repairs lbforaging 2.0.0: its seed, and the flag of its time limit."""
+    """Repairs lbforaging 2.0.0: its seed, and the flag of its time limit.
+
+    It also omits the library's check of its observations, a tenth of its time.
+    """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self._inner = env.unwrapped
+        self._inner = env
+        self.observation_space = env.observation_space
+        unchecked = [
+            _Unchecked(s.low, s.high, dtype=s.dtype) for s in env.observation_space
+        ]
+        env.observation_space = spaces.Tuple(unchecked)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -60,7 +70,15 @@ class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; an episode is terminated when no food is left."""
-        observations, rewards, over, _, infos = self.env.step(action)
         inner = self._inner
+        # The library finds plain integers faster than NumPy's.
+        observations, rewards, over, _, infos = inner.step(list(map(int, action)))
         at_limit = inner.current_step >= inner._max_episode_steps  # noqa: SLF001
         return observations, rewards, over and not inner.field.any(), at_limit, infos
+
+
+@final
+class _Unchecked(spaces.Box):
+    @override
+    def contains(self, x: Any) -> bool:
+        return True

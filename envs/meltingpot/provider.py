@@ -23,7 +23,7 @@ def packages() -> tuple[str, ...]:
 def available_tasks() -> dict[str, str]:
     """Map ``"meltingpot/<name>"`` to the command that completes it, if any.
 
-    Names are those of substrates, then of scenarios.
+    Substrates come first, then scenarios.
     """
     if importlib.util.find_spec(_FAMILY) is None:
         return {f"{_FAMILY}/...": install_command(_FAMILY)}

@@ -113,11 +113,11 @@ class DirectWorld(MeltingpotWorld):
         self._lab2d.build()
         self._actions.attach(self._lab2d)
         fields = self._lab2d.fields()
-        found = {
+        measured = {
             name: fields.get(self._source(0, name), field)
             for name, field in self.spec.observations.items()
         }
-        self.spec = replace(self.spec, observations=found)
+        self.spec = replace(self.spec, observations=measured)
 
     @property
     @override

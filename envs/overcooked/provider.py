@@ -9,7 +9,7 @@ from marl_collect.envs.family import Family
 
 
 def _listed() -> list[str]:
-    """List the layouts of two players; the library encodes the states of no others."""
+    """List the layouts of two players; the library encodes only their states."""
     spec = importlib.util.find_spec("overcooked_ai_py")
     folders = (spec.submodule_search_locations if spec else None) or []
     layouts = [

@@ -22,7 +22,7 @@ _PYTHON_READS = "?bBhHiIlLqQfd"
 """Number formats that a memoryview reads; float16 is not one of them."""
 
 Plan = Sequence[tuple[Any, int]]
-"""Agents, and the index of each agent's action among those of all groups."""
+"""Agents, and the index of each agent's action among the actions of all groups."""
 
 
 @final

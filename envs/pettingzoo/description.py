@@ -61,7 +61,7 @@ class PettingZooOptions:
 def split_options(
     arguments: Mapping[str, Any],
 ) -> tuple[PettingZooOptions, dict[str, Any]]:
-    """Separate the keywords of ``PettingZooWrapper`` from those of a task.
+    """Separate the keywords of ``PettingZooWrapper`` from a task's arguments.
 
     Returns:
         The options, and the arguments of the task.
@@ -311,18 +311,18 @@ def _root(
     if space is not None:
         return {"state": space}
     try:
-        found = first_reset.state()
+        returned = first_reset.state()
     except (NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(
             f"return_state=True needs an environment with state(), but that of {name} "
             f"raised {type(error).__name__}: {error}"
         ) from error
     try:
-        state = np.asarray(found)
+        state = np.asarray(returned)
     except ValueError as error:  # rows of different lengths
-        raise _no_array(name, f"its state() returned {found!r:.200}") from error
+        raise _no_array(name, f"its state() returned {returned!r:.200}") from error
     if state.dtype.kind not in "biuf":
-        raise _no_array(name, f"its state() returned {found!r:.200}")
+        raise _no_array(name, f"its state() returned {returned!r:.200}")
     return {"state": _unbounded(state)}
 
 
@@ -337,9 +337,9 @@ def _unbounded(array: np.ndarray) -> spaces.Box:
     return spaces.Box(-np.inf, np.inf, array.shape, dtype)
 
 
-def _no_array(name: str, found: str) -> TypeError:
+def _no_array(name: str, problem: str) -> TypeError:
     return TypeError(
         f"{name}: return_state=True needs a state that is a single array of numbers, "
-        f"but {found}. Make state_space and state() return one array (see "
+        f"but {problem}. Make state_space and state() return one array (see "
         "gymnasium.spaces.flatten_space and flatten), or leave return_state out."
     )

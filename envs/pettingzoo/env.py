@@ -245,7 +245,7 @@ class PettingZooWrapper(PettingZooBase):
         fast: bool = True,
         device: object = None,
     ) -> None:
-        """Own ``env``; the keywords are those of ``PettingZooEnv``.
+        """Own ``env``; the keywords mean what they mean to ``PettingZooEnv``.
 
         Raises:
             TypeError: if ``env`` is not a PettingZoo environment.

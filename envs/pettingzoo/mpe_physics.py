@@ -35,7 +35,7 @@ _COLLIDING = frozenset(
 
 
 def patch(raw: Any) -> None:
-    """Replace methods of the world and the scenario of ``raw``; no others change."""
+    """Replace methods of the world and the scenario of ``raw`` only."""
     from mpe2._mpe_utils.core import World
 
     kind = type(raw.world)
@@ -60,11 +60,11 @@ def overlap(one: Any, two: Any) -> bool:
 
 def uncovered(world: Any) -> float:
     """Return minus the sum of each landmark's distance to its nearest agent."""
-    places = [agent.state.p_pos.tolist() for agent in world.agents]
+    positions = [agent.state.p_pos.tolist() for agent in world.agents]
     reward = 0.0
     for landmark in world.landmarks:
         x, y = landmark.state.p_pos.tolist()
-        deltas = [(ax - x, ay - y) for ax, ay in places]
+        deltas = [(ax - x, ay - y) for ax, ay in positions]
         reward -= min([math.sqrt(dx * dx + dy * dy) for dx, dy in deltas])
     return reward
 
@@ -85,7 +85,7 @@ class Physics:
             type(world).step(world)
             return
         dt = world.dt
-        kept = 1 - world.damping
+        drag = 1 - world.damping
         dim_c = world.dim_c
         for agent, (fx, fy) in zip(world.agents, forces, strict=True):
             state = agent.state
@@ -96,8 +96,8 @@ class Physics:
                 position[0] = x + vx * dt
                 position[1] = y + vy * dt
                 mass = agent.mass
-                vx = vx * kept + fx / mass * dt
-                vy = vy * kept + fy / mass * dt
+                vx = vx * drag + fx / mass * dt
+                vy = vy * drag + fy / mass * dt
                 limit = agent.max_speed
                 if limit is not None:
                     speed = math.sqrt(vx * vx + vy * vy)
@@ -128,8 +128,8 @@ class Physics:
             if landmark.movable:
                 return None
             if landmark.collide:
-                place = landmark.state.p_pos.tolist()
-                bodies.append((None, landmark.size, *place))
+                position = landmark.state.p_pos.tolist()
+                bodies.append((None, landmark.size, *position))
         if len(bodies) > 1 and not self._collide(bodies):
             return None
         return forces

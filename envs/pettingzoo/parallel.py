@@ -62,7 +62,7 @@ class ParallelDriver:
                 or True in terminations.values()
                 or True in truncations.values()
             )
-            given = infos.values()
+            infos_of_agents = infos.values()
         except (TypeError, ValueError, AttributeError) as error:
             raise self._wrong_result(returned) from error
         if rows.dead:
@@ -76,7 +76,7 @@ class ParallelDriver:
                 raise self._wrong_result(returned)
             rows.write_infos(infos)
             rows.write_action_masks(infos, env.agents)
-        elif rows.watches_infos and any(given):
+        elif rows.watches_infos and any(infos_of_agents):
             # Most environments return empty infos.
             rows.write_action_masks(infos, env.agents)
         if changed:

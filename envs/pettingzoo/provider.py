@@ -76,15 +76,17 @@ def picture_settings(task: str) -> dict[str, Any]:
 def settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments of the environment and their defaults.
 
-    First those of the task, then those of ``PettingZooEnv``.
+    The task's arguments come first, then ``PettingZooEnv``'s.
     """
     if ":" in task:
         return defaults_of(tasks.custom(task))
     from marl_collect.envs.pettingzoo.env import PettingZooEnv
 
-    found = tasks.defaults(task)
+    defaults = tasks.defaults(task)
     ours = defaults_of(PettingZooEnv)
-    return found | {name: value for name, value in ours.items() if name not in found}
+    return defaults | {
+        name: value for name, value in ours.items() if name not in defaults
+    }
 
 
 def _build(name: str, **kwargs: Any) -> Any:

@@ -108,14 +108,14 @@ def available_envs() -> dict[str, str]:
         ``"mpe/..."``. No task is imported or built. Atari's ROMs are missing if there
         is none at all.
     """
-    found: dict[str, str] = {}
+    tasks_by_name: dict[str, str] = {}
     for name, family in FAMILIES.items():
         tasks = _tasks(family)
         for task in tasks:
-            found[f"{name}/{task}"] = _missing(family, task)
+            tasks_by_name[f"{name}/{task}"] = _missing(family, task)
         if not tasks:
-            found[f"{name}/..."] = f'pip install "{family.install}"'
-    return found
+            tasks_by_name[f"{name}/..."] = f'pip install "{family.install}"'
+    return tasks_by_name
 
 
 def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
@@ -136,11 +136,11 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
         return custom(task)
     family, name = locate(task)
     module = _import(FAMILIES[family], name, task)
-    wanted = "parallel_env" if parallel else "env"
-    builder: Callable[..., Any] | None = getattr(module, wanted, None)
+    attribute = "parallel_env" if parallel else "env"
+    builder: Callable[..., Any] | None = getattr(module, attribute, None)
     if builder is None:
         raise UnknownTaskError(
-            f"{task} has no {wanted}(): it exists only as an AEC environment. Pass "
+            f"{task} has no {attribute}(): it exists only as an AEC environment. Pass "
             f"parallel=False: PettingZooEnv({task!r}, parallel=False)."
         )
     return builder
@@ -150,7 +150,7 @@ def custom(task: str) -> Callable[..., Any]:
     """Return the callable of ``"module:name"``.
 
     Raises:
-        UnknownTaskError: if it cannot be imported, or is no callable.
+        UnknownTaskError: if it cannot be imported or called.
     """
     module, _, path = task.partition(":")
     try:
@@ -307,9 +307,9 @@ def _missing_roms() -> str:
     """Return how to install Atari's ROMs, ``""`` if there are any."""
     spec = importlib.util.find_spec("multi_agent_ale_py")
     folders = (spec.submodule_search_locations if spec else None) or []
-    places = ("*.bin", "roms/*.bin", "ROM/*/*.bin")
-    found = (rom for folder in folders for p in places for rom in Path(folder).glob(p))
-    return "" if any(found) else DOWNLOAD_ROMS
+    patterns = ("*.bin", "roms/*.bin", "ROM/*/*.bin")
+    roms = (rom for folder in folders for p in patterns for rom in Path(folder).glob(p))
+    return "" if any(roms) else DOWNLOAD_ROMS
 
 
 def _missing(family: Family, task: str) -> str:

@@ -1,7 +1,7 @@
 """Writes one agent's observation to its memory and reports values that do not fit.
 
-Values, including lists and float64 arrays, are cast to the dtype of the space. Shapes
-must be equal to those of the space.
+Values, including lists and float64 arrays, are cast to the dtype of the space. Values
+must have the shape of the space.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -118,9 +118,9 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
         )
     if not _holds(view.dtype, array.dtype):
         with np.errstate(invalid="ignore"):
-            kept = array.astype(view.dtype)
-        if not np.array_equal(kept, array):
-            lost = array[kept != array].flat[0]
+            cast = array.astype(view.dtype)
+        if not np.array_equal(cast, array):
+            lost = array[cast != array].flat[0]
             raise ValueError(
                 f"{whose} must fit the dtype {view.dtype} of its space, but the "
                 f"environment returned the value {lost} of dtype {array.dtype}."

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import Compression
+from marl_collect.cli.arguments import Compression, Settings
 from marl_collect.cli.collecting import CollectRequest, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -112,14 +112,7 @@ def collect(  # noqa: PLR0913 - one argument per option
             show_default=False,
         ),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Keyword argument of the environment; VALUE is JSON or text. "
-            "Repeatable.",
-        ),
-    ] = None,
+    env: Settings = None,
     compression: Compression = "lz4",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the folder.")

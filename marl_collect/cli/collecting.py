@@ -49,12 +49,12 @@ class CollectRequest:
 
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
-            wanted = self.frames_per_batch or BATCH_FRAMES
+            frames = self.frames_per_batch or BATCH_FRAMES
         elif self.frames_per_batch is not None:
-            wanted = min(self.frames_per_batch, self.frames)
+            frames = min(self.frames_per_batch, self.frames)
         else:  # Equal batches whose total exceeds `frames` as little as possible.
-            wanted = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
-        return math.ceil(wanted / size) * size
+            frames = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
+        return math.ceil(frames / size) * size
 
 
 def run(request: CollectRequest) -> int:
@@ -174,7 +174,9 @@ class _Job:
 
     def report(self) -> None:
         """Print what was collected and where it is."""
-        from marl_collect.cli.summary import facts, readable_bytes, returns_table
+        from rich.filesize import decimal
+
+        from marl_collect.cli.summary import facts, returns_table
         from marl_collect.storage.files import size_of
 
         assert self._writer is not None
@@ -190,8 +192,8 @@ class _Job:
             ("mean length", "-" if length is None else f"{length:,.1f} frames"),
             ("seed", str(self._request.seed)),
             ("written to", str(self._path)),
-            ("size in memory", readable_bytes(added.nbytes)),
-            ("folder", readable_bytes(size_of(self._path))),
+            ("size in memory", decimal(added.nbytes)),
+            ("folder", decimal(size_of(self._path))),
         ]
         if added.episodes:
             environment = self._writer.contents.description.environment

@@ -79,7 +79,7 @@ def run(request: CompareRequest) -> int:
     if failed:
         raise fail(
             f"{failed} of {runs} runs ended early, for the reasons above. The tables "
-            "are those of the others."
+            "show the others."
         )
     return 0
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from marl_collect.cli.arguments import Compression
 from marl_collect.cli.consoles import err, out, user_errors
@@ -59,7 +60,6 @@ def inspect(
         groups_table,
         keys_table,
         ranges_table,
-        readable_bytes,
     )
     from marl_collect.storage import open_dataset
     from marl_collect.storage.files import size_of
@@ -77,8 +77,8 @@ def inspect(
         ("environment", str(dict(contents.description.env_kwargs) or "no arguments")),
         ("batches", f"{len(dataset):,}"),
         ("frames", f"{totals.frames:,}"),
-        ("size in memory", readable_bytes(totals.nbytes)),
-        ("folder", readable_bytes(size_of(path)) if path.exists() else dataset.name),
+        ("size in memory", decimal(totals.nbytes)),
+        ("folder", decimal(size_of(path)) if path.exists() else dataset.name),
         ("episodes", f"{totals.episodes:,}"),
         ("mean length", "-" if length is None else f"{length:,.1f} frames"),
     ]

@@ -31,8 +31,8 @@ def explain(error: Exception, task: str, env_kwargs: Mapping[str, Any]) -> str:
     arguments, the settings of the task follow.
     """
     worker = worker_error_of(error)
-    own = isinstance(error, (ValueError, ImportError, OSError))
-    text = str(error) if own else f"{type(error).__name__}: {error}"
+    suffices = isinstance(error, (ValueError, ImportError, OSError))
+    text = str(error) if suffices else f"{type(error).__name__}: {error}"
     if worker is error:
         text = str(error)
     elif worker is not None and (worker.phase != "create" or is_own(task)):
@@ -48,14 +48,16 @@ def setting_text(name: str, default: Any) -> str:
 
 
 def _settings_hint(task: str, env_kwargs: Mapping[str, Any]) -> str:
-    given = " ".join(f"--env {name}={value}" for name, value in env_kwargs.items())
+    options = " ".join(f"--env {name}={value}" for name, value in env_kwargs.items())
     known = task_settings(task)
     if not known:
-        return f"\nThe environment was given {given}."
+        return f"\nThe environment was given {options}."
     listed = ", ".join(setting_text(*item) for item in known.items())
     texts = "".join(
         f" {name} is the text {value!r}, its default {known[name]} is a number."
         for name, value in env_kwargs.items()
         if isinstance(value, str) and isinstance(known.get(name), (int, float))
     )
-    return f"\nThe environment was given {given}.{texts} Settings of {task}: {listed}."
+    return (
+        f"\nThe environment was given {options}.{texts} Settings of {task}: {listed}."
+    )

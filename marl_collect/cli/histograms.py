@@ -15,15 +15,14 @@ _WIDTH = 40
 _MOST_BINS = 30
 
 
-def histogram_table(values: Sequence[float], title: str, *, bins: int = _BINS) -> Table:
+def histogram_table(values: Sequence[float], title: str) -> Table:
     """Return a table with one row per bin: its range, a bar and its count.
 
     Args:
         values: at least one.
         title: of the table.
-        bins: number of bins at most; one if all values are equal.
     """
-    bins = min(bins, len(set(values)))
+    bins = min(_BINS, len(set(values)))
     counts, edges = np.histogram(values, _edges(values, bins))
     table = Table(title=title, box=None, show_header=False)
     table.add_column(justify="right", style="cyan")

@@ -1,5 +1,6 @@
 """Live display of a collection: frames, speed, episodes and returns."""
 
+import abc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +23,64 @@ _LINE = 8
 """Groups with more agents than this show one mean return instead of one per agent."""
 
 
-@final
-class ProgressDisplay:
-    """Displays a running collection. Does nothing if the console is not a terminal.
+class LiveDisplay(abc.ABC):
+    """Draws itself again and again in a ``with`` block, if the console is a terminal.
 
-    A thread of the library rich redraws it and calls ``frames`` for the frames so far.
-    Episodes may be added from any thread.
+    A thread of the library rich draws it.
+    """
+
+    def __init__(self, console: Console, per_second: float, *, enabled: bool) -> None:
+        """Prepare the display.
+
+        Args:
+            console: to draw on.
+            per_second: how often it is drawn.
+            enabled: whether to display anything.
+        """
+        self._live: Live | None = None
+        if enabled and console.is_terminal:
+            self._live = Live(
+                console=console,
+                get_renderable=self._render,
+                refresh_per_second=per_second,
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @abc.abstractmethod
+    def _render(self) -> RenderableType:
+        """Return what to draw now."""
+
+
+def progress_bar(done: int, total: int, unit: str, speed: float, left: str) -> Table:
+    """Return a line with numbers and a bar, which gets what the numbers leave."""
+    bar = Table.grid(padding=(0, 1), expand=True)
+    for _ in range(3):
+        bar.add_column(no_wrap=True)
+    bar.add_column(ratio=1)
+    bar.add_row(
+        Text(f"{done:,}/{total:,} {unit}", "green"),
+        Text(f"{speed:,.0f} frames/s", "cyan"),
+        Text(f"{left} left"),
+        ProgressBar(total=total, completed=done, width=None),
+    )
+    return bar
+
+
+@final
+class ProgressDisplay(LiveDisplay):
+    """Displays a running collection.
+
+    The drawing thread calls ``frames`` for the frames so far. Episodes may be added
+    from any thread.
     """
 
     def __init__(
@@ -57,14 +110,7 @@ class ProgressDisplay:
         self._episodes = 0
         self._recent: deque[EndedEpisode] = deque(maxlen=_RECENT)
         self._spinner = Spinner("dots", Text(f"{task}: starting"))
-        self._live: Live | None = None
-        if enabled and console.is_terminal:
-            self._live = Live(
-                console=console,
-                get_renderable=self._render,
-                refresh_per_second=8,
-                transient=True,
-            )
+        super().__init__(console, 8, enabled=enabled)
 
     def say(self, what: str) -> None:
         """Display what happens before the first frame."""
@@ -85,15 +131,6 @@ class ProgressDisplay:
         self._episodes += len(ended)
         self._recent.extend(ended)
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def _render(self) -> RenderableType:
         if self._frames is None:
             return self._spinner
@@ -101,16 +138,9 @@ class ProgressDisplay:
         of_frames = self._unit == "frames"
         done = min(frames if of_frames else episodes, self._total)
         other = f"{episodes:,} episodes" if of_frames else f"{frames:,} frames"
-        bar = Table.grid(padding=(0, 1), expand=True)
-        for _ in range(3):
-            bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)  # The bar gets what the numbers leave.
-        bar.add_row(
-            Text(f"{done:,}/{self._total:,} {self._unit}", "green"),
-            Text(f"{self._speed(frames):,.0f} frames/s", "cyan"),
-            Text(f"{remaining(self._left(done))} left"),
-            ProgressBar(total=self._total, completed=done, width=None),
-        )
+        left = remaining(self._left(done))
+        speed = self._speed(frames)
+        bar = progress_bar(done, self._total, self._unit, speed, left)
         parts: list[RenderableType] = [bar, line(f"{self._task}: {other}")]
         recent = list(self._recent)
         if recent:

@@ -18,7 +18,7 @@ class Play:
         task: name of the task.
         env_kwargs: keyword arguments of the environment.
         policy: as for ``PolicyRequest``.
-        max_frames_per_traj: limit of an episode; None for that of the environment.
+        max_frames_per_traj: limit of an episode; None for the environment's own.
     """
 
     task: str
@@ -41,7 +41,7 @@ def what_to_play(
         task: name of a task, or the folder of a run. A folder with the name of a task
             is given as ``./NAME``.
         policy: as for ``PolicyRequest``; None is the run's, or the default. With the
-            policy of a run of the same task, the settings are those of the run.
+            policy of a run of the same task, the run's settings apply.
         env: settings that replace the run's, as ``KEY=VALUE``.
         max_frames_per_traj: replaces the run's; None leaves it.
         default: policy without a run.

@@ -64,9 +64,9 @@ def ranges_table(ranges: Mapping[Key, Range]) -> Table:
     table.add_column("key", overflow="fold")
     for column in ("lowest", "highest", "NaN"):
         table.add_column(column, justify="right")
-    for key, found in ranges.items():
+    for key, values in ranges.items():
         name = repr(key[0] if len(key) == 1 else key)
-        table.add_row(name, number(found.low), number(found.high), f"{found.nans:,}")
+        table.add_row(name, number(values.low), number(values.high), f"{values.nans:,}")
     return table
 
 
@@ -103,13 +103,3 @@ def environment_keys(environment: EnvDescription) -> list[KeyField]:
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
     return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
-
-
-def readable_bytes(count: int) -> str:
-    """Return a size with a decimal unit, such as ``"1.5 kB"``."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

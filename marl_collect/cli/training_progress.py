@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Self, final
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from marl_collect.cli.progress import line, remaining
+from marl_collect.cli.progress import LiveDisplay, line, progress_bar, remaining
 from marl_collect.core.interruption import FINISHING
 from marl_collect.core.log_file import add_line
 from marl_collect.training.costs import Costs
@@ -25,7 +21,7 @@ _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 
 @final
-class TrainingProgress(Watcher):
+class TrainingProgress(LiveDisplay, Watcher):
     """Displays all runs together, and prints a line for each run and evaluation.
 
     Args:
@@ -51,14 +47,7 @@ class TrainingProgress(Watcher):
         """Frames that this command trained with: a resumed run has more."""
         self._begin = time.monotonic()
         self._printed = time.monotonic()
-        self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(
-                console=console,
-                get_renderable=self._render,
-                refresh_per_second=4,
-                transient=True,
-            )
+        super().__init__(console, 4, enabled=True)
 
     def begin(self, setup: Setup, seed: int) -> Self:
         """Display this run from now on."""
@@ -114,30 +103,12 @@ class TrainingProgress(Watcher):
             self._console.print(text, highlight=False, soft_wrap=True)
         add_line(self._log, text)
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def _render(self) -> RenderableType:
         total = self._runs * self._frames
         done = max(self._begun - 1, 0) * self._frames + self._done
         rate = self._trained / max(time.monotonic() - self._begin, 1e-9)
         left = (total - done) / rate if rate else None
-        bar = Table.grid(padding=(0, 1), expand=True)
-        for _ in range(3):
-            bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_row(
-            Text(f"{done:,}/{total:,} frames", "green"),
-            Text(f"{rate:,.0f} frames/s", "cyan"),
-            Text(f"{remaining(left)} left"),
-            ProgressBar(total=total, completed=done, width=None),
-        )
+        bar = progress_bar(done, total, "frames", rate, remaining(left))
         # Losses come last, because a narrow terminal cuts the end.
         run = f"{self._name}: {self._done:,} frames  {self._metrics}"
         return Group(bar, line(run))

@@ -9,7 +9,7 @@ file                  contents
 ``intervals.py``      interquartile means and bootstrap intervals
 ====================  ===========================================================
 
-The workers are those of collectors.
+Evaluations use the workers of collectors.
 """
 
 from typing import TYPE_CHECKING

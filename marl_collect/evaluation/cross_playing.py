@@ -12,7 +12,7 @@ import numpy as np
 from marl_collect.core.factories import spread
 from marl_collect.evaluation.evaluator import EvaluationArguments, evaluate
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
-from marl_collect.options import parse
+from marl_collect.options import Option, parse, require
 from marl_collect.parallel_env.describe import describe
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
@@ -88,9 +88,9 @@ class CrossPlay:
         axes.set_ylabel("policy")
         for i, row in enumerate(self.names):
             for j, column in enumerate(self.names):
-                found = self.interval(row, column)
-                half = (found.high - found.low) / 2
-                text = f"{found.value:.2f}\n±{half:.2f}"
+                interval = self.interval(row, column)
+                half = (interval.high - interval.low) / 2
+                text = f"{interval.value:.2f}\n±{half:.2f}"
                 # Viridis is bright at high values.
                 color = "black" if means[i, j] > middle else "white"
                 axes.text(j, i, text, ha="center", va="center", color=color)
@@ -138,8 +138,11 @@ def cross_play(
     seeds = range(seed, seed + episodes * len(names) ** 2)
     # Called here only, so returns are of the agents that had the row's policy even if
     # the function does not depend on its arguments alone.
-    taken = [_taken(seats or sampled_half, each, everybody(agents)) for each in seeds]
-    found = evaluate(
+    taken = [
+        _taken(seats or sampled_half, episode_seed, everybody(agents))
+        for episode_seed in seeds
+    ]
+    evaluation = evaluate(
         None,
         create_env_fn,
         episodes=len(seeds),
@@ -149,8 +152,8 @@ def cross_play(
         **options,
     )
     flat = [
-        per_capita(episode, agents, own)
-        for episode, own in zip(found.episodes, taken, strict=True)
+        per_capita(episode, agents, seated)
+        for episode, seated in zip(evaluation.episodes, taken, strict=True)
     ]
     return CrossPlay(names, np.array(flat).reshape(len(names), len(names), episodes))
 
@@ -172,8 +175,8 @@ class _Pairs:
         number = (seed - self.first) % len(self.taken)
         cell = number // self.episodes
         row, column = self.names[cell // count], self.names[cell % count]
-        own = self.taken[number]
-        return {agent: row if agent in own else column for agent in agents}
+        seated = self.taken[number]
+        return {agent: row if agent in seated else column for agent in agents}
 
 
 def sampled_half(seed: int, agents: tuple[str, ...]) -> list[str]:
@@ -194,8 +197,10 @@ def members(policies: Any) -> dict[str, Any]:
     if isinstance(policies, PolicyPool):
         numbers = policies.versions.tolist()
         both = zip(numbers, policies.members, strict=True)
-        found = {f"version_{number}": member for number, member in both if number >= 0}
-        return dict(sorted(found.items(), key=lambda each: int(each[0][8:])))
+        versions = {
+            f"version_{number}": member for number, member in both if number >= 0
+        }
+        return dict(sorted(versions.items(), key=lambda entry: int(entry[0][8:])))
     if not isinstance(policies, Mapping):
         return {"policy": policies}
     if not policies:
@@ -231,10 +236,9 @@ def check_arguments(
                 f"{caller} takes no {name}: it assigns policies itself, in episodes "
                 "with the seeds from seed on."
             )
-    given = {**options, "episodes": episodes}
-    parse(EvaluationArguments, caller, (None, create_env_fn), given)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be a non-negative integer, but is {seed!r}.")
+    arguments = {**options, "episodes": episodes}
+    parse(EvaluationArguments, caller, (None, create_env_fn), arguments)
+    require("seed", seed, int, Option("", at_least=0))
 
 
 def agents_of(create_env_fn: Any, options: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -272,18 +276,18 @@ def _check_takes_two(seats: Any) -> None:
 
 def _taken(seats: Any, seed: int, agents: tuple[str, ...]) -> frozenset[str]:
     """Return the agents of the row's policy in an episode."""
-    found = seats(seed, agents)
+    seated = seats(seed, agents)
     if (
-        isinstance(found, str)
-        or not isinstance(found, Collection)
-        or not found
-        or not set(found) <= set(agents)
+        isinstance(seated, str)
+        or not isinstance(seated, Collection)
+        or not seated
+        or not set(seated) <= set(agents)
     ):
         raise ValueError(
-            f"seats must return some of the agents {agents}, but returned {found!r} "
+            f"seats must return some of the agents {agents}, but returned {seated!r} "
             f"for the seed {seed}."
         )
-    return frozenset(found)
+    return frozenset(seated)
 
 
 def per_capita(

@@ -29,6 +29,7 @@ from marl_collect.options import (
     declared,
     function,
     method,
+    require,
     values,
 )
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
@@ -203,7 +204,7 @@ class Evaluator(Closing):
         the number of workers: their seeds are derived from it, and from these random
         actions and the noise of ``make_policy``'s heads. Policies that draw from
         torch's generator repeat with equal workers only. With another number of
-        environments per worker, or a ``first`` that is no multiple of ``environments``,
+        environments per worker, or if ``environments`` does not divide ``first``,
         the last bit of a network's outputs may differ.
 
         Args:
@@ -231,7 +232,9 @@ class Evaluator(Closing):
                 f"and first is {first}."
             )
         workers = self._workers
-        root = self._root if seeds is None else _root(seeds)
+        root = self._root
+        if seeds is not None:
+            root = require("seeds", seeds, int, Option("", at_least=0))
         chosen_seeds = _derived(root, episodes)
         policy = workers.weights.policy
         tensors = None
@@ -394,38 +397,27 @@ def _played(
 
 
 def _derived(root: int, episodes: int) -> list[int]:
-    """Return the seeds of episodes: those of one environment of a collector."""
+    """Return the seeds that one environment of a collector would give its episodes."""
     seeds = episode_seeds(root, np.zeros(1, np.int64), np.arange(episodes))
     return cast(list[int], seeds.tolist())
-
-
-def _root(seeds: Any) -> int:
-    """Check a root seed and return it.
-
-    Raises:
-        ValueError: if it is not a non-negative integer.
-    """
-    if not isinstance(seeds, Integral) or seeds < 0:
-        raise ValueError(f"seeds must be a non-negative integer, but is {seeds!r}.")
-    return int(seeds)
 
 
 def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
     """Return the root seed, and the seeds of the episodes if these were given."""
     single = isinstance(seeds, Integral)
-    given = (seeds,) if single else tuple(seeds)
-    for seed in given:
+    numbers = (seeds,) if single else tuple(seeds)
+    for seed in numbers:
         if not isinstance(seed, Integral) or seed < 0:
             raise ValueError(
                 f"seeds must be non-negative integers, but found {seed!r}."
             )
     if single:
         return int(seeds), ()
-    if any(seed >= _MOST_SEED for seed in given):
-        raise ValueError(f"Seeds of episodes must be less than 2**63: {max(given)}.")
-    if len(given) != episodes:
+    if any(seed >= _MOST_SEED for seed in numbers):
+        raise ValueError(f"Seeds of episodes must be less than 2**63: {max(numbers)}.")
+    if len(numbers) != episodes:
         raise ValueError(
-            f"There are {episodes} episodes, but {len(given)} seeds: pass one seed per "
-            "episode."
+            f"There are {episodes} episodes, but {len(numbers)} seeds: pass one seed "
+            "per episode."
         )
-    return 0, tuple(map(int, given))
+    return 0, tuple(map(int, numbers))

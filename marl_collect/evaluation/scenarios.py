@@ -112,12 +112,12 @@ def evaluate_scenarios(
         check_arguments(
             "evaluate_scenarios()", scenario.create_env_fn, episodes, seed, options
         )
-    focal = {f"{_FOCAL}{name}": each for name, each in members(policy).items()}
+    focal = {f"{_FOCAL}{name}": member for name, member in members(policy).items()}
     for scenario in scenarios:
         try:
             check_policies(focal | _background(scenario))
         except (TypeError, ValueError) as error:
-            error.add_note(f"The policies are those of scenario {scenario.name!r}.")
+            error.add_note(f"The policies belong to scenario {scenario.name!r}.")
             raise
     groups = [agents_of(scenario.create_env_fn, options) for scenario in scenarios]
     for scenario, agents in zip(scenarios, groups, strict=True):
@@ -148,7 +148,7 @@ def _evaluated(
     policies = dict(focal)
     if chosen != set(everybody(agents)):
         policies |= _background(scenario)
-    found = evaluate(
+    evaluation = evaluate(
         None,
         scenario.create_env_fn,
         episodes=len(seeds),
@@ -157,13 +157,13 @@ def _evaluated(
         assign=_Populations(chosen, tuple(policies)),
         **options,
     )
-    returns = [per_capita(episode, agents, chosen) for episode in found.episodes]
+    returns = [per_capita(episode, agents, chosen) for episode in evaluation.episodes]
     return ScenarioScore(scenario.name, returns, scenario.reference)
 
 
 def _background(scenario: Scenario) -> dict[str, Any]:
     others = members(scenario.background)
-    return {f"{_BACKGROUND}{name}": each for name, each in others.items()}
+    return {f"{_BACKGROUND}{name}": member for name, member in others.items()}
 
 
 @final

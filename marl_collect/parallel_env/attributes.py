@@ -106,20 +106,20 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute, or a function that calls it there."""
-        own = vars(self)
-        indices: list[int] = own["_indices"]
-        found = dispatch(
-            f"{own['_kind']}[{own['_indices']}]",
+        state = vars(self)
+        indices: list[int] = state["_indices"]
+        values = dispatch(
+            f"{state['_kind']}[{state['_indices']}]",
             name,
-            lambda question: own["_ask_some"](question, indices),
+            lambda question: state["_ask_some"](question, indices),
         )
-        if not own["_single"]:
-            return found
-        if not callable(found):
-            return found[0]
+        if not state["_single"]:
+            return values
+        if not callable(values):
+            return values[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return found(*args, **kwargs)[0]
+            return values(*args, **kwargs)[0]
 
         return call
 

@@ -90,9 +90,9 @@ class ParallelBatch(EnvBatch):
         Raises:
             ValueError: the array of a key is another one. The message names the key.
         """
-        for key, own in self.allocate().items():
-            given = memory[key]
-            if given.ctypes.data != own.ctypes.data or given.shape != own.shape:
+        for key, shared in self.allocate().items():
+            array = memory[key]
+            if array.ctypes.data != shared.ctypes.data or array.shape != shared.shape:
                 raise ValueError(
                     f"{'/'.join(key)} is not the memory that the processes of this "
                     "batch share. Pass the arrays that its allocate() returns."
@@ -153,15 +153,15 @@ class ParallelBatch(EnvBatch):
         processes, control = self._processes, self._signals.shape.control
         self._settle([*range(len(self._members)), control])
         rows = [self._rows[k] for k in indices]
-        asked: dict[int, list[int]] = {}
+        rows_of_process: dict[int, list[int]] = {}
         for row in rows:
-            asked.setdefault(self._owners[row][1], []).append(row)
-        for process, mine in asked.items():
+            rows_of_process.setdefault(self._owners[row][1], []).append(row)
+        for process, mine in rows_of_process.items():
             processes.send(process, AskSome(tuple(mine), question))
-        self._signals.command(control, EnvOperation.MESSAGE, asked)
+        self._signals.command(control, EnvOperation.MESSAGE, rows_of_process)
         values: dict[int, Any] = {}
         failed: tuple[int, EnvAnswer] | None = None
-        for process, mine in asked.items():
+        for process, mine in rows_of_process.items():
             answer = processes.receive(process, EnvAnswer)
             if answer.failure is not None:
                 failed = failed or (process, answer)

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar, final
 
 from marl_collect.buffers.layout import Layout
@@ -62,12 +63,9 @@ class EnvProcesses:
             num_threads=options.num_sub_threads,
             name="marl-env",
         )
-        try:
+        with self._ending_on(BaseException):
             self.description = self._descriptions()
             self._share(size, options.spin(processes))
-        except BaseException:
-            self._end(ERROR_CLOSE_SECONDS)
-            raise
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -112,11 +110,8 @@ class EnvProcesses:
 
     def send(self, process: int, message: object) -> None:
         """Send a message to a process."""
-        try:
+        with self._ending_on(Exception):
             self._pool.send(process, message)
-        except Exception:
-            self._end(ERROR_CLOSE_SECONDS)
-            raise
 
     def receive(self, process: int, kind: type[T]) -> T:
         """Return the next message of a process.
@@ -124,11 +119,8 @@ class EnvProcesses:
         Raises:
             Exception: as ``wait``.
         """
-        try:
+        with self._ending_on(Exception):
             _, message = self._pool.receive([process])
-        except Exception:
-            self._end(ERROR_CLOSE_SECONDS)
-            raise
         if not isinstance(message, kind):
             raise TypeError(
                 f"Expected {kind.__name__} of process {process}, but found {message!r}."
@@ -155,16 +147,21 @@ class EnvProcesses:
             segment.close()
         return failures
 
+    @contextmanager
+    def _ending_on(self, kind: type[BaseException]) -> Iterator[None]:
+        try:
+            yield
+        except kind:
+            self._end(ERROR_CLOSE_SECONDS)
+            raise
+
     def _supervise(self) -> None:
         """Check that all processes are alive and not hung."""
-        try:
+        with self._ending_on(Exception):
             failed = [p for p, fails in enumerate(self.signals.failed) if fails]
             if failed:
                 self._pool.receive(failed)  # Raises what the first of them raised.
             self._pool.check()
-        except Exception:
-            self._end(ERROR_CLOSE_SECONDS)
-            raise
 
     def _assignment(
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
@@ -177,9 +174,9 @@ class EnvProcesses:
         )
 
     def _descriptions(self) -> Any:
-        found = [self.receive(p, EnvsReady) for p in range(len(self._pool))]
-        first = found[0].description
-        for process, ready in enumerate(found):
+        replies = [self.receive(p, EnvsReady) for p in range(len(self._pool))]
+        first = replies[0].description
+        for process, ready in enumerate(replies):
             check_alike(
                 first,
                 ready.description,

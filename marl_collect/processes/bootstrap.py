@@ -105,6 +105,22 @@ def run_worker(command_fd: int) -> NoReturn:
         _leave(code)
 
 
+def run_spawned(command_fd: int, parent: int, *, tied_by_kernel: bool) -> NoReturn:
+    """Tie a fresh interpreter to its parent's life, then run as a worker.
+
+    Args:
+        command_fd: our end of the command socket.
+        parent: process id of the parent.
+        tied_by_kernel: whether the thread that started us lives as long as its
+            process, so that ``PR_SET_PDEATHSIG`` can be used.
+    """
+    survival.reset_signals()
+    if tied_by_kernel:
+        survival.die_with_parent(parent)
+    survival.watch_parent(parent)
+    run_worker(command_fd)
+
+
 def _serve(connection: Connection) -> int:
     """Run the main function; return the exit code."""
     context: WorkerContext | None = None

@@ -24,7 +24,7 @@ def cpu_quotas(proc: Path = PROC, mount: Path = MOUNT) -> Iterator[float]:
     """
     for version, folder in _groups("cpu", proc, mount):
         with suppress(OSError, ValueError):
-            if version == _VERSION_2:  # "max 100000" is no limit, and no number.
+            if version == _VERSION_2:  # "max 100000" means no limit.
                 quota, period = (folder / "cpu.max").read_text().split()
             else:
                 quota = (folder / "cpu.cfs_quota_us").read_text()
@@ -46,7 +46,7 @@ def free_memory(proc: Path = PROC, mount: Path = MOUNT) -> int | None:
     left: list[int] = []
     for version, folder in _groups("memory", proc, mount):
         with suppress(OSError, ValueError):
-            if version == _VERSION_2:  # "max" is no limit, and no number.
+            if version == _VERSION_2:  # "max" means no limit.
                 limit = int((folder / "memory.max").read_text())
                 used = int((folder / "memory.current").read_text())
                 caches = ("inactive_file", "active_file")

@@ -92,7 +92,7 @@ class ForkedChild:
     def confirm(self, deadline: float) -> None:
         if self._pid is not None:
             return
-        if not _wait_readable(self._status.fileno(), deadline):
+        if not wait_readable(self._status.fileno(), deadline):
             raise TimeoutError(
                 "the fork server did not answer in time: it is stopped, or the "
                 "machine is overloaded. Increase start_timeout=."
@@ -135,7 +135,7 @@ class ForkedChild:
             return self._exitcode
         # The server died without reporting. The kernel kills its children.
         self._orphaned = True
-        _wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)
+        wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)
         return -signal.SIGKILL
 
     def describe_end(self) -> str:
@@ -207,12 +207,18 @@ def wait_end(child: Child, timeout: float | None) -> bool:
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while child.poll() is None:
-        if not _wait_readable(child.sentinel, deadline):
+        if not wait_readable(child.sentinel, deadline):
             return child.poll() is not None
     return True
 
 
-def _wait_readable(fd: int, deadline: float | None) -> bool:
+def wait_readable(fd: int, deadline: float | None) -> bool:
+    """Wait until a descriptor is readable, or at its end; return whether it is.
+
+    Args:
+        fd: the descriptor.
+        deadline: on the clock of ``time.monotonic``; None for no limit.
+    """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     if deadline is None:

@@ -9,20 +9,23 @@ runs through its command socket.
 import atexit
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, Literal, cast, get_args
 
 from marl_collect.processes import standard_streams
 from marl_collect.processes.bootstrap import thread_environment
-from marl_collect.processes.children import Child, ForkedChild, SpawnedChild
+from marl_collect.processes.children import (
+    Child,
+    ForkedChild,
+    SpawnedChild,
+    wait_readable,
+)
 from marl_collect.processes.orphans import room_for_mark
 from marl_collect.processes.packets import (
     BROKEN,
@@ -165,8 +168,8 @@ def _spawn(command: socket.socket) -> SpawnedChild:
     # PR_SET_PDEATHSIG refers to the *thread* that started the child.
     kernel = threading.current_thread() is threading.main_thread()
     code = (
-        "from marl_collect.processes.spawned import main; "
-        f"main({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
+        "from marl_collect.processes.bootstrap import run_spawned; "
+        f"run_spawned({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
     )
     if hasattr(os, "pidfd_open"):
         popen = _start_interpreter(code, [command.fileno()])
@@ -250,9 +253,9 @@ def _streaming() -> dict[str, str]:
     precedence. The worker's ``os.environ`` does not contain it
     (``bootstrap.WorkerSetup``).
     """
-    own = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
-    given = os.environ.get("GLIBC_TUNABLES")
-    return {"GLIBC_TUNABLES": f"{own}:{given}" if given else own}
+    tunable = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES:#x}"
+    value = os.environ.get("GLIBC_TUNABLES")
+    return {"GLIBC_TUNABLES": f"{tunable}:{value}" if value else tunable}
 
 
 def without_arrow_thread() -> dict[str, str]:
@@ -261,9 +264,9 @@ def without_arrow_thread() -> dict[str, str]:
     tensordict imports pandas at the first call of a policy, and pandas imports pyarrow
     if it is installed. A thread of its allocator would make the fork server unusable.
     """
-    name, own = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-    given = os.environ.get(name)
-    return {name: f"{given},{own}" if given else own}
+    name, setting = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+    value = os.environ.get(name)
+    return {name: f"{value},{setting}" if value else setting}
 
 
 class _ForkServer:
@@ -304,9 +307,7 @@ class _ForkServer:
         """
         if self._ready:
             return
-        poller = select.poll()
-        poller.register(self.control.fileno(), select.POLLIN)
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not wait_readable(self.control.fileno(), deadline):
             raise TimeoutError(
                 f"the fork server did not finish importing {list(self._preload)} in "
                 "time; increase start_timeout="

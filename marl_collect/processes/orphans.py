@@ -61,8 +61,8 @@ class Mark:
         """Mark this process and its future forks as belonging to ``worker``."""
         # A library that sets the process title may have overwritten it.
         if self._address is not None:
-            found = ctypes.string_at(self._address, _DIGITS)
-            if found.isdigit():
+            mark = ctypes.string_at(self._address, _DIGITS)
+            if mark.isdigit():
                 ctypes.memmove(self._address, _written(worker).encode(), _DIGITS)
 
 
@@ -83,7 +83,7 @@ class Orphans:
 
         Args:
             workers: process ids of the workers that still run.
-            everything: end all orphans, including those of unknown origin, such as
+            everything: end all orphans, including processes of unknown origin, such as
                 programs that were started with their own environment.
 
         Returns:

@@ -270,10 +270,10 @@ class WorkerPool:
 
     def _check_hang(self, handles: Sequence[WorkerHandle]) -> None:
         sent = {handle.index: handle.sent for handle in handles}
-        found = self._watch.find(sent, self._timeout)
-        if found is None:
+        hung = self._watch.find(sent, self._timeout)
+        if hung is None:
             return
-        worker, seconds = found
+        worker, seconds = hung
         if not self._handles[worker].is_ready:
             raise self._handles[worker].give_up(
                 f"hung {seconds:g} s",

@@ -187,11 +187,11 @@ def _duplicate(descriptor: int) -> int:
     Python keeps it open as long as the mapping, so no second duplicate is needed.
     """
     status = os.fstat(descriptor)
-    own = (status.st_dev, status.st_ino)
+    file = (status.st_dev, status.st_ino)
     for name in os.listdir(_OWN_FILES):
         with suppress(OSError):  # Another thread may have closed it.
-            found = os.fstat(int(name))
-            if int(name) != descriptor and (found.st_dev, found.st_ino) == own:
+            other = os.fstat(int(name))
+            if int(name) != descriptor and (other.st_dev, other.st_ino) == file:
                 return int(name)
     raise AssertionError("The mapping holds no descriptor.")
 

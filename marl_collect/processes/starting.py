@@ -12,7 +12,7 @@ import cloudpickle
 
 from marl_collect.processes.bootstrap import WorkerSetup
 from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.launcher import StartMethod
+from marl_collect.processes.launcher import StartMethod, launch
 from marl_collect.processes.status_board import StatusBoard
 from marl_collect.processes.worker_handle import SOCKET_SECONDS, WorkerHandle
 
@@ -85,11 +85,8 @@ class Starter:
         try:
             for worker in range(first, first + len(jobs)):
                 line = status_board.lines[worker]
-                handles.append(
-                    WorkerHandle.start(
-                        worker, line, self.start_method, self.preload, deadline
-                    )
-                )
+                started = launch(self.start_method, self.preload, deadline)
+                handles.append(WorkerHandle(worker, line, *started))
             for handle, job in zip(handles, jobs, strict=True):
                 self._instruct(handle, job, status_board)
             for handle in handles:

@@ -78,15 +78,11 @@ class WorkerProgress:
         phase: what the worker was doing.
         steps: steps of rollouts by it and the workers that it replaces.
         environment: index of its environment over all workers; None if none.
-        messages_read: messages that it has received.
-        weights_read: number of the order whose weights it has read.
     """
 
     phase: Phase
     steps: int
     environment: int | None
-    messages_read: int
-    weights_read: int
 
 
 class Line:
@@ -108,8 +104,6 @@ class Line:
             phase=Phase(cells[PHASE]),
             steps=cells[STEPS],
             environment=cells[ENVIRONMENT] - 1 if cells[ENVIRONMENT] else None,
-            messages_read=cells[MESSAGES_READ],
-            weights_read=cells[WEIGHTS_READ],
         )
 
     @property

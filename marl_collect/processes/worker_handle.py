@@ -4,14 +4,12 @@ import math
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -19,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
-from marl_collect.processes.children import Child, wait_end
-from marl_collect.processes.launcher import StartMethod, launch
+from marl_collect.processes.children import Child, wait_end, wait_readable
 from marl_collect.processes.status_board import Line
 
 SOCKET_SECONDS: Final = 60
@@ -30,6 +27,7 @@ the middle of a message. A whole message may take longer."""
 _EXIT_SECONDS: Final = (
     1.0  # From the end of a process's socket to the end of the process.
 )
+_NOW: Final = 0.0  # A deadline that has passed.
 _READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop sending.
 
 
@@ -57,6 +55,7 @@ class WorkerHandle:
     def __init__(
         self, index: int, line: Line, child: Child, connection: Connection
     ) -> None:
+        """Own a process that may not run yet; ``confirm`` waits until it does."""
         self.index: Final = index
         self.line: Final = line
         self.connection: Final = connection
@@ -71,18 +70,6 @@ class WorkerHandle:
         """When it failed, died or hung, on ``time.monotonic``."""
         # Only its arguments: the error itself would keep its traceback's frames alive.
         self._error: tuple[Any, ...] | None = None
-
-    @classmethod
-    def start(
-        cls,
-        index: int,
-        line: Line,
-        start_method: StartMethod,
-        preload: Sequence[str],
-        deadline: float,
-    ) -> "WorkerHandle":
-        """Start a process without waiting for it; call ``confirm`` next."""
-        return cls(index, line, *launch(start_method, preload, deadline))
 
     # Process
 
@@ -184,7 +171,7 @@ class WorkerHandle:
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` would return a message or raise."""
-        return self.has_read_ahead or any(map(_is_readable, self._fds))
+        return self.has_read_ahead or any(wait_readable(fd, _NOW) for fd in self._fds)
 
     def read_ahead(self) -> None:
         """Read all available messages, which ``take`` returns later.
@@ -221,7 +208,7 @@ class WorkerHandle:
         return message
 
     def _read(self) -> object:
-        if self._at_end or not _is_readable(self.connection.fileno()):
+        if self._at_end or not wait_readable(self.connection.fileno(), _NOW):
             return ABSENT
         try:
             data = self.connection.recv_bytes()
@@ -274,12 +261,6 @@ class WorkerHandle:
             phase=progress.phase.label,
             environment=progress.environment,
         )
-
-
-def _is_readable(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 def limit_blocking(connection: Connection, seconds: int) -> None:

@@ -46,8 +46,8 @@ class Overlay:
         draw = ImageDraw.Draw(band)
         font = ImageFont.load_default(size)
         for number, line in enumerate(lines):
-            place = (size // 2, round(size * (0.2 + 1.4 * number)))
-            draw.text(place, _cut(line, font, width - size), fill="black", font=font)
+            corner = (size // 2, round(size * (0.2 + 1.4 * number)))
+            draw.text(corner, _cut(line, font, width - size), fill="black", font=font)
         stacked: NDArray[np.uint8] = np.concatenate([np.asarray(band), large])
         return stacked
 
@@ -59,13 +59,13 @@ def caption(
     agents: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Return the lines of a picture: episode and step, then one line per group."""
-    total = sum(float(each.sum()) for each in returns.values())
+    total = sum(float(values.sum()) for values in returns.values())
     lines = [f"episode {episode}   step {step}   team return: {total:.1f}"]
-    for name, own in returns.items():
-        if own.size > _SHOWN:
-            lines.append(f"{name} ({own.size} agents): {own.sum():.1f}")
+    for name, values in returns.items():
+        if values.size > _SHOWN:
+            lines.append(f"{name} ({values.size} agents): {values.sum():.1f}")
         else:
-            pairs = zip(agents[name], own.flat, strict=True)
+            pairs = zip(agents[name], values.flat, strict=True)
             lines.append("   ".join(f"{agent}: {value:.1f}" for agent, value in pairs))
     return lines
 
@@ -87,8 +87,8 @@ class Crop:
 
 def _used(picture: Picture, axis: int) -> slice:
     """Return the rows (axis 0) or columns (axis 1) from the first used to the last."""
-    places = np.unique(np.nonzero(picture)[axis])
-    return slice(int(places[0]), int(places[-1]) + 1) if places.size else slice(None)
+    used = np.unique(np.nonzero(picture)[axis])
+    return slice(int(used[0]), int(used[-1]) + 1) if used.size else slice(None)
 
 
 def _cut(line: str, font: Any, width: float) -> str:

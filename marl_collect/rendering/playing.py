@@ -5,10 +5,12 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from marl_collect.collectors import Collector, ExplorationType
-from marl_collect.core.description import EnvDescription, Row
-from marl_collect.core.env import MultiAgentEnv, require_factory
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.env import require_factory
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
 from marl_collect.rendering.overlay import Crop, Overlay, caption
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
@@ -80,7 +82,7 @@ def play(
 
 
 @final
-class _Filmed(MultiAgentEnv):
+class _Filmed(EnvWrapper):
     """Passes on a picture after each reset (with True) and step (with False)."""
 
     def __init__(
@@ -90,7 +92,8 @@ class _Filmed(MultiAgentEnv):
         *,
         overlay: bool,
     ) -> None:
-        self._env = env
+        super().__init__(env)
+        self._filmed = env
         self._show = show
         self._crop = Crop() if getattr(env, "has_unused_margin", False) else None
         groups = env.description.groups
@@ -99,45 +102,31 @@ class _Filmed(MultiAgentEnv):
         self._episode = -1
         self._step = 0
         self._returns: dict[str, NDArray[Any]] = {}
-        self._rewards: dict[str, NDArray[Any]] = {}
 
     @property
+    @override
     def description(self) -> EnvDescription:
-        return self._env.description
+        return self.env.description  # With its name, for errors.
 
-    @property
-    def is_closed(self) -> bool:
-        return self._env.is_closed
-
-    def bind(self, row: Row) -> None:
-        self._env.bind(row)
-        self._rewards = {name: row[name, "reward"] for name in self._agents}
-
-    def reset_row(self, seed: int) -> None:
-        self._env.reset_row(seed)
+    @override
+    def after_reset(self, begun: Any, seed: Any) -> None:
         self._episode += 1
         self._step = 0
-        self._returns = {n: np.zeros(len(own)) for n, own in self._agents.items()}
+        self._returns = {n: np.zeros(len(agents)) for n, agents in self._agents.items()}
         self._show((True, self._picture()))
 
-    def step_row(self) -> None:
-        self._env.step_row()
+    @override
+    def after_step(self) -> None:
         self._step += 1
-        for name, reward in self._rewards.items():
-            self._returns[name] += reward[:, 0]
+        for name, returns in self._returns.items():
+            returns += self.row[name, "reward"][:, 0]
         self._show((False, self._picture()))
 
     def _picture(self) -> Picture:
-        picture = take(self._env)
+        picture = take(self._filmed)
         if self._crop is not None:
             picture = self._crop(picture)
         if self._overlay is None:
             return picture
         lines = caption(self._episode, self._step, self._returns, self._agents)
         return self._overlay.write(picture, lines)
-
-    def render(self) -> Picture | None:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()

@@ -91,8 +91,8 @@ def _pictures(env: SingleEnv, rollout: TensorDictBase, seed: int) -> Iterator[Pi
     for t in range(len(rollout)):
         for key, recorded in observed.items():
             compare(key, recorded[t], f"at frame {t}")
-        for key, taken in actions.items():
-            memory[key][0] = taken[t]
+        for key, recorded_actions in actions.items():
+            memory[key][0] = recorded_actions[t]
         engine.step()
         yield take(env)
         if t < last and memory["done",][0, 0]:

@@ -121,8 +121,8 @@ def _check(
             yield from _play(play, again, seed, episodes)
         yield from _tensordict_api(env)
     finally:
-        for each in (env, twin):
-            each.close()
+        for environment in (env, twin):
+            environment.close()
     yield from _closed(env)
 
 
@@ -235,18 +235,18 @@ def _tensordict_api(env: _Env) -> Iterator[str]:
         ) from error
     announced = {k: (tuple(v.shape), v.dtype) for k, v in _items(fake).items()}
     time = env.batch_dims
-    found = {
+    rolled_out = {
         k: ((*v.shape[:time], *v.shape[time + 1 :]), v.dtype)
         for k, v in _items(real).items()
     }
-    for key in sorted(announced.keys() ^ found.keys()):
+    for key in sorted(announced.keys() ^ rolled_out.keys()):
         where = "fake_tensordict()" if key in announced else "rollout()"
         yield f"{key} is in {where} only."
-    for key in sorted(announced.keys() & found.keys()):
-        if announced[key] != found[key]:
+    for key in sorted(announced.keys() & rolled_out.keys()):
+        if announced[key] != rolled_out[key]:
             yield (
-                f"{key} is {announced[key]} in fake_tensordict(), but {found[key]} in "
-                "rollout()."
+                f"{key} is {announced[key]} in fake_tensordict(), but "
+                f"{rolled_out[key]} in rollout()."
             )
 
 

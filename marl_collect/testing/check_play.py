@@ -19,6 +19,18 @@ class StopError(Exception):
     """A finding after which the check cannot continue."""
 
 
+def attempt(what: str, call: Callable[[], None]) -> None:
+    """Call ``call``.
+
+    Raises:
+        StopError: if it raises; ``what`` says what was called.
+    """
+    try:
+        call()
+    except Exception as error:
+        raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
 @final
 class Play:
     """One environment and the memory that it writes."""
@@ -112,22 +124,22 @@ class Play:
         self._bind(self._row)
         for array in old.values():
             array.fill(1)
-        found = self.episode(seed)
+        actual = self.episode(seed)
         for key, array in old.items():
             if not (array == 1).all():
                 yield f"{name_of(key)} is still written to memory bound before."
         if self.description.repeats:
-            for problem in differences(expected, found):
+            for problem in differences(expected, actual):
                 yield f"After a second bind, {problem}."
 
     def _bind(self, row: dict[Key, Array]) -> None:
-        self._try("bind", lambda: self._env.bind(row))
+        attempt("bind", lambda: self._env.bind(row))
 
     def _reset(self, seed: int) -> None:
-        self._try(f"reset_row({seed})", lambda: self._env.reset_row(seed))
+        attempt(f"reset_row({seed})", lambda: self._env.reset_row(seed))
 
     def _step(self) -> None:
-        self._try("step_row", self._env.step_row)
+        attempt("step_row", self._env.step_row)
 
     def _act(self, random: np.random.Generator) -> None:
         for sampler in self._samplers:
@@ -135,19 +147,13 @@ class Play:
             mask = None if sampler.mask_key is None else self._row[sampler.mask_key]
             self._row[sampler.key][...] = sampler.actions(noise, mask)
 
-    def _try(self, what: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
-
 
 def _lossy(row: Mapping[Key, Array], fields: Mapping[Key, Field]) -> Iterator[str]:
     for key, field in fields.items():
         with np.errstate(invalid="ignore"):
-            kept = row[key].astype(field.dtype)
-        if not np.array_equal(kept, row[key]):
-            value = row[key][kept != row[key]].flat[0]
+            cast = row[key].astype(field.dtype)
+        if not np.array_equal(cast, row[key]):
+            value = row[key][cast != row[key]].flat[0]
             yield (
                 f"{name_of(key)} has the dtype {field.dtype}, which cannot hold the "
                 f"value {value} that the environment wrote."

@@ -13,7 +13,7 @@ from marl_collect.core.description import (
     GroupDescription,
     Key,
     Row,
-    leaves,
+    leaf_spaces,
 )
 
 Array = NDArray[Any]
@@ -35,7 +35,7 @@ class Rules:
         self._row = row
         self._before: dict[str, tuple[Array, Array, Array]] = {}
         self._spaces: dict[str, Boxes] = {
-            name: dict(_spaces(group.observation, (name, "observation")))
+            name: dict(leaf_spaces(group.observation, (name, "observation")))
             for name, group in description.groups.items()
         }
 
@@ -180,18 +180,6 @@ class Rules:
         for name in self._description.groups:
             keys += [(name, flag) for flag in FLAGS]
         return keys
-
-
-def _spaces(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, Any]]:
-    if isinstance(space, spaces.Dict):
-        for name, inner in space.spaces.items():
-            yield from _spaces(inner, (*key, name))
-    elif isinstance(space, spaces.Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from _spaces(inner, (*key, str(index)))
-    else:
-        assert dict(leaves(space, key))
-        yield key, space
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:

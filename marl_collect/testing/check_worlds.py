@@ -12,7 +12,7 @@ from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_valu
 from marl_collect.core.description import Key
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.seeding import episode_seeds
-from marl_collect.testing.check_play import Snapshot, StopError, differences
+from marl_collect.testing.check_play import Snapshot, attempt, differences
 from marl_collect.testing.check_rows import Rules
 
 Array = NDArray[Any]
@@ -68,12 +68,12 @@ class WorldPlay:
         for call, (kind, worlds) in enumerate(self._play(0)):
             for k, rule in rules.items():
                 if kind == "step":
-                    found = rule.after_step()
+                    findings = rule.after_step()
                 elif k in worlds:
-                    found = rule.after_reset()
+                    findings = rule.after_reset()
                 else:
                     continue
-                for finding in found:
+                for finding in findings:
                     yield f"Call {call}, {kind}, world {k}: {finding}"
             if self._watched is not None:
                 yield from self._watched.take()
@@ -148,18 +148,18 @@ class WorldPlay:
     def _restarted(self, expected: list[Snapshot]) -> Iterator[str]:
         """Let every other world begin again in the middle."""
         which = np.arange(self._size) % 2 == 0
-        found = self.history(restart=which)
+        actual = self.history(restart=which)
         again = which[self._compared]
-        whole = min(len(expected), len(found))
+        whole = min(len(expected), len(actual))
         if not again.all():
-            pair = (_part(expected[:whole], ~again), _part(found[:whole], ~again))
+            pair = (_part(expected[:whole], ~again), _part(actual[:whole], ~again))
             for problem in differences(*pair):
                 yield (
                     "begin(which, seeds) changes worlds that are not in which: when "
                     f"others begin before step {_RESTART + 1}, {problem}."
                 )
-        part = min(len(expected), max(0, len(found) - _RESTART))
-        late = _part(found[_RESTART:][:part], again)
+        part = min(len(expected), max(0, len(actual) - _RESTART))
+        late = _part(actual[_RESTART:][:part], again)
         for problem in differences(_part(expected[:part], again), late):
             yield (
                 "begin(which, seeds) does not begin the episode of its seed, if only "
@@ -193,7 +193,7 @@ class WorldPlay:
             self._act(clock, streams)
             for key in self._outcome:
                 self._memory[key].fill(poison)
-            _try("advance", self._engine.step)
+            attempt("advance", self._engine.step)
             clock += 1
             worlds = np.flatnonzero(self._memory["done",][:, 0]).tolist()
             episodes[worlds] += 1
@@ -203,7 +203,7 @@ class WorldPlay:
 
     def _begin(self, worlds: list[int], streams: Array, episodes: Array) -> None:
         seeds = episode_seeds(self._seed, streams[worlds], episodes[worlds]).tolist()
-        _try("begin", lambda: self._engine.reset(worlds, seeds))
+        attempt("begin", lambda: self._engine.reset(worlds, seeds))
 
     def _act(self, clock: Array, streams: Array) -> None:
         for sampler, table in self._samplers:
@@ -244,17 +244,21 @@ class _Watched(BatchedEnv):
 
     @override
     def begin(self, which: Array | None, seeds: Array) -> Observations:
-        given = [array for array in (which, seeds) if array is not None]
-        found = self._unchanged("begin()", given, lambda: self._env.begin(which, seeds))
-        self._check_integers(found)
-        return found
+        arguments = [array for array in (which, seeds) if array is not None]
+        observations = self._unchanged(
+            "begin()", arguments, lambda: self._env.begin(which, seeds)
+        )
+        self._check_integers(observations)
+        return observations
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:
         if self.copies:
             actions = copy.deepcopy(actions)
-        given = list(_arrays(actions))
-        step = self._unchanged("advance()", given, lambda: self._env.advance(actions))
+        arguments = list(_arrays(actions))
+        step = self._unchanged(
+            "advance()", arguments, lambda: self._env.advance(actions)
+        )
         if isinstance(step, Step):
             self._check_integers(step.observations)
         return step
@@ -262,8 +266,8 @@ class _Watched(BatchedEnv):
     def _unchanged(self, what: str, arrays: list[Array], call: Callable[[], T]) -> T:
         before = [array.copy() for array in arrays]
         result = call()
-        for array, kept in zip(arrays, before, strict=True):
-            if not np.array_equal(array, kept, equal_nan=array.dtype.kind == "f"):
+        for array, original in zip(arrays, before, strict=True):
+            if not np.array_equal(array, original, equal_nan=array.dtype.kind == "f"):
                 self._findings.append(f"{what} changes an array that it was given.")
         return result
 
@@ -290,13 +294,6 @@ def _arrays(nested: Mapping[str, Any]) -> Iterator[Array]:
             yield from _arrays(value)
         else:
             yield value
-
-
-def _try(what: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        raise StopError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _equal(one: Snapshot, two: Snapshot) -> bool:

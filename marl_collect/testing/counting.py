@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, cast, final
+from typing import Any, Literal, cast, final
 
 import numpy as np
 from gymnasium import spaces
@@ -289,18 +289,15 @@ class CountingEnv(MultiAgentEnv):
 
 
 def _describe(options: CountingOptions) -> EnvDescription:
-    numbers = spaces.Box(-np.inf, np.inf, (5,), np.float32)
-    observation: spaces.Space[object] = cast("spaces.Space[object]", numbers)
+    observation: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (5,), np.float32)
     if options.image is not None:
         image = spaces.Box(0, 255, options.image, np.uint8)
-        observation = cast(
-            "spaces.Space[object]", spaces.Dict({"numbers": numbers, "image": image})
-        )
+        observation = spaces.Dict({"numbers": observation, "image": image})
     groups = {
         "hunter": GroupDescription(
             agents=tuple(f"hunter_{i}" for i in range(options.n_hunters)),
             observation=observation,
-            action=cast("spaces.Space[object]", spaces.Discrete(_N_ACTIONS)),
+            action=spaces.Discrete(_N_ACTIONS),
             categorical_actions=options.categorical_actions,
             action_mask=options.action_mask,
             mask=options.mask,
@@ -310,16 +307,14 @@ def _describe(options: CountingOptions) -> EnvDescription:
     if options.n_prey:
         groups["prey"] = GroupDescription(
             agents=tuple(f"prey_{i}" for i in range(options.n_prey)),
-            observation=cast(
-                "spaces.Space[object]", spaces.Box(-np.inf, np.inf, (3,), np.float32)
-            ),
-            action=cast("spaces.Space[object]", spaces.Box(-1, 1, (2,), np.float32)),
+            observation=spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            action=spaces.Box(-1, 1, (2,), np.float32),
             mask=options.mask,
             episode_reward=options.episode_reward,
         )
     agents = options.n_hunters + options.n_prey
-    state = spaces.Box(0, _MODULUS, (agents,), np.float32)
-    root = {"state": cast("spaces.Space[object]", state)} if options.state else {}
+    state: spaces.Space[Any] = spaces.Box(0, _MODULUS, (agents,), np.float32)
+    root = {"state": state} if options.state else {}
     return EnvDescription(
         name="counting",
         groups=groups,

@@ -87,7 +87,7 @@ def write_advantages(
     for name in names:
         flags = data["next"] if team else data["next", name]
         shape = now[name].shape
-        # The root's flags are [B, T, 1], those of a group [B, T, n, 1].
+        # The root's flags are [B, T, 1], a group's flags [B, T, n, 1].
         done, terminated = (
             flags[k].expand(shape) if team else flags[k].squeeze(-1)
             for k in ("done", "terminated")
@@ -122,7 +122,7 @@ def estimate(rows: Decisions, gamma: float, lmbda: float) -> tuple[Tensor, Tenso
     Args:
         rows: of all agents.
         gamma: discount factor of a frame.
-        lmbda: weight of an advantage in that of the decision before it.
+        lmbda: weight of an advantage in the advantage of the previous decision.
 
     Returns:
         The advantages ``[B, T, n]``, 0 where unknown, and bool ``[B, T, n]``.
@@ -156,8 +156,8 @@ def acting(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return which agents act in each frame, and which rows under ``next`` have values.
 
-    These are the rows of agents that act in the next frame, and those of agents that a
-    time limit stopped. Where some agents wait, it is not known who would have acted
+    Agents that act in the next frame have values there, and agents that a time limit
+    stopped. Where some agents wait, it is not known who would have acted
     after the limit.
 
     Args:
@@ -168,7 +168,7 @@ def acting(
         For each group, two bool tensors ``[*B, n]``.
     """
     acts = {name: _mask(data, name) for name in names}
-    # An agent with another policy is no agent that waits; see `batch_of`.
+    # An agent that acts with another policy does not wait; see `batch_of`.
     acting_now = {
         n: data[n, ACTS] if ACTS in data[n].keys() else acts[n] for n in names
     }

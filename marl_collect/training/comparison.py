@@ -123,13 +123,13 @@ def check_folder(folder: Path, *, resume: bool) -> None:
         ValueError: if the folder has runs but ``resume`` is False, or has none but
             ``resume`` is True.
     """
-    found = [RunFolder(path.parent) for path in folder.rglob(CONFIG)]
-    if not resume and any(run.has_progress for run in found):
+    runs = [RunFolder(path.parent) for path in folder.rglob(CONFIG)]
+    if not resume and any(run.has_progress for run in runs):
         raise ValueError(
             f"{folder} has runs already: add --resume to continue them, or choose "
             "another folder with --out."
         )
-    if resume and not found:
+    if resume and not runs:
         raise ValueError(f"{folder} has no runs to resume.")
 
 
@@ -172,7 +172,7 @@ def run_all(
 ) -> int:
     """Train every setup with every seed, and write the report after each run.
 
-    All setups of one seed are trained, then those of the next, so an interrupted
+    All setups are trained with one seed before the next seed begins, so an interrupted
     comparison has trained every setup about equally often. Finished runs are not
     repeated. A run that cannot go on does not stop the others.
 

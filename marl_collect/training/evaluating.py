@@ -120,17 +120,17 @@ def evaluate_policy(
     Raises:
         NotFiniteError: if a return is NaN or infinite.
     """
-    seed, wanted = SEED, options.eval_episodes
+    seed, count = SEED, options.eval_episodes
     if final:
-        seed, wanted = FINAL_SEED, options.final_episodes
+        seed, count = FINAL_SEED, options.final_episodes
     about = json.loads(json.dumps({**about, "frames": frames, "seed": seed}))
     record = _noted(folder, about)
     saved = time.monotonic()
     episodes = evaluator.environments
-    while record is None or len(record.lengths) < wanted:
+    while record is None or len(record.lengths) < count:
         first = 0 if record is None else len(record.lengths)
         before = time.monotonic()
-        part = _played(evaluator, frames, seed, first, min(wanted, first + episodes))
+        part = _played(evaluator, frames, seed, first, min(count, first + episodes))
         record = part if record is None else record.and_then(part)
         now = time.monotonic()
         if now - before < _SLICE_SECONDS:

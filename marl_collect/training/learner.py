@@ -238,6 +238,6 @@ def write_rewards(
     mean = team_reward(data, description) / n_agents(description) if team else None
     for name in description.groups:
         key = ("next", name, "reward")
-        own = data[key]
-        reward = own if mean is None else mean.unsqueeze(-2).expand_as(own)
+        rewards = data[key]
+        reward = rewards if mean is None else mean.unsqueeze(-2).expand_as(rewards)
         data[key] = (reward * scale).contiguous()

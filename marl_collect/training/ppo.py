@@ -205,8 +205,8 @@ class PPOLearner(Learner):
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
 
-        The losses are those of trained rows. TorchRL computes ``LOGGED`` over all rows,
-        also of agents that wait, died, or acted with another policy.
+        Losses count trained rows only. TorchRL computes ``LOGGED`` over all rows,
+        including agents that wait, died, or acted with another policy.
 
         Groups without trained rows in the minibatch are left out.
         """

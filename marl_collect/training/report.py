@@ -304,10 +304,10 @@ def results_json(runs: Iterable[Run]) -> dict[str, Any]:
 def _about(runs: Sequence[Run]) -> list[str]:
     options = runs[0].options
     unfinished = sum(run.best is None for run in runs)
-    each, every = options["eval_episodes"], options["eval_interval"]
+    episodes, every = options["eval_episodes"], options["eval_interval"]
     budget = (
-        f"{options['frames']:,} frames per run; evaluations of {each} episodes every "
-        f"{every:,} frames, and of {options['final_episodes']} at the end."
+        f"{options['frames']:,} frames per run; evaluations of {episodes} episodes "
+        f"every {every:,} frames, and of {options['final_episodes']} at the end."
     )
     about = [budget, ""]
     if unfinished:

@@ -208,10 +208,10 @@ class Summary:
 
 def by_setup(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each setup, in the order of their first appearance."""
-    found: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.setup, []).append(run)
-    return found
+        groups.setdefault(run.setup, []).append(run)
+    return groups
 
 
 def summarize(runs: Sequence[Run]) -> list[Summary]:
@@ -232,9 +232,9 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
             [value for value in sampled if value is not None],
             [getattr(run.peak, whose) for run in runs],
         ]
-        for name, found in zip(RETURNS, values, strict=True):
+        for name, scores in zip(RETURNS, values, strict=True):
             nothing = Interval(*[math.nan] * 3)
-            returns[whose, name] = bootstrap([found]) if found else nothing
+            returns[whose, name] = bootstrap([scores]) if scores else nothing
     return Summary(
         setup,
         len(runs),

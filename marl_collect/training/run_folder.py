@@ -114,7 +114,7 @@ class RunFolder:
         """Append a row to ``progress.csv``.
 
         Raises:
-            ValueError: if its columns differ from those of the file.
+            ValueError: if the file has other columns.
         """
         path = self.path / PROGRESS
         if not path.exists():

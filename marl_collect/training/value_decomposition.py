@@ -201,8 +201,8 @@ class ValueLearner(Learner):
 
     def _observed(self, flat: TensorDictBase) -> TensorDict:
         keys = ("observation", "mask", "action_mask")
-        kept = flat[self.name].select(*keys, strict=False)
-        return TensorDict({self.name: kept}, flat.batch_size)
+        selected = flat[self.name].select(*keys, strict=False)
+        return TensorDict({self.name: selected}, flat.batch_size)
 
     def _make_loss(self) -> Any:
         from torchrl.modules import QValueModule
@@ -327,7 +327,7 @@ def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
         )
     if not isinstance(acted, spaces.Discrete):
         raise TypeError(
-            f"VDN and QMIX need Discrete actions, but those of {name} are {acted}. "
+            f"VDN and QMIX need Discrete actions, but {name} acts in {acted}. "
             "Use ippo or mappo."
         )
     return name, group

@@ -26,7 +26,6 @@ class Cell(nn.Module, abc.ABC):
     """
 
     n_gates: int
-    n_states: int
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Cell(nn.Module, abc.ABC):
 
         Args:
             projected: ``self.input(x)``, ``[*, n_gates * hidden_size]``.
-            states: ``n_states`` tensors ``[*, hidden_size]``.
+            states: tensors ``[*, hidden_size]``: one of a GRU, two of an LSTM.
 
         Returns:
             The new states; the first is the output.
@@ -73,7 +72,6 @@ class GRUCell(Cell):
     by_row = True
 
     n_gates = 3
-    n_states = 1
 
     @override
     def forward(self, projected: Tensor, states: States) -> States:
@@ -94,12 +92,11 @@ class LSTMCell(Cell):
     by_row = True
 
     n_gates = 4
-    n_states = 2
 
     @override
     def forward(self, projected: Tensor, states: States) -> States:
         h, c = states
         write, keep, new, out = (projected + self.hidden(h)).chunk(4, -1)
-        kept = torch.sigmoid(keep) * c
-        c = torch.addcmul(kept, torch.sigmoid(write), torch.tanh(new))
+        remembered = torch.sigmoid(keep) * c
+        c = torch.addcmul(remembered, torch.sigmoid(write), torch.tanh(new))
         return torch.sigmoid(out) * torch.tanh(c), c

@@ -13,8 +13,8 @@ from typing_extensions import override
 from marl_collect.models.layers.linear import (
     AgentLayer,
     allocate,
-    lazy_parameter,
     share_memory,
+    stacked_like,
 )
 
 
@@ -39,11 +39,13 @@ class StackedConv2d(AgentLayer):
             "padding": single.padding,
             "dilation": single.dilation,
         }
-        self.weight = _stacked_like(n_agents, single.weight)
-        if single.bias is not None:
-            self.bias: nn.Parameter | None = _stacked_like(n_agents, single.bias)
-        else:
+        sizes = (single.out_channels, single.in_channels, *single.kernel_size)
+        self.weight = stacked_like(single.weight, (n_agents, *sizes))
+        self.bias: nn.Parameter | None
+        if single.bias is None:
             self.register_parameter("bias", None)
+        else:
+            self.bias = stacked_like(single.bias, (n_agents, single.out_channels))
 
     @override
     def reset_parameters(self) -> None:
@@ -107,9 +109,3 @@ class LazyStackedConv2d(LazyModuleMixin, StackedConv2d):
             allocate(self.weight, shape)
             allocate(self.bias, (self.n_agents, out))
             self.reset_parameters()
-
-
-def _stacked_like(n_agents: int, tensor: Tensor) -> nn.Parameter:
-    if is_lazy(tensor):
-        return lazy_parameter(tensor.device, tensor.dtype)
-    return nn.Parameter(tensor.detach().new_empty((n_agents, *tensor.shape)))

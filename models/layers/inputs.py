@@ -12,6 +12,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_collect.core.description import leaf_spaces
+
 _SOFTPLUS_SHIFT = math.log(math.expm1(0.99))
 # Three convolutions of MultiAgentConvNet need at least this many pixels per side.
 _SMALLEST_IMAGE = 29
@@ -72,13 +74,7 @@ def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[L
     Raises:
         TypeError: for a space that no network of this package supports.
     """
-    if isinstance(space, spaces.Dict):
-        parts = [(name, inner) for name, inner in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple):
-        parts = [(str(index), inner) for index, inner in enumerate(space.spaces)]
-    else:
-        return [_leaf(space, key)]
-    return [x for name, inner in parts for x in observation_leaves(inner, (*key, name))]
+    return [_leaf(leaf, path) for path, leaf in leaf_spaces(space, key)]
 
 
 def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:

@@ -30,7 +30,7 @@ class AgentLayer(nn.Module, abc.ABC):
     def torch_layout(self) -> dict[str, Tensor]:
         """Map the tensor names of the torch layer to views ``[n_agents, *shape]``.
 
-        ``shape`` is that of the torch layer of one agent. Writing to the views writes
+        ``shape`` is the shape in one agent's torch layer. Writing to the views writes
         to the layer.
         """
 
@@ -53,30 +53,19 @@ class StackedLinear(AgentLayer):
 
     pure_forward = True
 
-    def __init__(
-        self,
-        n_agents: int,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, n_agents: int, single: nn.Linear) -> None:
+        """Allocate the weights of ``n_agents`` layers like ``single``."""
         super().__init__()
         self.n_agents = n_agents
-        self.in_features = in_features
-        self.out_features = out_features
-        like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(
-            torch.empty(n_agents, in_features, out_features, **like)
-        )
-        self.bias: nn.Parameter | None
+        self.in_features = single.in_features
+        self.out_features = out = single.out_features
+        self.weight = stacked_like(single.weight, (n_agents, self.in_features, out))
         # The bias has a dimension of size 1, because adding it in each call costs time.
-        if bias:
-            self.bias = nn.Parameter(torch.empty(n_agents, 1, out_features, **like))
-        else:
+        self.bias: nn.Parameter | None
+        if single.bias is None:
             self.register_parameter("bias", None)
-        self.reset_parameters()
+        else:
+            self.bias = stacked_like(single.bias, (n_agents, 1, out))
 
     @override
     def reset_parameters(self) -> None:
@@ -89,11 +78,11 @@ class StackedLinear(AgentLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[n_agents or 1, rows, in]`` to ``[n_agents, rows, out]``."""
-        own = self._parameters
-        weight = own.get("weight")
+        parameters = self._parameters
+        weight = parameters.get("weight")
         # In a functional call, the attributes may be plain tensors.
         weight = self.weight if weight is None else weight
-        bias = own.get("bias")
+        bias = parameters.get("bias")
         bias = self.bias if bias is None else bias
         if x.shape[0] != self.n_agents:
             return self._expand(x, weight, bias)
@@ -139,21 +128,6 @@ class LazyStackedLinear(LazyModuleMixin, StackedLinear):
 
     cls_to_become = StackedLinear
 
-    def __init__(
-        self,
-        n_agents: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(n_agents, 0, 0, False, device, dtype)
-        self.out_features = out_features
-        like: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", lazy_parameter(**like))
-        if bias:
-            self.register_parameter("bias", lazy_parameter(**like))
-
     def initialize_parameters(self, x: Tensor) -> None:
         """Allocate and initialise the weights for inputs like ``x``."""
         if not self.has_uninitialized_params():
@@ -175,13 +149,19 @@ def reset_parameters(module: nn.Module) -> None:
         reset()
 
 
-def lazy_parameter(
-    device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Parameter:
-    """Create a parameter whose shape is not yet known."""
-    made: Any = UninitializedParameter
-    parameter: nn.Parameter = made(device=device, dtype=dtype)
-    return parameter
+def stacked_like(tensor: Tensor, shape: tuple[int, ...]) -> nn.Parameter:
+    """Return an uninitialised parameter of all agents, for one of a single agent.
+
+    Args:
+        tensor: parameter of one agent, for dtype and device. If it is lazy, the result
+            is too.
+        shape: of the result.
+    """
+    if is_lazy(tensor):
+        lazy: Any = UninitializedParameter
+        parameter: nn.Parameter = lazy(device=tensor.device, dtype=tensor.dtype)
+        return parameter
+    return nn.Parameter(tensor.detach().new_empty(shape))
 
 
 def allocate(parameter: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -196,9 +176,9 @@ def share_memory(
     """Make the tensors of ``single`` views of row ``index`` of the stacked tensors."""
     for path, stacked in layout.items():
         prefix, _, name = path.rpartition(".")
-        place = single.get_submodule(prefix)
-        if isinstance(getattr(place, name), nn.Parameter):
-            setattr(place, name, nn.Parameter(stacked[index]))
+        module = single.get_submodule(prefix)
+        if isinstance(getattr(module, name), nn.Parameter):
+            setattr(module, name, nn.Parameter(stacked[index]))
         else:
-            setattr(place, name, stacked[index])
+            setattr(module, name, stacked[index])
     return single.train(owner.training)

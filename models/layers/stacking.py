@@ -72,10 +72,11 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
         )
     if type(first) in ELEMENTWISE or _is_flatten(first):
         return copy.deepcopy(first)
-    build = _STACKED.get(type(first))
-    if build is not None:
-        return build(singles)
     lazy = [name for name, p in first.named_parameters() if is_lazy(p)]
+    kind = _stacked(first)
+    if kind is not None:
+        layer = kind(len(singles), first)
+        return layer if lazy else _copy_values(layer, singles)
     if lazy:
         raise ValueError(
             f"{type(first).__name__} has lazy parameters ({lazy}). With one network "
@@ -159,8 +160,8 @@ class StackedModule(AgentLayer):
             out: Tensor = torch.vmap(self.module, randomness="different")(x)
             return out
 
-        def call(own: dict[str, Tensor], x: Tensor) -> Any:
-            return functional_call(self.module, own, (x,))
+        def call(tensors_of_agent: dict[str, Tensor], x: Tensor) -> Any:
+            return functional_call(self.module, tensors_of_agent, (x,))
 
         one = x.shape[0] != self.n_agents
         call_all = torch.vmap(call, (0, None if one else 0), randomness="different")
@@ -203,43 +204,23 @@ def _is_flatten(layer: nn.Module) -> bool:
 
 def _copy_values(layer: AgentLayer, singles: Sequence[nn.Module]) -> AgentLayer:
     for name, view in layer.torch_layout().items():
-        own = [getattr(single, name).detach() for single in singles]
-        view.copy_(torch.stack(own))
+        values = [getattr(single, name).detach() for single in singles]
+        view.copy_(torch.stack(values))
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(getattr(singles[0], name).requires_grad)
     return layer
 
 
-def _linear(singles: Sequence[Any]) -> AgentLayer:
-    first = singles[0]
-    sizes = (len(singles), first.in_features, first.out_features)
-    like = {"device": first.weight.device, "dtype": first.weight.dtype}
-    layer = nn.utils.skip_init(
-        StackedLinear, *sizes, bias=first.bias is not None, **like
-    )
-    return _copy_values(layer, singles)
-
-
-def _lazy_linear(singles: Sequence[Any]) -> AgentLayer:
-    first = singles[0]
-    like = {"device": first.weight.device, "dtype": first.weight.dtype}
-    has_bias = first.bias is not None
-    return LazyStackedLinear(len(singles), first.out_features, has_bias, **like)
-
-
-def _conv2d(singles: Sequence[Any]) -> AgentLayer:
-    if singles[0].groups != 1 or singles[0].padding_mode != "zeros":
-        return StackedModule(singles)
-    return _copy_values(StackedConv2d(len(singles), singles[0]), singles)
-
-
-def _lazy_conv2d(singles: Sequence[Any]) -> AgentLayer:
-    return LazyStackedConv2d(len(singles), singles[0])
-
-
-_STACKED: dict[type, Callable[[Sequence[nn.Module]], nn.Module]] = {
-    nn.Linear: _linear,
-    nn.LazyLinear: _lazy_linear,
-    nn.Conv2d: _conv2d,
-    nn.LazyConv2d: _lazy_conv2d,
+_STACKED: dict[type, type[Any]] = {
+    nn.Linear: StackedLinear,
+    nn.LazyLinear: LazyStackedLinear,
+    nn.Conv2d: StackedConv2d,
+    nn.LazyConv2d: LazyStackedConv2d,
 }
+
+
+def _stacked(first: nn.Module) -> type[Any] | None:
+    """Return the class of all agents' layers like ``first``, if there is one."""
+    if type(first) is nn.Conv2d and (first.groups, first.padding_mode) != (1, "zeros"):
+        return None
+    return _STACKED.get(type(first))

@@ -117,5 +117,5 @@ class RecurrentModule(TensorDictModuleBase):
         return states
 
 
-def _keys(given: str | Sequence[Key], group: str) -> list[Key]:
-    return [(group, given)] if isinstance(given, str) else list(given)
+def _keys(keys: str | Sequence[Key], group: str) -> list[Key]:
+    return [(group, keys)] if isinstance(keys, str) else list(keys)

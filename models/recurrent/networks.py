@@ -16,7 +16,6 @@ from marl_collect.models.base import (
     AgentNetworks,
     copy_into,
     named_tensors,
-    pick_centralised,
 )
 from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
 
@@ -82,10 +81,9 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
     ) -> None:
         super().__init__(
             n_agents=n_agents,
-            centralised=pick_centralised(
-                centralised=centralised, centralized=centralized
-            ),
+            centralised=centralised,
             share_params=share_params,
+            centralized=centralized,
         )
         self.n_features = n_agent_inputs
         self.hidden_size = hidden_size
@@ -118,9 +116,9 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
                 "TorchRL's recurrent modules contain a single network, but here each "
                 "agent has its own: pass the agent, such as agent=0."
             )
-        given = {_our_name(key): value for key, value in state_dict.items()}
+        values = {_our_name(key): value for key, value in state_dict.items()}
         single = self.get_stateful_net(None if self.share_params else agent)
-        copy_into(named_tensors(single), given, "TorchRL's state_dict")
+        copy_into(named_tensors(single), values, "TorchRL's state_dict")
 
     def _build_single_net(
         self, *, device: torch.device | str | None, **_: Any
@@ -148,7 +146,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
             keep = (~is_init).to(x.dtype).reshape(rows, steps, 1).transpose(0, 1)
         # Below, tensors are [agents, steps, rows, features], with a single agent if all
         # agents share the network and its input.
-        given = [self._agents_first(state, rows, x) for state in states]
+        before = [self._agents_first(state, rows, x) for state in states]
         features = x.reshape(rows, steps, self.n_agents, -1).permute(2, 1, 0, 3)
         if self.centralised:
             features = features.permute(1, 2, 0, 3).flatten(-2).unsqueeze(0)
@@ -157,7 +155,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
             self.n_features = x.shape[-1]
         visited: list[States] = []
         for index, cell in enumerate(self.net.children()):
-            first = tuple(state[..., index, :] for state in given)
+            first = tuple(state[..., index, :] for state in before)
             visited.append(_run_cell(cell, features, first, keep))
             features = visited[-1][0]
         shape = (*lead, steps) if sequence else lead
@@ -298,8 +296,8 @@ class MultiAgentGRU(MultiAgentRecurrent):
 class MultiAgentLSTM(MultiAgentRecurrent):
     """Long short-term memory: one network per agent, or a shared one.
 
-    Each network is equal to an ``nn.LSTM`` with the same weights. The arguments are
-    those of ``MultiAgentGRU``. The state has two parts, ``hidden`` and ``cell``.
+    Each network is equal to an ``nn.LSTM`` with the same weights. It takes the
+    arguments of ``MultiAgentGRU``. The state has two parts, ``hidden`` and ``cell``.
     """
 
     pure_forward = True
@@ -328,10 +326,10 @@ class MultiAgentLSTM(MultiAgentRecurrent):
 
 def _our_name(key: str) -> str:
     """Convert a tensor name of ``nn.GRU`` or ``nn.LSTM`` to the name in a ``Cell``."""
-    found = re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", key)
-    if found is None:
+    match = re.search(r"(weight|bias)_(ih|hh)_l(\d+)$", key)
+    if match is None:
         return key
-    kind, part, layer = found.groups()
+    kind, part, layer = match.groups()
     return f"{layer}.{'input' if part == 'ih' else 'hidden'}.{kind}"
 
 

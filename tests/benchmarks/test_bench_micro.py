@@ -1,12 +1,12 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
-from collections import time
+import time
+from collections import Counter
 from contextlib import ExitStack
 
-import Counter
 import micro
 import pytest
-from cases import assignment, datasets, formats, pool_weights
+from cases import assignment, datasets, formats, lists, pool_weights
 from cases.case import Case
 from harness.turns import Alternative, measure
 
@@ -153,6 +153,19 @@ def test_a_row_is_measured(
     assert [line.split(" | ")[1] for line in lines] == alternatives
 
 
+@pytest.mark.parametrize("library", ["lbforaging", "rware"])
+def test_a_library_with_lists_of_agents_is_compared(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library, reason=f"needs the extra {library}")
+    monkeypatch.setattr(lists, "FRAMES", 20)
+    word = "Foraging-5x5" if library == "lbforaging" else "rware-tiny"
+    case = micro.find_cases("lists", [word])[0]
+    stock, ours = micro.rows(case, 1, 0.0)
+    assert "stock loop that stores | " in stock
+    assert "Collector | " in ours
+
+
 def test_several_policies_are_compared_with_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -162,6 +175,16 @@ def test_several_policies_are_compared_with_one(
     one, several = micro.rows(case, 1, 0.0)
     assert "one policy" in one
     assert "2 policies | " in several
+
+
+def test_ways_of_separate_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    monkeypatch.setattr(assignment, "ENVS", 1)
+    (case,) = micro.find_cases("assignment", ["simple_spread", "per agent"])
+    rows = micro.rows(case, 1, 0.0)
+    names = ["one shared", "share_params=False", "one group per agent", "policies="]
+    for name, row in zip(names, rows, strict=True):
+        assert name in row
 
 
 def test_frozen_versions_of_a_pool_are_not_sent_again() -> None:

@@ -15,7 +15,6 @@ from marl_collect.cli.collecting import CollectRequest, free_folder
 from marl_collect.cli.consoles import err, fail, out
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
-from marl_collect.cli.summary import readable_bytes
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.models import make_policy
 from marl_collect.storage import EndedEpisode
@@ -124,12 +123,6 @@ def test_remaining_time_is_readable() -> None:
     ]
 
 
-def test_sizes_have_units() -> None:
-    sizes = [999, 1500, 2_500_000, 10**12]
-    expected = ["999 bytes", "1.5 kB", "2.5 MB", "1.0 TB"]
-    assert [readable_bytes(size) for size in sizes] == expected
-
-
 def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -> None:
     description = CountingEnv().description
     path = tmp_path / "weights.pt"
@@ -146,7 +139,7 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -
     with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
         request(share_params=False).build(description)
     path.write_text("not weights")
-    with pytest.raises(ValueError, match=r"is no file of tensors: .* save_policy"):
+    with pytest.raises(ValueError, match=r"holds no tensors: .* save_policy"):
         request().build(description)
 
 

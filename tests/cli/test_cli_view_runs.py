@@ -69,6 +69,7 @@ def test_news_have_another_stamp_and_other_curves(tmp_path: Path) -> None:
         ("evaluations.json", json.dumps([evaluation(0) | {"team_returns": []}])),
         ("evaluations.json", json.dumps([evaluation(0) | {"lengths": ["a"]}])),
         ("progress.csv", "frames,return_team\n1,x\n"),
+        ("progress.csv", "frames,loss\n1,2\n"),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_shown(
@@ -108,10 +109,19 @@ def test_tables_of_a_training_loop_are_curves(tmp_path: Path) -> None:
     assert runs.figure(0, about["stamp"])
 
 
-def test_a_comparison_without_runs_yet_has_a_page(tmp_path: Path) -> None:
+def test_a_comparison_that_begins_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "progress.log").write_text("random actions\n")
-    about = Runs(tmp_path).about()
+    runs = Runs(tmp_path)
+    about = runs.about()
     assert (about["runs"], about["figures"]) == ([], [])
+    (tmp_path / "progress.log").write_text("random actions\nippo\n")
+    assert runs.about()["stamp"] == about["stamp"]  # No curve has changed.
+    run = write_run(tmp_path)
+    (run.path / "progress.csv").unlink()
+    (run.path / "evaluations.json").unlink()
+    after = runs.about()
+    assert after["runs"][0][:STATES] == ["ippo/seed_0", "0 of 400", "", ""]
+    assert after["figures"] == []
 
 
 def test_a_file_holds_the_curves(tmp_path: Path) -> None:

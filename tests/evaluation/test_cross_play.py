@@ -132,7 +132,7 @@ def test_policies_are_checked_before_a_process_starts() -> None:
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episodes": 0}, ValueError, "episodes must be an integer of at least 1"),
     ({"episodes": "3"}, TypeError, "episodes must be an integer"),
-    ({"seed": -1}, ValueError, "seed must be a non-negative integer, but is -1"),
+    ({"seed": -1}, ValueError, "seed must be an integer of at least 0, but is -1"),
     ({"seeds": 3}, TypeError, "takes no seeds: it assigns .* seeds from seed on"),
     ({"num_worker": 2}, TypeError, r"no argument 'num_worker'.*Did you mean num_work"),
     ({"frames_per_batch": 2}, TypeError, "evaluation does not return batches"),

@@ -41,6 +41,6 @@ def test_a_wrong_epsilon_and_actions_without_values_are_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to 1, but is 1.5"):
         make_policy(CountingEnv, epsilon=1.5)
     with pytest.raises(
-        TypeError, match="epsilon needs Discrete actions, but those of prey"
+        TypeError, match="epsilon needs Discrete actions, but prey acts"
     ):
         make_policy(CountingEnv, epsilon=0.1)

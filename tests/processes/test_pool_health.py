@@ -28,7 +28,7 @@ from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
-from marl_collect.processes.status_board import STEPS
+from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -212,8 +212,8 @@ def test_idle_workers_never_hang(pool: WorkerPool) -> None:
     pool.send(0, rest)
 
     def is_resting() -> bool:
-        progress = pool.progress(0)
-        return progress.messages_read == 2 and progress.phase is Phase.IDLE
+        cells = pool.status_board.lines[0].cells
+        return cells[MESSAGES_READ] == 2 and cells[PHASE] == Phase.IDLE
 
     wait_until(is_resting)  # Else it would hang.
     assert receive_within(pool, 0.3) == (0, False)
@@ -322,5 +322,5 @@ def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
     pool.restart(1, "new")
     pool.send(1, lambda worker, argument: argument)
     assert pool.receive() == (1, "new")
-    progress = pool.progress(1)
-    assert (progress.steps, progress.messages_read) == (100, 1)
+    cells = pool.status_board.lines[1].cells
+    assert (cells[STEPS], cells[MESSAGES_READ]) == (100, 1)

@@ -26,7 +26,7 @@ def test_values_written_by_one_side_are_read_by_the_other() -> None:
     owner.lines[1].cells[STOP] = 1
     progress = owner.lines[1].read()
     assert (progress.phase, progress.steps) == (Phase.RESET, 12)
-    assert (progress.environment, progress.weights_read) == (0, 4)
+    assert (progress.environment, owner.lines[1].cells[WEIGHTS_READ]) == (0, 4)
     assert other.lines[1].should_stop
     owner.close()
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from marl_collect import Collector, open_dataset
 from marl_collect.cli.main import app
+from marl_collect.core.seeding import episode_seed
 from marl_collect.storage import (
     Dataset,
     DatasetDescription,
@@ -38,6 +39,19 @@ def write(path: Path, seed: int, metadata: Metadata | None = None) -> Dataset:
         for batch in collector:
             writer.add(batch)
     return open_dataset(path)
+
+
+def test_the_seed_of_an_episode_follows_from_its_run(tmp_path: Path) -> None:
+    write(tmp_path / "a", 3, ABOUT)
+    write(tmp_path / "a", 2**40)
+    trajectories = open_dataset(tmp_path / "a").trajectories
+    ids = trajectories.first(("collector", "traj_ids")).tolist()
+    runs = [trajectories.contents.runs[run].seed for run in trajectories.run_numbers]
+    assert set(runs) == {3, 2**40}
+    assert trajectories.seeds == [
+        episode_seed(seed or 0, number >> 32, number & 0xFFFFFFFF)
+        for seed, number in zip(runs, ids, strict=True)
+    ]
 
 
 def test_a_selection_is_saved_as_a_dataset(tmp_path: Path) -> None:

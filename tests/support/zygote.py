@@ -34,7 +34,6 @@ PRELOAD: Final = (
     "marl_collect.envs",
     "marl_collect.models",
     "marl_collect.processes.forkserver",
-    "marl_collect.processes.spawned",
     "marl_collect.storage",
     "marl_collect.testing.counting",
     "marl_collect.training",

@@ -145,7 +145,7 @@ def seen(hunters: torch.Tensor, prey: torch.Tensor) -> TensorDict:
     [
         (
             lambda p: p.write_bytes(b""),
-            "is damaged, or is no file of tensors",
+            "is damaged, or holds no tensors",
         ),
         (
             lambda p: torch.save({"a": 1}, p),

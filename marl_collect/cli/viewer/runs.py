@@ -1,6 +1,5 @@
 """Folders of training runs as JSON values and pictures: curves, states, datasets."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -69,10 +68,11 @@ class Runs:
         logs = [path for path in files if path.name == LOG]
         newest = max(logs, key=lambda path: files[path][0], default=None)
         text = newest.read_text("utf-8", "replace") if newest else ""
+        drawn = {path: files[path] for path in files if path not in logs}
         return {
             "title": "Training runs",
             "name": str(self._folder),
-            "stamp": crc32(repr(files).encode()),
+            "stamp": crc32(repr(drawn).encode()),
             "figures": [name for name, _ in drawings],
             "runs": rows,
             "log": text.splitlines()[-_LINES:],
@@ -115,15 +115,14 @@ class Runs:
         comparisons: dict[Path, list[Run]] = {}
         tables: dict[str, dict[str, list[Table]]] = {}
         rows = []
-        folders = {p.parent: p for p in files if p.name == CONFIG or p.suffix == ".csv"}
+        folders = {p.parent for p in files if p.name == CONFIG or p.suffix == ".csv"}
         for folder in sorted(folders):
             here = [path for path in files if path.parent == folder]
             written = max(files[path][0] for path in here)
             try:
                 run = Run.read(folder) if folder / CONFIG in files else None
-                kept = [] if run is None else [folder / PROGRESS]
                 table: Table = []
-                for path in kept or here:
+                for path in here if run is None else [folder / PROGRESS]:
                     if path.suffix != ".csv" or path not in files:
                         continue
                     table = read_rows(path)
@@ -132,7 +131,9 @@ class Runs:
                         tables.setdefault(title, {}).setdefault(setup, []).append(shown)
                 rows.append([self._name(folder), *_cells(run, table, written)])
             except (ValueError, LookupError, TypeError, OSError) as error:
-                rows.append([self._name(folder), "", "", "", str(error)])
+                clear = isinstance(error, (ValueError, OSError))
+                text = str(error) if clear else f"{folder} is damaged: {error!r}"
+                rows.append([self._name(folder), "", "", "", text])
                 continue
             if run is not None and run.evaluations:
                 comparisons.setdefault(folder.parents[1], []).append(run)
@@ -184,7 +185,7 @@ def _cells(run: Run | None, table: Table, written: int) -> list[str]:
         state, score = "finished", run.best.team
     return [
         f"{frames} of {int(run.options['frames']):,}",
-        f"{last.get('return_team', math.nan):.4g}",
+        f"{last['return_team']:.4g}" if last else "",
         "" if score is None else f"{score:.4g}",
         state,
     ]
