@@ -288,16 +288,16 @@ def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
         ) from error
 
 
-def _filled(found: Tensor, empty: Tensor, version: int) -> bool:
-    if found.is_meta:
+def _filled(tensor: Tensor, empty: Tensor, version: int) -> bool:
+    if tensor.is_meta:
         return False
-    if found is empty and found.numel() == 0:
+    if tensor is empty and tensor.numel() == 0:
         return True
-    if found.dtype.is_floating_point or found.dtype.is_complex:
-        return not bool(found.isnan().any())
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return not bool(tensor.isnan().any())
     # Writing through ``.data`` does not change the version.
-    written = found is not empty or found._version != version
-    return written or not bool((found == _marker(found.dtype)).any())
+    written = tensor is not empty or tensor._version != version
+    return written or not bool((tensor == _marker(tensor.dtype)).any())
 
 
 def _initialized_copy(
@@ -360,8 +360,8 @@ class _Slot:
         if isinstance(self.module, TensorDictParams):
             tensor: Tensor = self.module.get(tuple(self.name.split(".")))
             return tensor
-        found: Tensor = getattr(self.module, self.name)
-        return found
+        tensor: Tensor = getattr(self.module, self.name)
+        return tensor
 
     def set(self, tensor: Tensor) -> None:
         """Replace the tensor; not for TensorDictParams (use ``_map_tensors``)."""
@@ -414,14 +414,14 @@ def _replace(
         return memo.setdefault(id(tensor), _lazy_on(tensor, device))
     if tensor.device.type == device:
         return tensor
-    found = memo.get(id(tensor))
-    if found is None:
-        found = _empty_like(tensor, device)
+    empty = memo.get(id(tensor))
+    if empty is None:
+        empty = _empty_like(tensor, device)
         if zero:
             with torch.no_grad():
-                found.zero_()
-        memo[id(tensor)] = found
-    return found
+                empty.zero_()
+        memo[id(tensor)] = empty
+    return empty
 
 
 def _template_paths(module: nn.Module) -> set[str]:

@@ -536,8 +536,8 @@ class WeightReader:
         self._published = vectors
         self._pairs = [
             [
-                (own[each.begin : each.end], vector[each.begin : each.end])
-                for each in layout.ranges
+                (own[weights.begin : weights.end], vector[weights.begin : weights.end])
+                for weights in layout.ranges
             ]
             for vector in vectors
         ]

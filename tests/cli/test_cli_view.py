@@ -217,11 +217,12 @@ def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
     monkeypatch.chdir(tmp_path)
     Path("stacks_of_view.py").write_text(STACKS)
     record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)
-    assert "FrameStack(counting)" in repr(open_dataset("data"))
-    shown = _episodes("data", None)
+    dataset = open_dataset("data")
+    assert "FrameStack(counting)" in repr(dataset)
+    shown = _episodes(dataset, None)
     with pytest.raises(ValueError, match="cannot be built from its name.*module:fun"):
         shown.picture(0, 0, 0)
-    drawn = _episodes("data", "stacks_of_view:make")
+    drawn = _episodes(dataset, "stacks_of_view:make")
     assert len({drawn.picture(0, *which) for which in drawn.pictures(0)}) > 1
 
 
