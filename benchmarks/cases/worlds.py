@@ -142,7 +142,8 @@ class StockJaxMarl:
 
             return jax.tree.map(chosen, new, old)
 
-        self._reset, self._step, self._renew = map(jax.jit, (reset, step, renew))
+        self._reset, self._step = jax.jit(reset), jax.jit(step)
+        self._renew = jax.jit(renew)
         self._seeds = np.arange(worlds, dtype=np.uint32)
         self._worlds: Any = None
 
@@ -351,7 +352,7 @@ def free(
     stack: ExitStack, worlds: int, ends: str, *, network: bool
 ) -> dict[str, Alternative]:
     """Return both systems with the simulator that costs nothing."""
-    ours, stock = (partial(kind, worlds, ends) for kind in (FreeWorlds, StockFree))
+    ours, stock = partial(FreeWorlds, worlds, ends), partial(StockFree, worlds, ends)
     return batches(stack, ours, stock, network=network)
 
 
