@@ -5,11 +5,15 @@ says what it consists of, and that it passed or why not.
 
     python scripts/environments.py               # every family: minutes
     python scripts/environments.py sisl mpe      # only these; other rows stay
+    python scripts/environments.py --speeds      # only the speeds of families: minutes
+
+Speeds are those of `python benchmarks/micro.py worlds --only /`.
 """
 
 import argparse
 import os
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -24,7 +28,8 @@ from marl_collect.cli.tasks import available_tasks, find_factory
 from marl_collect.core.description import EnvDescription
 from marl_collect.testing.check_env import check_env
 
-PAGE = Path(__file__).parents[1] / "docs" / "environments.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "environments.md"
 
 _HEAD = (
     "| task | acts | agents by group | one agent observes | and acts | result |\n"
@@ -97,11 +102,43 @@ def _note(command: str, tasks: list[str]) -> str:
     return f"Not tried, because they need `{command}`: {names}{more}.\n"
 
 
+def with_speeds(page: str, table: str) -> str:
+    """Return the page with the last column of its table of families.
+
+    Args:
+        page: its text.
+        table: what ``benchmarks/micro.py worlds`` prints.
+    """
+    speeds: dict[str, list[str]] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[1] == "Collector" and "/" in cells[0]:
+            family, task = cells[0].split("/")
+            speeds.setdefault(family, []).append(f"{task}: {cells[4]}")
+
+    def measured(row: re.Match[str]) -> str:
+        found = "; ".join(speeds.get(row[2], ["not measured"]))
+        return f"{row[1]} {found} |"
+
+    # The second cell of a row is a task with its family, the last one the speed.
+    row = r"^(\| [^|\n]+ \| `(\w+)/[^|\n]+(?:\|[^|\n]+){4}\|)[^|\n]+\|$"
+    return re.sub(row, measured, page, flags=re.M)
+
+
 def main() -> None:
     """Write the rows of the families that were named, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
-    chosen = parser.parse_args().families
+    parser.add_argument("--speeds", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.speeds:
+        micro = [str(ROOT / "benchmarks" / "micro.py"), "worlds", "--only", "/"]
+        found = subprocess.run(
+            [sys.executable, *micro], check=True, capture_output=True, text=True
+        )
+        PAGE.write_text(with_speeds(PAGE.read_text(), found.stdout))
+        return
+    chosen = arguments.families
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
     absent: dict[str, dict[str, list[str]]] = {}

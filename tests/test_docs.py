@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mkdocs_hooks
 import pytest
+from environments import with_speeds
 from support.scripts import run_python
 
 from marl_collect.collectors import (
@@ -46,6 +47,22 @@ def test_the_table_of_methods_has_every_one() -> None:
     # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
     assert methods - named == set()
     assert named - methods <= {"for", "len"}
+
+
+def test_speeds_of_families_are_written_into_their_rows() -> None:
+    page = (DOCS / "environments.md").read_text()
+    head = "| row | alternative | time | MB | time / first |\n"
+    row = "| vmas/a, 4 worlds | {} | 1 us per frame | | {} |\n"
+    table = head + row.format("bare loop", "") + row.format("Collector", "1.5 (1 to 2)")
+    blank = with_speeds(page, head)
+    assert blank.count(" | not measured |\n") == 14  # As many as families.
+    found = with_speeds(page, table)
+    before, after = (
+        next(line for line in text.splitlines() if "`vmas/navigation`" in line)
+        for text in (blank, found)
+    )
+    assert after == before.replace("not measured", "a, 4 worlds: 1.5 (1 to 2)")
+    assert with_speeds(found, head) == blank
 
 
 def test_tests_that_the_page_of_faults_names_exist() -> None:

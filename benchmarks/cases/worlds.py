@@ -1,12 +1,17 @@
-"""Batches of a simulator of many worlds that costs nothing, and a bare loop.
+"""Batches of simulators of many worlds, and bare loops over them.
 
-Each world has three agents that observe 18 numbers and take one of five actions, at
-random or by a network with two hidden layers of 64 units. Both sides store the same
-arrays, at the root and under ``next``. The bare loop draws all actions from one
-generator, those of a network as the argmax of logits and Gumbel noise, and writes whole
-frames ``[K, ...]`` one after the other. It knows neither episodes nor returns. The rows
-differ in the number of worlds and in how episodes end; divide the times by each other
-to get the curve. The last rows compare whole trajectories with plain batches.
+Both sides store the same arrays, at the root and under ``next``. The bare loop draws
+all actions from one generator, those of a network as the argmax of logits and Gumbel
+noise, and writes whole frames ``[K, ...]`` one after the other. It knows neither
+episodes nor returns. Networks have two hidden layers of 64 units.
+
+The first rows have a simulator that costs nothing: each world has three agents that
+observe 18 numbers and take one of five actions. They differ in the number of worlds and
+in how episodes end; divide the times by each other to get the curve. Then whole
+trajectories are compared with plain batches.
+
+The last rows have VMAS and JaxMARL. Their bare loops call the library without our
+adapter. For VMAS, TorchRL's collector over its ``VmasEnv`` is measured, too.
 """
 
 from collections.abc import Callable
@@ -72,14 +77,118 @@ class FreeWorlds(BatchedEnv):
         return Step(self._observed, self._rewards, over)
 
 
+@final
+class StockVmas:
+    """A VMAS scenario with discrete actions, as its users step it."""
+
+    def __init__(self, scenario: str, worlds: int) -> None:
+        """Build the worlds."""
+        import vmas
+
+        self._env = vmas.make_env(
+            scenario, worlds, continuous_actions=False, max_steps=PERIOD, seed=0
+        )
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        """Begin episodes, and return the observations of all worlds."""
+        del seeds
+        if which is None or which.all():
+            seen: Any = self._env.reset()
+            return torch.stack(seen, 1).numpy()
+        for world in np.flatnonzero(which).tolist():
+            self._env.reset_at(world, return_observations=False)
+        seen = self._env.get_from_scenario(
+            get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+        )[0]
+        return torch.stack(seen, 1).numpy()
+
+    def advance(self, actions: Any) -> tuple[Any, Any, Any]:
+        """Step all worlds; return observations, rewards and ends."""
+        taken = torch.from_numpy(actions)[..., None]
+        seen, rewards, done, _ = self._env.step(list(taken.unbind(1)))
+        return torch.stack(seen, 1).numpy(), torch.stack(rewards, 1), done.numpy()
+
+
+@final
+class StockJaxMarl:
+    """A JaxMARL task with one compiled step for all worlds, copied to the host."""
+
+    def __init__(self, task: str, worlds: int) -> None:
+        """Build the worlds."""
+        import jax
+        import jax.numpy as jnp
+        import jaxmarl
+
+        env = jaxmarl.make(task)
+
+        def reset(seeds: Any) -> Any:
+            keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))
+            first, later = jnp.swapaxes(keys(seeds), 0, 1)
+            seen, state = jax.vmap(env.reset)(first)
+            return (later, state), jnp.stack([seen[a] for a in env.agents], 1)
+
+        def step(worlds: Any, actions: Any) -> Any:
+            keys, state = worlds
+            later, now = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
+            by_agent = {a: actions[:, i] for i, a in enumerate(env.agents)}
+            step_env = jax.vmap(env.step_env)
+            seen, state, rewards, done, _ = step_env(now, state, by_agent)
+            arrays = (jnp.stack([x[a] for a in env.agents], 1) for x in (seen, rewards))
+            return (later, state), *arrays, done["__all__"]
+
+        def renew(which: Any, new: Any, old: Any) -> Any:
+            def chosen(a: Any, b: Any) -> Any:
+                return jnp.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+            return jax.tree.map(chosen, new, old)
+
+        self._reset, self._step = jax.jit(reset), jax.jit(step)
+        self._renew = jax.jit(renew)
+        self._seeds = np.arange(worlds, dtype=np.uint32)
+        self._worlds: Any = None
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        """Begin episodes, and return the observations of all worlds."""
+        del seeds
+        self._seeds += len(self._seeds)
+        new, seen = self._reset(self._seeds)
+        self._worlds = new if which is None else self._renew(which, new, self._worlds)
+        return np.asarray(seen)
+
+    def advance(self, actions: Any) -> tuple[Any, Any, Any]:
+        """Step all worlds; return observations, rewards and ends."""
+        self._worlds, *arrays = self._step(self._worlds, actions)
+        seen, rewards, over = map(np.asarray, arrays)
+        return seen, rewards, over
+
+
+@final
+class StockFree:
+    """The simulator that costs nothing, without the contract of batches."""
+
+    def __init__(self, worlds: int, ends: str) -> None:
+        """Build the worlds."""
+        self._env = FreeWorlds(worlds, ends)
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        """Return the constants."""
+        return self._env.begin(which, seeds)["agents"]
+
+    def advance(self, actions: Any) -> tuple[Any, Any, Any]:
+        """Return the constants."""
+        step = self._env.advance({"agents": actions})
+        return step.observations["agents"], step.rewards["agents"], step.terminated
+
+
 Act = Callable[[Any], dict[str, Any]]
-"""Returns the outputs for observations ``[K, 3, 18]``, ``[K, 3, ...]`` by name."""
+"""Returns the outputs for observations ``[K, n, ...]``, ``[K, n, ...]`` by name."""
 
 
-def random_actions(worlds: int) -> Act:
+def random_actions(worlds: int, agents: GroupDescription) -> Act:
     """Return a function that draws actions."""
     random = np.random.default_rng(0)
-    return lambda _: {"action": random.integers(0, ACTIONS, (worlds, AGENTS))}
+    shape = (worlds, agents.n_agents)
+    return lambda _: {"action": random.integers(0, agents.n_actions, shape)}
 
 
 def network_actions(policy: Any) -> Act:
@@ -88,7 +197,8 @@ def network_actions(policy: Any) -> Act:
 
     @torch.no_grad()
     def act(observed: Any) -> dict[str, Any]:
-        logits = network(torch.from_numpy(observed))
+        # JAX's arrays are read-only, which torch.from_numpy warns about.
+        logits = network(torch.tensor(observed))
         gumbel = torch.empty_like(logits).exponential_().log_().neg_()
         action = gumbel.add_(logits).argmax(-1)
         chances = logits.log_softmax(-1).gather(-1, action[..., None])
@@ -101,10 +211,19 @@ def network_actions(policy: Any) -> Act:
     return act
 
 
-def bare_loop(worlds: int, ends: str, act: Act) -> Callable[[], float]:
-    """Return a call that fills one batch ``[FRAMES, K]``."""
-    env = FreeWorlds(worlds, ends)
-    row = env.description.row()
+def bare_loop(
+    stock: Any, description: EnvDescription, worlds: int, act: Act
+) -> Callable[[], float]:
+    """Return a call that fills one batch ``[FRAMES, K]``.
+
+    Args:
+        stock: the library's worlds, with ``begin`` and ``advance``.
+        description: of one world, with one group.
+        worlds: K.
+        act: returns actions, and what else is stored.
+    """
+    ((group, agents),) = description.groups.items()
+    row = description.row()
     keys = [key for key in row if key[-1] not in ("reward", "action")]
     shape = (FRAMES, worlds)
     memory: dict[Any, Any] = {
@@ -112,15 +231,15 @@ def bare_loop(worlds: int, ends: str, act: Act) -> Callable[[], float]:
         for where in ("root", "next")
         for key in keys
     }
-    reward = np.zeros((*shape, AGENTS, 1), np.float32)
+    reward = np.zeros((*shape, agents.n_agents, 1), np.float32)
     ids = np.zeros(shape, np.int64)
     names = [key[1:] for key in memory if key[0] == "next"]
     ended = [key for key in names if key[-1] in ("done", "terminated")]
     cut = [key for key in names if key[-1] == "truncated"]
-    observation, mask = ("agents", "observation"), ("agents", "mask")
+    observation, mask = (group, "observation"), (group, "mask")
     seeds = np.zeros(worlds, np.int64)
     episode = np.zeros(worlds, np.int64)
-    observed = env.begin(None, seeds)["agents"]
+    observed = stock.begin(None, seeds)
     outputs = {
         name: np.zeros((FRAMES, *values.shape), values.dtype)
         for name, values in act(observed).items()
@@ -141,34 +260,34 @@ def bare_loop(worlds: int, ends: str, act: Act) -> Callable[[], float]:
             for key in (*ended, *cut):
                 root[key][frame] = False
             ids[frame] = episode
-            step = env.advance({"agents": acted["action"]})
-            over: Any = step.terminated
-            following[observation][frame] = step.observations["agents"]
-            reward[frame, ..., 0] = step.rewards["agents"]
+            observed, reward[frame, ..., 0], over = stock.advance(acted["action"])
+            following[observation][frame] = observed
             following[mask][frame] = ~over[:, None]
             for key in cut:
                 following[key][frame] = False
             for key in ended:
                 target = following[key][frame]
                 target[...] = over.reshape(worlds, *([1] * (target.ndim - 1)))
-            observed = step.observations["agents"]
             if over.any():
                 episode[over] += 1
-                observed = np.where(
-                    over[:, None, None], env.begin(over, seeds)["agents"], observed
-                )
+                first = stock.begin(over, seeds)
+                observed = np.where(over[:, None, None], first, observed)
         return float(FRAMES * worlds)
 
     return call
 
 
 def collect(
-    stack: ExitStack, worlds: int, ends: str, policy: Any = None, **keywords: Any
+    stack: ExitStack,
+    factory: Callable[[], BatchedEnv],
+    worlds: int,
+    policy: Any = None,
+    **keywords: Any,
 ) -> Alternative:
     """Return our collector."""
     collector = stack.enter_context(
         Collector(
-            partial(FreeWorlds, worlds, ends),
+            factory,
             policy,
             frames_per_batch=FRAMES * worlds,
             total_frames=-1,
@@ -186,28 +305,102 @@ def _frames(batch: Any) -> int:
 
 
 def batches(
+    stack: ExitStack,
+    factory: Callable[[], BatchedEnv],
+    stock: Callable[[], Any],
+    *,
+    network: bool,
+    torchrl: Callable[[EnvDescription], Any] | None = None,
+) -> dict[str, Alternative]:
+    """Return the bare loop, our collector, and TorchRL's.
+
+    Args:
+        stack: closes what is started.
+        factory: builds our environment, with one group.
+        stock: builds the library's worlds.
+        network: whether a network acts, and not chance.
+        torchrl: builds TorchRL's environment, with the groups of the description.
+    """
+    env = factory()
+    description, worlds = env.description, env.worlds
+    env.close()
+    (agents,) = description.groups.values()
+    policy, act = None, random_actions(worlds, agents)
+    if network:
+        policy = make_policy(factory, num_cells=(64, 64))
+        act = network_actions(policy)
+    systems = {
+        "bare loop": Alternative(bare_loop(stock(), description, worlds, act)),
+        "Collector": collect(stack, factory, worlds, policy),
+    }
+    if torchrl is not None:
+        from torchrl.collectors import Collector as TheirCollector
+
+        theirs: Any = TheirCollector(
+            torchrl(description),
+            policy,
+            frames_per_batch=FRAMES * worlds,
+            total_frames=-1,
+        )
+        stack.callback(theirs.shutdown)
+        stream = iter(theirs)
+        systems["TorchRL"] = Alternative(lambda: float(next(stream).numel()))
+    return systems
+
+
+def free(
     stack: ExitStack, worlds: int, ends: str, *, network: bool
 ) -> dict[str, Alternative]:
-    """Return the bare loop, and our collector."""
-    policy, act = None, random_actions(worlds)
-    if network:
-        policy = make_policy(partial(FreeWorlds, worlds, ends), num_cells=(64, 64))
-        act = network_actions(policy)
-    return {
-        "bare loop": Alternative(bare_loop(worlds, ends, act)),
-        "Collector": collect(stack, worlds, ends, policy),
-    }
+    """Return both systems with the simulator that costs nothing."""
+    ours, stock = partial(FreeWorlds, worlds, ends), partial(StockFree, worlds, ends)
+    return batches(stack, ours, stock, network=network)
+
+
+def vmas(stack: ExitStack, scenario: str, worlds: int) -> dict[str, Alternative]:
+    """Return the three systems with a VMAS scenario and a network."""
+    from marl_collect.envs import VmasEnv
+
+    def theirs(description: EnvDescription) -> Any:
+        from torchrl.envs import VmasEnv as TheirVmasEnv
+
+        return TheirVmasEnv(
+            scenario=scenario,
+            num_envs=worlds,
+            continuous_actions=False,
+            max_steps=PERIOD,
+            group_map=description.group_map,
+            seed=0,
+        )
+
+    return batches(
+        stack,
+        partial(VmasEnv, scenario, worlds, continuous_actions=False, max_steps=PERIOD),
+        partial(StockVmas, scenario, worlds),
+        network=True,
+        torchrl=theirs,
+    )
+
+
+def jaxmarl(
+    stack: ExitStack, task: str, worlds: int, *, network: bool
+) -> dict[str, Alternative]:
+    """Return the bare compiled loop, and our collector, with a JaxMARL task."""
+    from marl_collect.envs import JaxMarlEnv
+
+    ours, stock = partial(JaxMarlEnv, task, worlds), partial(StockJaxMarl, task, worlds)
+    return batches(stack, ours, stock, network=network)
 
 
 def trajectories(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
     """Return our collector with batches ``[K, T]`` and with whole trajectories."""
+    factory = partial(FreeWorlds, worlds, ends)
     forms = {
         f"trajs_per_batch={worlds}, {form}": collect(
-            stack, worlds, ends, trajs_per_batch=worlds, traj_format=form
+            stack, factory, worlds, trajs_per_batch=worlds, traj_format=form
         )
         for form in ("cat", "padded")
     }
-    return {"plain batches": collect(stack, worlds, ends), **forms}
+    return {"plain batches": collect(stack, factory, worlds), **forms}
 
 
 def cases() -> list[Case]:
@@ -216,7 +409,7 @@ def cases() -> list[Case]:
     compared = [
         Case(
             f"{worlds} worlds, {acting}, {ends}",
-            partial(batches, worlds=worlds, ends=ends, network=acting == "network"),
+            partial(free, worlds=worlds, ends=ends, network=acting == "network"),
             work,
         )
         for acting, endings in (("random actions", ENDS), ("network", ENDS[1:2]))
@@ -232,4 +425,21 @@ def cases() -> list[Case]:
         for ends in ENDS[1:]
         for worlds in (64, 1024)
     ]
-    return compared + whole
+    scenarios = [
+        Case(
+            f"vmas/{scenario}, 1024 worlds, network",
+            partial(vmas, scenario=scenario, worlds=1024),
+            work,
+        )
+        for scenario in ("navigation", "simple_spread")
+    ]
+    spread = "MPE_simple_spread_v3"
+    compiled = [
+        Case(
+            f"jaxmarl/{spread}, 4096 worlds, {acting}",
+            partial(jaxmarl, task=spread, worlds=4096, network=acting == "network"),
+            work,
+        )
+        for acting in ("random actions", "network")
+    ]
+    return [*compared, *whole, *scenarios, *compiled]

@@ -7,7 +7,8 @@ Needs the extra ``benchmarl``. One import line changes::
 Tasks, algorithms, models, loggers, evaluation and checkpoints are BenchMARL's.
 PettingZoo's and MeltingPot's tasks are collected from our environments, all other tasks
 from their own TorchRL environments. Either way the environments, with the task's
-transforms, run in worker processes.
+transforms, run in worker processes. If a task steps a batch of environments, as VMAS
+does, each worker has one batch.
 """
 
 import abc
@@ -38,7 +39,7 @@ from torchrl.envs import Compose, EnvBase, TransformedEnv
 from typing_extensions import override
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
 from marl_collect.core.task_providers import providers
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 
@@ -175,8 +176,7 @@ class Experiment(theirs.Experiment):
         arguments: all others of BenchMARL's ``Experiment``.
 
     Raises:
-        ValueError: with ``collect_with_grad``, which needs its environments here, and
-            for tasks that step a batch of environments, such as VMAS.
+        ValueError: with ``collect_with_grad``, which needs its environments here.
     """
 
     def __init__(
@@ -207,9 +207,11 @@ class Experiment(theirs.Experiment):
         environments = config.n_envs_per_worker(self.on_policy)
         workers = max(n for n in range(1, self._workers + 1) if environments % n == 0)
         random = 0 if self.on_policy else config.off_policy_init_random_frames
+        share = environments // workers
+        batched = bool(self.test_env.batch_size)
         options: dict[str, Any] = {
             "num_workers": workers,
-            "envs_per_worker": environments // workers,
+            "envs_per_worker": 1 if batched else share,
             "frames_per_batch": config.collected_frames_per_batch(self.on_policy),
             "total_frames": config.get_max_n_frames(self.on_policy),
             "init_random_frames": random,
@@ -222,7 +224,9 @@ class Experiment(theirs.Experiment):
         if self.model_config.is_rnn:
             policy = TensorDictSequential(self._initial_states(), policy)
         self.collector = MultiSyncCollector(
-            self._factory(), policy, **options | self._collector_options
+            self._factory(share if batched else 1),
+            policy,
+            **options | self._collector_options,
         )
 
     def _initial_states(self) -> "_InitialStates":
@@ -235,16 +239,11 @@ class Experiment(theirs.Experiment):
                 shapes[group, *path] = (len(agents), *spec[key].shape)
         return _InitialStates(shapes)
 
-    def _factory(self) -> Callable[[], MultiAgentEnv]:
-        if self.test_env.batch_size:
-            raise ValueError(
-                f"The task {self.task.name} steps its environments as one batch, "
-                f"{list(self.test_env.batch_size)}, but our workers step single ones: "
-                "use benchmarl.experiment.Experiment for it."
-            )
+    def _factory(self, environments: int) -> Callable[[], TensorDictEnv]:
+        """Return a factory of one environment, or of a batch of several."""
         if not isinstance(self.task, _OurTask):
             build = self.task.get_env_fun(
-                num_envs=1,
+                num_envs=environments,
                 continuous_actions=self.continuous_actions,
                 seed=None,
                 device="cpu",
@@ -341,7 +340,7 @@ def _builder(task: str) -> Callable[..., MultiAgentEnv]:
 
 def _transformed(
     task: TaskClass, build: Callable[[], EnvBase], *, sums: bool
-) -> MultiAgentEnv:
+) -> TensorDictEnv:
     """Build a TorchRL environment with a task's transforms, for our workers.
 
     Args:
@@ -359,4 +358,7 @@ def _transformed(
         seeded = False
     else:
         seeded = True
-    return TorchRLWrapper(TransformedEnv(env, Compose(*transforms)), repeats=seeded)
+    wrapped: TensorDictEnv = TorchRLWrapper(
+        TransformedEnv(env, Compose(*transforms)), repeats=seeded
+    )
+    return wrapped

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from gymnasium import spaces
 from torchrl.data import Composite, MultiOneHot, OneHot
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Key, leaves
 from marl_collect.interop.torchrl_specs import REWARD_SUM, Space, space_of
@@ -46,10 +47,12 @@ def describe(
 ) -> tuple[EnvDescription, dict[str, Places]]:
     """Return the description of an environment and the keys of each group.
 
+    Batch dimensions of the environment are left out.
+
     Raises:
         TypeError: if keys or specs are not supported; names the key.
     """
-    actions = env.full_action_spec
+    actions = env.full_action_spec_unbatched
     if "action" in actions.keys() and not isinstance(actions["action"], Composite):
         prefixes: dict[str, Key] = {SINGLE: ()}
     else:
@@ -60,16 +63,16 @@ def describe(
         groups[name], places[name] = _group(env, name, prefix)
     root: dict[str, Space] = {}
     if SINGLE not in places or places[SINGLE].prefix:
-        for name, spec in env.full_observation_spec.items():
+        for name, spec in env.full_observation_spec_unbatched.items():
             if name not in groups:
                 root[name] = space_of(spec, (), name)
-    unwrapped = type(getattr(env, "base_env", env)).__name__
-    description = EnvDescription(unwrapped, groups, root, repeats=repeats)
+    name = type(_inside(env)).__name__
+    description = EnvDescription(name, groups, root, repeats=repeats)
     return description, places
 
 
 def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Places]:
-    actions = env.full_action_spec
+    actions = env.full_action_spec_unbatched
     if prefix and not isinstance(actions[prefix], Composite):
         raise TypeError(
             f"The environment has the action {name!r} at the root: expected 'action', "
@@ -97,7 +100,7 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
         chosen = cast("Space", spaces.Discrete(int(action.space.n)))
     else:
         chosen = space_of(action, lead, f"{name}/action")
-    inner = _part(env.full_observation_spec, prefix)
+    inner = _part(env.full_observation_spec_unbatched, prefix)
     acts = bool(prefix) and "mask" in inner and tuple(inner["mask"].shape) == lead
     legal = isinstance(chosen, spaces.Discrete) and "action_mask" in inner
     info = inner.get("info")
@@ -147,12 +150,12 @@ def _reward(env: EnvBase, name: str, prefix: Key, n: int) -> Key:
     Raises:
         TypeError: if none of these exists, or not with a value per agent.
     """
-    found = _leaves(env.full_reward_spec)
+    found = _leaves(env.full_reward_spec_unbatched)
     choices = [key for key in ((*prefix, "reward"), ("reward",)) if key in found]
     if not prefix and len(found) == 1:
         choices += found
     if choices:
-        _check_rows(env.full_reward_spec, choices[0], name, n)
+        _check_rows(env.full_reward_spec_unbatched, choices[0], name, n)
         return choices[0]
     raise TypeError(
         f"The reward of group {name!r} is ambiguous: expected "
@@ -167,12 +170,13 @@ def _flags(env: EnvBase, name: str, prefix: Key, n: int) -> Key | None:
     Raises:
         TypeError: if neither exists, or not with a value per agent.
     """
-    found = [key[:-1] for key in _leaves(env.full_done_spec) if key[-1] == "done"]
+    spec = env.full_done_spec_unbatched
+    found = [key[:-1] for key in _leaves(spec) if key[-1] == "done"]
     choices = [key for key in (prefix, ()) if key in found]
     if not prefix and len(found) == 1:
         choices += found
     if choices:
-        _check_rows(env.full_done_spec, (*choices[0], "done"), name, n)
+        _check_rows(spec, (*choices[0], "done"), name, n)
         return choices[0] or None
     raise TypeError(
         f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
@@ -198,6 +202,10 @@ def _check_rows(specs: Composite, key: Key, group: str, n: int) -> None:
     )
 
 
+def _inside(env: EnvBase) -> EnvBase:
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
 def _leaves(spec: Composite) -> list[Key]:
     keys = spec.keys(include_nested=True, leaves_only=True)
     return [key if isinstance(key, tuple) else (key,) for key in keys]
@@ -210,6 +218,8 @@ def _part(spec: Composite, prefix: Key) -> dict[str, Any]:
 
 
 def _agents(env: EnvBase, group: str, n: int) -> tuple[str, ...]:
-    known = getattr(env, "group_map", None) or {}
+    # SerialEnv and ParallelEnv would ask environments that they have not built yet.
+    batched = isinstance(_inside(env), BatchedEnvBase)
+    known = {} if batched else getattr(env, "group_map", None) or {}
     names = tuple(known.get(group, ()))
     return names if len(names) == n else tuple(f"{group}_{i}" for i in range(n))

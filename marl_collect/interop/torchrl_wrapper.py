@@ -8,17 +8,57 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
+from torch.nn.functional import one_hot
 from torchrl.envs import EnvBase
+from typing_extensions import override
 
+from marl_collect.core.batched import BatchedEnv, Step, inner_value
 from marl_collect.core.description import FLAGS, EnvDescription, Key, Row, leaves
-from marl_collect.core.env import MultiAgentEnv
+from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
 from marl_collect.core.flags import Flags
 from marl_collect.interop.torchrl_places import describe
 from marl_collect.interop.torchrl_specs import REWARD_SUM
 
 
+class _Wrapper(TensorDictEnv):
+    """What wrappers of one environment and of a batch have in common."""
+
+    _env: EnvBase
+    _generator: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapped environment that ``EnvBase`` lacks."""
+        inside = self.__dict__.get("_env")
+        if inside is None or name.startswith("_") or hasattr(EnvBase, name):
+            return super().__getattr__(name)
+        try:
+            return getattr(inside, name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"Neither {type(self).__name__!r} nor the environment inside, "
+                f"{type(inside).__name__!r}, has an attribute {name!r}"
+            ) from error
+
+    def close(self) -> None:
+        """Close the wrapped environment."""
+        if not self._closed:
+            self._closed = True
+            if not self._env.is_closed:
+                self._env.close()
+
+    @contextmanager
+    def _random(self) -> Iterator[None]:
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        try:
+            yield
+        finally:
+            self._generator = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+
 @final
-class TorchRLWrapper(MultiAgentEnv):
+class TorchRLWrapper(_Wrapper, MultiAgentEnv):
     """A single-agent or multi-agent environment of TorchRL, including its transforms.
 
     Groups are the keys that have actions, such as ``("agents", "action")``; their first
@@ -28,6 +68,12 @@ class TorchRLWrapper(MultiAgentEnv):
     actions stay one-hot. An environment belongs to the process that steps it, so build
     the wrapper in a factory.
 
+    An environment with the batch size ``[K]``, such as ``VmasEnv(num_envs=K)``, becomes
+    a ``BatchedEnv`` of K worlds. It draws the random numbers of all worlds together, so
+    its description has ``repeats=False``. It is seeded, with the seed of the first
+    world that begins, whenever worlds begin. Equal seeds of a collector thus give equal
+    data.
+
     The environment does not share random numbers with the policy: during resets and
     steps, torch's global generator has the environment's own state.
 
@@ -35,29 +81,29 @@ class TorchRLWrapper(MultiAgentEnv):
         >>> factory = lambda: TorchRLWrapper(PendulumEnv())
     """
 
+    def __new__(cls, env: EnvBase, *, repeats: bool = True) -> Any:
+        """Return a wrapper of one environment, or the worlds of a batch."""
+        if isinstance(env, EnvBase) and env.batch_size:
+            return TorchRLWorlds(env, seeded=repeats)
+        return super().__new__(cls)
+
     def __init__(self, env: EnvBase, *, repeats: bool = True) -> None:
         """Wrap ``env`` and own it.
 
         Args:
-            env: a TorchRL environment with an empty batch size.
+            env: a TorchRL environment with at most one batch dimension.
             repeats: whether seed and actions determine an episode. Pass False for
                 environments that cannot be seeded; ``set_seed`` is then not called.
 
         Raises:
             TypeError: if ``env`` is not a TorchRL environment, or has unsupported
                 keys or specs; names the key.
-            ValueError: if ``env`` has batch dimensions.
+            ValueError: if ``env`` has several batch dimensions.
         """
         if not isinstance(env, EnvBase):
             raise TypeError(
                 "TorchRLWrapper expects an environment of TorchRL, but got "
                 f"{env!r} of type {type(env).__name__}."
-            )
-        if env.batch_size:
-            raise ValueError(
-                f"TorchRLWrapper expects one environment, but {type(env).__name__} has "
-                f"the batch size {list(env.batch_size)}. Wrap a single environment and "
-                "batch the wrapper: ParallelEnv(n, lambda: TorchRLWrapper(...))."
             )
         self._env = env
         self._description, self._groups = describe(env, repeats=repeats)
@@ -116,28 +162,8 @@ class TorchRLWrapper(MultiAgentEnv):
         self._observe(after, dead)
         self._now = self._env.step_mdp(self._now)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped environment that ``EnvBase`` lacks."""
-        inside = self.__dict__.get("_env")
-        if inside is None or name.startswith("_") or hasattr(EnvBase, name):
-            return super().__getattr__(name)
-        try:
-            return getattr(inside, name)
-        except AttributeError as error:
-            raise AttributeError(
-                f"Neither {type(self).__name__!r} nor the environment inside, "
-                f"{type(inside).__name__!r}, has an attribute {name!r}"
-            ) from error
-
     def render(self) -> None:
         """Return None: TorchRL's environments have no common interface to render."""
-
-    def close(self) -> None:
-        """Close the wrapped environment."""
-        if not self._closed:
-            self._closed = True
-            if not self._env.is_closed:
-                self._env.close()
 
     def _observe(
         self, tensordict: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
@@ -203,15 +229,123 @@ class TorchRLWrapper(MultiAgentEnv):
         groups = self._description.groups.items()
         return {name: np.zeros(g.n_agents, np.bool_) for name, g in groups}
 
-    @contextmanager
-    def _random(self) -> Iterator[None]:
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._generator)
-        try:
-            yield
-        finally:
-            self._generator = torch.get_rng_state()
-            torch.set_rng_state(before)
+
+@final
+class TorchRLWorlds(_Wrapper, BatchedEnv):
+    """The worlds of a TorchRL environment with the batch size ``[K]``.
+
+    ``TorchRLWrapper`` returns it. See there for groups and keys. An agent that is done
+    stays done until its world begins again.
+    """
+
+    def __init__(self, env: EnvBase, *, seeded: bool) -> None:
+        """Wrap ``env`` and own it.
+
+        Args:
+            env: a TorchRL environment with one batch dimension.
+            seeded: whether ``env.set_seed`` is called when worlds begin.
+
+        Raises:
+            TypeError: if ``env`` has unsupported keys or specs; names the key.
+            ValueError: if ``env`` has several batch dimensions.
+        """
+        if len(env.batch_size) != 1:
+            raise ValueError(
+                f"TorchRLWrapper expects at most one batch dimension, but "
+                f"{type(env).__name__} has the batch size {list(env.batch_size)}. "
+                "Build it with one dimension, such as num_envs=K."
+            )
+        self._env = env
+        description, self._groups = describe(env, repeats=False)
+        super().__init__(description, env.batch_size[0])
+        self._seeded = seeded
+        self._root_flags = "done" in env.full_done_spec.keys()
+        self._generator = torch.get_rng_state()
+        self._now: TensorDictBase = TensorDict()
+
+    @override
+    def begin(
+        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
+    ) -> dict[Any, Any]:
+        seed = int(seeds[0 if which is None else which.argmax()])
+        due = None
+        if which is not None:
+            due = self._now
+            for key in self._env.reset_keys:
+                prefix = key[:-1] if isinstance(key, tuple) else ()
+                flag = self._env.full_done_spec[*prefix, "done"]
+                chosen = torch.from_numpy(which).reshape(-1, *[1] * (flag.ndim - 1))
+                due.set(key, chosen.expand(flag.shape).to(flag.device))
+        with self._random():
+            torch.default_generator.manual_seed(seed)
+            if self._seeded:
+                self._env.set_seed(seed)
+            self._now = self._env.reset(due).exclude(*self._env.reset_keys)
+        return self._observations(self._now)
+
+    @override
+    def advance(self, actions: Mapping[str, Any]) -> Step:
+        for name, group in self._groups.items():
+            for ours, theirs in group.action.items():
+                spec = self._env.full_action_spec[theirs]
+                action = torch.tensor(inner_value(actions[name], ours[2:]))
+                if self._description.groups[name].one_hot:
+                    action = one_hot(action, spec.shape[-1])
+                action = action.to(spec.device, spec.dtype)
+                self._now.set(theirs, action.reshape(spec.shape))
+        with self._random():
+            self._env.step(self._now)
+        after = self._now.get("next")
+        self._now = self._env.step_mdp(self._now)
+        rewards = {
+            name: self._by_agent(name, _array(after, group.reward))
+            for name, group in self._groups.items()
+        }
+        return Step(self._observations(after), rewards, *self._ends(after))
+
+    def _by_agent(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return ``[K, n]`` of values per agent, or of one for all agents."""
+        shape = (self.worlds, self._description.groups[name].n_agents)
+        return np.broadcast_to(values.reshape(self.worlds, -1), shape)
+
+    def _ends(self, after: TensorDictBase) -> tuple[Any, Any]:
+        """Return which agents terminated, and which were truncated, by group."""
+        terminated: dict[str, Any] = {}
+        truncated: dict[str, Any] = {}
+        world: Any = _flags(after, ()) if self._root_flags else None
+        for name, group in self._groups.items():
+            flags = world if group.flags is None else _flags(after, group.flags)
+            done, over, cut = (self._by_agent(name, flag) for flag in flags)
+            if world is not None and group.flags is not None:
+                _, ended, late = (self._by_agent(name, flag) for flag in world)
+                over, cut = over | (~done & ended), cut | (~done & late)
+            terminated[name], truncated[name] = over, cut
+        return terminated, truncated
+
+    def _observations(self, tensordict: TensorDictBase) -> dict[Any, Any]:
+        out: dict[Any, Any] = {
+            name: tensordict.get(name).detach().cpu() for name in self._description.root
+        }
+        for name, group in self._groups.items():
+            agents = self.worlds, self._description.groups[name].n_agents
+            for ours, theirs in group.observed.items():
+                value = _array(tensordict, theirs)
+                if not group.prefix:
+                    value = value[:, None]
+                if ours[1] == "info":
+                    out[ours] = value
+                    continue
+                node, path = out, (name, *ours[2:])
+                for part in path[:-1]:
+                    node = node.setdefault(part, {})
+                node[path[-1]] = value
+            if group.mask:
+                acts = _array(tensordict, (*group.prefix, "mask"))
+                out[name, "mask"] = acts.reshape(agents)
+            if self._description.groups[name].action_mask:
+                legal = _array(tensordict, (*group.prefix, "action_mask"))
+                out[name, "action_mask"] = legal.reshape(*agents, -1)
+        return out
 
 
 def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:

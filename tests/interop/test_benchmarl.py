@@ -212,9 +212,56 @@ def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) ->
     assert -200 < made.mean_return < 0  # Sums of 20 negative rewards.
 
 
-def test_a_task_that_steps_a_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"as one batch, \[1\].*benchmarl.experiment"):
-        own(tmp_path, batched=True)
+def test_a_task_that_steps_a_batch_is_collected_from_it(tmp_path: Path) -> None:
+    made = own(tmp_path, batched=True)
+    made.test_env.reset()  # A SerialEnv that has not begun cannot be closed.
+    made.run()
+    assert made.total_frames == FRAMES
+    assert -200 < made.mean_return < 0
+
+
+def test_an_experiment_trains_on_vmas(tmp_path: Path) -> None:
+    pytest.importorskip("vmas", reason="needs the extra vmas")
+    frames = 8 * 20
+    task = tasks.VmasTask.BALANCE.get_from_yaml()
+    task.config["max_steps"] = 10
+
+    def start(kind: Any, **options: Any) -> Any:
+        return kind(
+            task=task,
+            algorithm_config=algorithms.MappoConfig.get_from_yaml(),
+            model_config=models.MlpConfig.get_from_yaml(),
+            seed=0,
+            config=config(
+                tmp_path,
+                max_n_frames=3 * frames,
+                on_policy_collected_frames_per_batch=frames,
+                on_policy_n_envs_per_worker=8,
+                on_policy_minibatch_size=80,
+                evaluation=True,
+                evaluation_interval=frames,
+            ),
+            **options,
+        )
+
+    made = start(bridge.Experiment, workers=2)
+    made.run()
+    assert made.total_frames == 3 * frames
+    assert math.isfinite(made.mean_return)
+    other = start(bridge.Experiment, workers=2)
+    stock = start(experiment.Experiment)
+    before, trained = parameters(other), parameters(made)
+    for name, weight in parameters(stock).items():
+        assert torch.equal(before[name], weight)
+    assert any((before[name] != trained[name]).any() for name in before)
+    # VMAS' generator is seeded when worlds begin, and by TorchRL only once.
+    ours, theirs = other.collector.next(), next(iter(stock.collector))
+    assert ours.shape == theirs.shape == (8, 20)
+    for key in theirs.keys(include_nested=True, leaves_only=True):
+        if "collector" not in key and key[-1] not in ("episode_reward", "_weight"):
+            assert ours[key].shape == theirs[key].shape, key
+    other.collector.shutdown()
+    stock.collector.shutdown()
 
 
 @pytest.mark.parametrize("model", ["Mlp", "Gru"])

@@ -19,9 +19,11 @@ from torchrl.envs import (
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    VmasEnv,
 )
 
 from marl_collect import Collector, ParallelEnv, check_env
+from marl_collect.core.seeding import episode_seed
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 from marl_collect.testing.counting import CountingEnv
 
@@ -239,9 +241,76 @@ def test_an_environment_without_repeats_is_not_seeded() -> None:
         TorchRLWrapper(Unseedable()).reset()
 
 
-def test_a_batched_environment_is_refused_with_advice() -> None:
-    with pytest.raises(ValueError, match=r"batch size \[2\].*ParallelEnv"):
-        TorchRLWrapper(SerialEnv(2, LampsEnv))
+def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
+    def make() -> Any:
+        return TorchRLWrapper(SerialEnv(2, LampsEnv))
+
+    check_env(make)
+    with Collector(make, None, frames_per_batch=24, total_frames=24) as collector:
+        frames = collector.next()
+    assert frames.shape == (2, 12)
+    after = frames["next", "agents"]
+    lived = (after["reward"] > 0).sum(1).flatten().tolist()
+    assert lived == [9, 12, 9, 12]  # The first agent dies a step before the world.
+    assert after["done"][:, :, 1].sum() == 6
+    begins = frames["clock"][:, :, 0] == 0
+    assert begins.nonzero()[:, 1].tolist() == [0, 4, 8] * 2
+    one = TorchRLWrapper(LampsEnv()).description
+    assert make().description.row() == one.row()
+
+
+def test_several_batch_dimensions_are_refused() -> None:
+    tables = SerialEnv(2, lambda: SerialEnv(3, LampsEnv))
+    with pytest.raises(ValueError, match=r"at most one batch dimension.*\[2, 3\]"):
+        TorchRLWrapper(tables)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [("buzz_wire", {}), ("simple_tag", {"continuous_actions": False, "max_steps": 9})],
+)
+def test_worlds_give_the_data_of_torchrls_own_rollout(
+    scenario: str, options: dict[str, Any]
+) -> None:
+    pytest.importorskip("vmas", reason="needs the extra vmas")
+    worlds, steps, seed = 5, 40, 3
+
+    def make() -> Any:
+        env = VmasEnv(scenario, num_envs=worlds, **options)
+        sums = [(group, "reward") for group in env.group_map]
+        resets = ["_reset"] * len(sums)
+        return TransformedEnv(env, RewardSum(in_keys=sums, reset_keys=resets))
+
+    with Collector(
+        lambda: TorchRLWrapper(make()),
+        None,
+        frames_per_batch=worlds * steps,
+        seed=seed,
+    ) as collector:
+        batch = collector.next()
+    stock = make()
+    episodes = [0] * worlds
+    stock.set_seed(episode_seed(seed, 0, 0))
+    now = stock.reset()
+    alone = 0
+    for step in range(steps):
+        actions = batch[:, step].select(*stock.action_keys)
+        frame = stock.step(now.update(actions))
+        for key, expected in frame.items(include_nested=True, leaves_only=True):
+            if key[-1] == "episode_reward" and key[0] != "next":
+                continue  # Ours are under "next" only.
+            assert torch.equal(batch[:, step][key], expected), (step, key)
+        now = stock.step_mdp(frame)
+        over = frame["next", "done"].flatten().nonzero().flatten().tolist()
+        for world in over:
+            episodes[world] += 1
+        if over:
+            alone += len(over) < worlds
+            stock.set_seed(episode_seed(seed, over[0], episodes[over[0]]))
+            now = stock.reset(now.set("_reset", frame["next", "done"]))
+            now = now.exclude("_reset")
+    assert min(episodes) > 0 or alone
+    assert alone or scenario != "buzz_wire"
 
 
 def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
