@@ -422,6 +422,11 @@ def test_a_wrapper_has_the_attributes_of_what_it_wraps() -> None:
             ValueError,
             "keeps the groups and agents",
         ),
+        (
+            {"description": CountingEnv(n_prey=1).description},
+            ValueError,
+            "keeps the groups and agents",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong(
