@@ -68,7 +68,7 @@ def test_an_unknown_task_is_refused_with_similar_names(
     code, text = run("collect", "multiwalkr_v9")
     assert code == 2
     assert "There is no task 'multiwalkr_v9'." in text
-    assert "The nearest are sisl/multiwalker_v9." in text
+    assert "Did you mean sisl/multiwalker_v9?" in text
     assert list(tmp_path.iterdir()) == []
 
 

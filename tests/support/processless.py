@@ -35,9 +35,9 @@ _EVENTS: Final = frozenset(
         "subprocess.Popen",
     )
 )
-_LOOK_UPS: Final = ("ctypes.util", "platform", "uuid")
-"""Modules of the standard library that ask a program, such as ``ldconfig`` or
-``uname``, when other libraries are imported. No test is about that."""
+_LOOK_UPS: Final = ("ctypes.util", "glfw.library", "platform", "uuid")
+"""Modules that ask a program, such as ``ldconfig`` or ``uname``, when libraries are
+imported. No test is about that."""
 _ID: Final = pytest.StashKey[str]()
 """The test's id, to which pytest-xdist may append a group."""
 

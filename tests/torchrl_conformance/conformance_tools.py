@@ -192,8 +192,7 @@ NAMES = {
             "RandomPolicy",
             "split_trajectories",
         ),
-        "marl_collect.envs.pettingzoo": ("PettingZooWrapper",),
-        "marl_collect.envs.meltingpot": ("MeltingpotEnv",),
+        "marl_collect.envs": ("PettingZooWrapper", "MeltingpotEnv"),
         "marl_collect.models": MODELS,
     },
     "torchrl": {

@@ -26,8 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Fixtures with processes are shared; a second pytest process would have others.
         item.add_marker(pytest.mark.xdist_group("torchrl_conformance"))
         name = spec.params["implementation"]
-        if True:
-            item.add_marker(pytest.mark.filterwarnings("ignore"))
+        item.add_marker(pytest.mark.filterwarnings("ignore"))
         for line in DIFFERENCES:
             if line.covers(item.name, name):
                 item.add_marker(

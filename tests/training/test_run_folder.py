@@ -83,6 +83,6 @@ def test_reading_a_checkpoint_runs_no_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"collector": Trap()}, tmp_path / "last.pt")
-    with pytest.raises(ValueError, match="last.pt is damaged, or is no file of"):
+    with pytest.raises(ValueError, match="last.pt is damaged, or holds no tensors"):
         RunFolder(tmp_path).read_checkpoint("last.pt")
     assert not (tmp_path / "sprung").exists()
