@@ -192,9 +192,10 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
     code, text = run("inspect", str(tmp_path / "d"), "--plot", str(picture))
     assert code == 0, text
     image = imread(picture)[..., :3]
-    assert image.shape[:2] == (360, 1920)  # Four panels: team, two groups, lengths.
-    for panel in range(4):
-        assert len(np.unique(image[:, panel * 480 : (panel + 1) * 480])) > 20
+    # Four panels in two rows: team and two groups, lengths.
+    assert image.shape[:2] == (720, 960)
+    for panel in image.reshape(2, 360, 2, 480, 3).swapaxes(1, 2).reshape(4, -1):
+        assert len(np.unique(panel)) > 20
     code, text = run("inspect", str(tmp_path / "d"), "--plot", str(tmp_path / "x.doc"))
     assert code == 2
     assert "doc" in text
