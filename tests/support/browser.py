@@ -56,10 +56,14 @@ class Browser:
         os.close(answers)
 
     def __enter__(self) -> Self:
-        targets = self._command("Target.getTargets")["targetInfos"]
-        (page,) = [target for target in targets if target["type"] == "page"]
+        pages: list[str] = []
+        deadline = time.monotonic() + SOON
+        while not pages:  # The browser answers before it has a page.
+            assert time.monotonic() < deadline, "the browser has no page"
+            targets = self._command("Target.getTargets")["targetInfos"]
+            pages = [t["targetId"] for t in targets if t["type"] == "page"]
         attached = self._command(
-            "Target.attachToTarget", targetId=page["targetId"], flatten=True
+            "Target.attachToTarget", targetId=pages[0], flatten=True
         )
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
