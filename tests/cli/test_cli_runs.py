@@ -15,7 +15,7 @@ from marl_collect.cli.main import app
 from marl_collect.cli.runs import what_to_play
 from marl_collect.storage import open_dataset
 
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 SETTINGS = {
     "frames_per_batch": 40,
     "envs_per_worker": 2,
