@@ -350,11 +350,11 @@ class Rollout:
 
     def _replay_running(self, state: Mapping[str, Any]) -> None:
         """Replay the running episodes of a state; begin new ones if that fails."""
-        found = {
+        episodes = {
             k: self._episodes.running(k, one["frame"])
             for k, one in enumerate(state["environments"])
         }
-        known = {k: episode for k, episode in found.items() if episode is not None}
+        known = {k: episode for k, episode in episodes.items() if episode is not None}
         self._begun_early = None
         elsewhere = replay(
             self._engine,
@@ -370,7 +370,7 @@ class Rollout:
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         self._policy.assign(state.get("assigned"))
-        again = [k for k in found if k not in known or k in elsewhere]
+        again = [k for k in episodes if k not in known or k in elsewhere]
         if again:
             self._begin(np.array(again, np.int64))
 
