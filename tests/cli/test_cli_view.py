@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 from marl_collect import record
 from marl_collect.cli.main import app
@@ -25,17 +26,16 @@ from marl_collect.cli.viewer.episodes import Episodes
 from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
-from marl_collect.testing.counting import CountingEnv
 
 STACKS = """
 from marl_collect.envs import FrameStack
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 
 def make(frames=3):
     return FrameStack(CountingEnv(), frames)
 """
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 
 
 @pytest.fixture(scope="module")

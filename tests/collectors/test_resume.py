@@ -13,9 +13,9 @@ import torch
 from collector_tools import wait_until_idle
 from tensordict import TensorDict
 from tests_policies import level_policy
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 BATCHES = 6
 

@@ -22,10 +22,10 @@ from ray_tools import (
 )
 from support.processes import wait_until, wait_until_gone
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.collectors.checkpoint import _restored
-from marl_collect.testing.counting import CountingEnv
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")

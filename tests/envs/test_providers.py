@@ -145,7 +145,7 @@ def test_own_environments_are_built_without_pettingzoo(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
-    factory = tasks.find_factory("marl_collect.testing.counting:CountingEnv", {})
+    factory = tasks.find_factory("workloads.counting:CountingEnv", {})
     assert type(factory()).__name__ == "CountingEnv"
 
 

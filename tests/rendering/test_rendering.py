@@ -15,6 +15,7 @@ pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
 
 import imageio.v2 as imageio
 from support.zoo import Script, ScriptedEnv
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, play, record, to_frames, write_video
 from marl_collect.cli.main import app
@@ -22,7 +23,6 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.rendering.overlay import Crop, caption
-from marl_collect.testing.counting import CountingEnv
 
 # imageio's reader leaves closing a pipe to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

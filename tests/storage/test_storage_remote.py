@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from storage_fuzz import batches, read_all, same, write
 from storage_journal import extent, flip
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
@@ -35,7 +36,6 @@ from marl_collect.storage import (
     save,
 )
 from marl_collect.storage.remote import RemoteFolder
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
