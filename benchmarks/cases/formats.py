@@ -19,8 +19,8 @@ from cases.case import Case
 from cases.datasets import folder, remove, size
 from marl_collect import record
 from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.registry import find_format
-from marl_collect.storage.formats.table import FORMATS
 from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 EPISODES = 2000
