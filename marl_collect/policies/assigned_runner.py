@@ -147,15 +147,17 @@ class AssignedRunner(PolicyRunner):
         self._dirty = True
 
     def assigned(self) -> Any:
-        """Return for each environment the names of its agents' policies, and a seed.
+        """Return which policies act, and the seeds of episodes without policies yet.
 
-        The seed is that of an episode whose policies are not chosen yet, or None.
+        Returns:
+            ``acts``, bool ``[K, agents]`` by policy, and ``seeds``, int64 ``[K]``, -1
+            if the policies have been chosen.
         """
-        names = [*self._policies.names, None]  # NOBODY is -1, the last one.
-        return [
-            ([names[index] for index in ids], self._pending.get(k))
-            for k, ids in enumerate(self._ids)
-        ]
+        seeds = np.full(len(self._ids), -1)
+        seeds[[*self._pending]] = [*self._pending.values()]
+        names = self._policies.names
+        acts = {name: self._ids == index for index, name in enumerate(names)}
+        return {"acts": acts, "seeds": seeds}
 
     def assign(self, assigned: Any) -> None:
         """Restore what ``assigned`` returned.
@@ -163,23 +165,27 @@ class AssignedRunner(PolicyRunner):
         Raises:
             ValueError: if it is from a single policy, or names an unknown policy.
         """
-        numbers: dict[str | None, int] = {None: NOBODY}
-        numbers |= {name: index for index, name in enumerate(self._policies.names)}
+        numbers = {name: index for index, name in enumerate(self._policies.names)}
         if assigned is None:
             raise ValueError(
                 "The state is of a collector with a single policy, so it does not say "
                 "which of the policies act in its running episodes. Load only its "
                 "weights, into one of the policies."
             )
-        unknown = {name for names, _ in assigned for name in names} - numbers.keys()
+        acts = {name: where for name, where in assigned["acts"].items() if where.any()}
+        unknown = acts.keys() - numbers.keys()
         if unknown:
             raise ValueError(
                 f"The state has running episodes of the policies {sorted(unknown)}, "
                 f"but this collector has {list(self._policies.names)}. Use the same "
                 "names."
             )
-        self._ids[...] = [[numbers[name] for name in names] for names, _ in assigned]
-        self._pending = {k: s for k, (_, s) in enumerate(assigned) if s is not None}
+        self._ids.fill(NOBODY)
+        for name, where in acts.items():
+            self._ids[where] = numbers[name]
+        (rows,) = (assigned["seeds"] >= 0).nonzero()
+        seeds = assigned["seeds"][rows]
+        self._pending = dict(zip(rows.tolist(), seeds.tolist(), strict=True))
         self._dirty = True
 
     def begin(self, frames: int, generators: Generators) -> None:
