@@ -20,8 +20,8 @@ from cases.case import Case
 from cases.datasets import folder, remove, size
 from marl_collect import record
 from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.registry import find_format
-from marl_collect.storage.formats.table import FORMATS
 
 EPISODES = 2000
 MINARI_ID = "short-v0"

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from marl_collect.cli.arguments import Compression
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
-from marl_collect.storage.formats.table import FORMATS
+from marl_collect.storage.formats import FORMATS
 
 _Format = Annotated[
     str,

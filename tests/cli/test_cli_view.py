@@ -96,13 +96,6 @@ def test_an_episode_that_cannot_be_drawn_says_why(shown: Episodes) -> None:
     assert list(shown.pictures(0)) == []
 
 
-def test_a_png_has_the_pixels(tmp_path: Path) -> None:
-    imageio = pytest.importorskip("imageio.v3")
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 7), np.uint8)
-    picture = to_picture(pixels)  # Channels first, as some environments store them.
-    assert np.array_equal(imageio.imread(to_png(picture)), pixels.transpose(1, 2, 0))
-
-
 @pytest.fixture
 def address(shown: Episodes) -> Iterator[str]:
     answers: server.Answers = {"/about": shown.about, "/picture": shown.picture}

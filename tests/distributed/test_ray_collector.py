@@ -247,7 +247,7 @@ def test_settings_are_updated_and_another_network_is_refused() -> None:
 def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
     state = pair.state_dict()
     workers = _restored(state["workers"])
-    fewer = [{**w, "environments": w["environments"][:1]} for w in workers]
+    fewer = [{**w, "environments": {"begun": [True]}} for w in workers]
     pair.set_seed(2)
     expected = pair.next().clone()
     pair.set_seed(2)

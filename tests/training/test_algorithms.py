@@ -56,6 +56,16 @@ class RewardLearner(Learner):
         return -(log_prob * (reward - reward.mean())).mean(), {}
 
 
+def test_a_parameter_that_networks_share_is_trained_once() -> None:
+    setup = Setup.parse("ippo-local-shared")
+    learner = RewardLearner(describe(HUNTERS), setup, OPTIONS, 0)
+    alone = [*learner.parameters()]
+    critic = torch.nn.Sequential(learner.policy, torch.nn.Linear(2, 1))
+    learner.networks = {"policy": learner.policy, "critic": critic}
+    assert [*learner.parameters()] == [*alone, *critic[1].parameters()]
+    torch.optim.Adam(learner.parameters())  # Warns of parameters that are given twice.
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_table_names_learners(algorithm: str) -> None:
     assert issubclass(learner_of(algorithm), Learner)

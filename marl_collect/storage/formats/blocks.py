@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.storage.chunks import repeats
 from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -175,8 +176,8 @@ class Block:
         seed, ids = header.runs[self.run].seed, self.frames.get(TRAJ_IDS)
         if seed is None or ids is None:
             return [None] * len(self.lengths)
-        numbers = ids[torch.from_numpy(self.ends)].tolist()
-        return [episode_seed(seed, n >> 32, n & 0xFFFFFFFF) for n in numbers]
+        ended = ids.numpy()[self.ends]
+        return [*episode_seeds(seed, ended >> 32, ended & 0xFFFFFFFF).tolist()]
 
     def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
         """Yield each episode, every key ``[T, ...]``."""
@@ -292,8 +293,7 @@ def stored_next(
     The last frames of episodes are always among them. Other formats store the next
     values of these frames only; ``with_next`` restores the others.
     """
-    differs = (_bytes(after)[:-1] != _bytes(root)[1:]).any(1)
-    differs = np.append(differs, True)
+    differs = ~repeats(after[None], root[None])[0]
     differs[ends] = True
     return np.flatnonzero(differs)
 
@@ -305,11 +305,6 @@ def with_next(
     after = torch.cat([root[1:], root[-1:]])
     after[torch.from_numpy(stored)] = values
     return after
-
-
-def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.reshape(len(tensor), -1)
 
 
 def _check(header: Header, block: Block, before: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, final
 from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.files import check_space, completed
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,
@@ -18,7 +19,6 @@ from marl_collect.storage.formats.blocks import (
     read_blocks,
     write_blocks,
 )
-from marl_collect.storage.formats.table import FORMATS
 from marl_collect.storage.selection import Trajectories
 
 Source = tuple[Header, Iterator[Block]]

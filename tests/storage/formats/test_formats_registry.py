@@ -21,8 +21,8 @@ from marl_collect.storage import (
     import_dataset,
 )
 from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.registry import Format, find_format
-from marl_collect.storage.formats.table import FORMATS
 
 
 def export_lengths(
