@@ -120,7 +120,7 @@ class SingleBackend(Backend):
             traj_ids=options.track_traj_ids,
             step_count=options.max_frames_per_traj is not None,
             policy_version=options.track_policy_version,
-            is_init=runner.reads_is_init,
+            is_init=runner.signature.reads_is_init,
             compact_obs=options.compact_obs,
         )
         fields = batch_fields(self.description, runner.signature, contents)
