@@ -45,7 +45,7 @@ class CollectRequest:
     @property
     def batch_frames(self) -> int:
         """Frames per batch, a multiple of the number of environments."""
-        from marl_collect.storage.whole import BATCH_FRAMES
+        from marl_collect.storage.episode_writer import BATCH_FRAMES
 
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:

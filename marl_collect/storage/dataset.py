@@ -222,12 +222,12 @@ def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
-    expected, found = first.contents, other.contents
+    contents, others = first.contents, other.contents
     different = difference(
-        expected.description.to_json(), found.description.to_json()
+        contents.description.to_json(), others.description.to_json()
     ) or (
-        key_difference(expected.keys, found.keys)
-        if expected.keys and found.keys  # A dataset without batches has none.
+        key_difference(contents.keys, others.keys)
+        if contents.keys and others.keys  # A dataset without batches has none.
         else None
     )
     if different is not None:

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble
-from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
-from marl_collect.storage.chunks import read_notes
+from marl_collect.storage.checks import DatasetError, Folder, naming
+from marl_collect.storage.encoding import read_notes
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
     RECORDS,
@@ -23,6 +23,7 @@ from marl_collect.storage.index import (
     Index,
     KeyField,
     Layout,
+    dtype_of,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes, Column
@@ -528,8 +529,8 @@ class StoredFrames:
         entry = self._entries[batch]
         table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
-        places = np.unique(table.environment * entry.shape[1] + table.frame)
-        if not inside.all() or (table.length < 1).any() or len(places) != len(table):
+        ends = np.unique(table.environment * entry.shape[1] + table.frame)
+        if not inside.all() or (table.length < 1).any() or len(ends) != len(table):
             raise DatasetError(
                 f"{self.name} lists an episode in batch {batch} that cannot be there."
             )

@@ -30,8 +30,8 @@ def url_of(path: str | Path) -> str | None:
 
     A ``Path`` has removed one of the two slashes.
     """
-    found = _URL.fullmatch(str(path))
-    return f"{found[1]}://{found[2].rstrip('/')}" if found else None
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
 
 
 def check_local(path: str | Path) -> None:

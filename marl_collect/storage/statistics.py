@@ -107,8 +107,8 @@ class Statistics:
         """Summarise episodes, and join the ranges of batches."""
         joined: dict[Key, Range] = {}
         for batch in ranges:
-            for key, found in batch.items():
-                joined[key] = joined.get(key, Range()).joined(found)
+            for key, values in batch.items():
+                joined[key] = joined.get(key, Range()).joined(values)
         if not episodes:
             return cls(0, None, {}, None, joined)
         return cls(
@@ -144,10 +144,10 @@ def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
         return Range()
     if all(count == tensor.shape[1] for count in frames):
         return _range(tensor)
-    found = Range()
+    joined = Range()
     for row, count in zip(tensor, frames, strict=True):
-        found = found.joined(_range(row[:count]))
-    return found
+        joined = joined.joined(_range(row[:count]))
+    return joined
 
 
 def _range(tensor: torch.Tensor) -> Range:
