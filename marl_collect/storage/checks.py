@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
+import numpy as np
 
 from marl_collect.core.description import Key
+
+if TYPE_CHECKING:
+    import torch
 
 _DEEPEST: Final = 100
 """Parts of the longest key; TensorDicts are nested by recursion."""
@@ -127,8 +130,22 @@ def key_of(data: Any) -> Key:
     return tuple(data)
 
 
-def dtype_of(name: Any) -> torch.dtype:
+ARRAYS: Final = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""NumPy's dtypes by torch's names. Data of these are read without torch, whose import
+takes seconds."""
+
+
+def dtype_of(name: Any) -> "torch.dtype":
     """Return the dtype of a name such as ``"float32"``."""
+    import torch
+
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise DatasetError(f"{name!r} is not a dtype of torch.")

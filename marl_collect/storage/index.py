@@ -19,6 +19,7 @@ import numpy as np
 from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
+    ARRAYS,
     DatasetError,
     Folder,
     dtype_of,
@@ -74,7 +75,18 @@ class KeyField:
     @property
     def nbytes(self) -> int:
         """Bytes of one frame."""
-        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return (ARRAYS.get(self.dtype) or dtype_of(self.dtype)).itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the numbers are floating-point."""
+        known = ARRAYS.get(self.dtype)
+        return known.kind == "f" if known else dtype_of(self.dtype).is_floating_point
 
 
 @final
@@ -140,16 +152,15 @@ class Layout:
         wide_record[:TAIL] = True
         wide_tail = np.zeros(self.tail_size, np.bool_)
         for item in self.keys:
-            dtype = dtype_of(item.dtype)
             in_tails = item.key in self.tails
             bounds = (self.tails if in_tails else self.records).get(item.key)
-            if dtype.itemsize == 1 or not item.nbytes or bounds is None:
+            if item.itemsize == 1 or not item.nbytes or bounds is None:
                 continue
             (wide_tail if in_tails else wide_record)[slice(*bounds)] = True
-            if dtype.is_floating_point and in_tails:
-                tail = tail.widened(*bounds, dtype.itemsize)
-            elif dtype.is_floating_point:
-                record = record.widened(*bounds, dtype.itemsize)
+            if item.is_float and in_tails:
+                tail = tail.widened(*bounds, item.itemsize)
+            elif item.is_float:
+                record = record.widened(*bounds, item.itemsize)
             elif item.key == TRAJ_IDS and self.is_new:
                 record = record.widened(bounds[0], bounds[0] + _COUNTER, _COUNTER)
         if not self.is_new:
@@ -543,7 +554,7 @@ def keys_from_json(data: Any) -> tuple[KeyField, ...]:
         raise DatasetError("A key is listed twice, or lies below another one.")
     for item in keys:
         sizes = [size for size in item.shape if size]
-        if math.prod(sizes) * dtype_of(item.dtype).itemsize > _LARGEST_FRAME:
+        if math.prod(sizes) * item.itemsize > _LARGEST_FRAME:
             raise DatasetError(
                 f"A frame of {'/'.join(item.key)} has the shape {list(item.shape)}, "
                 f"which is more than {_LARGEST_FRAME:,} bytes."

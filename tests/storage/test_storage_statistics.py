@@ -20,8 +20,9 @@ from marl_collect.storage import (
     Writer,
     concatenate,
 )
+from marl_collect.storage.chunks import range_of
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.statistics import Range, range_of
+from marl_collect.storage.statistics import Range
 from marl_collect.testing.counting import CountingEnv
 
 
