@@ -58,7 +58,7 @@ def view(
 
     The page plays an episode: its stored pictures, or those of its actions repeated in
     the environment; rewards, returns, actions, masks, and what the policy wrote. For a
-    folder of `compare`, or of a training loop that writes a table (.csv), it shows
+    folder of `compare`, or of a training loop that writes progress.csv, it shows
     curves, the state of each run and links to datasets, also while they train. It is
     served to this machine only, until Ctrl-C.
 
