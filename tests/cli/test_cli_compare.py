@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,24 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
     assert len(second) <= 80
     assert record.frames == 0
     assert log.read_text().count("   0 frames: return 1.00 (team)") == 2
+
+
+def test_without_a_live_display_a_line_a_minute_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("marl_collect.cli.training_progress.time", clock)
+    now = 0
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    log = tmp_path / "progress.log"
+    progress = TrainingProgress(console, runs=1, frames=1000, log=log)
+    progress.begin(Setup.parse("mappo-local-shared"), 0)
+    with console.capture() as captured:
+        for now in range(25, 200, 25):
+            progress.progress(now, {"return_team": 2.0})
+    lines = ["  75 frames: return 2.0", "  150 frames: return 2.0"]
+    assert captured.get().splitlines() == lines
+    assert all(log.read_text().count(line) == 1 for line in lines)
 
 
 def evaluation(frames: int) -> EvaluationRecord:
