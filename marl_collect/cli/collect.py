@@ -127,7 +127,7 @@ def collect(  # noqa: PLR0913 - one argument per option
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """
-    from marl_collect.storage.compression import check_compression
+    from marl_collect.storage.packed import check_compression
 
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     with user_errors(ValueError, OSError):

@@ -45,7 +45,7 @@ class CollectRequest:
     @property
     def batch_frames(self) -> int:
         """Frames per batch, a multiple of the number of environments."""
-        from marl_collect.storage.whole import BATCH_FRAMES
+        from marl_collect.storage.episode_writer import BATCH_FRAMES
 
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
@@ -127,7 +127,7 @@ class _Job:
             display.say("building one environment to get its spaces")
             policy = request.policy.build(describe(self._factory))
             display.say(f"starting {request.workers} workers")
-            asked = RecordArguments(
+            arguments = RecordArguments(
                 self._path,
                 self._factory,
                 policy,
@@ -144,7 +144,7 @@ class _Job:
                 policy_description=request.policy.describe(),
             )
             collect_into(
-                asked,
+                arguments,
                 on_start=started,
                 on_episodes=wrote,
                 interruption=self._interruption,

@@ -15,6 +15,7 @@ from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames, segment_name
 from marl_collect.storage.index import Index, join_indexes, key_difference
+from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
@@ -124,7 +125,8 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        return Trajectories(self._frames, self.contents, *self._frames.episode_spans())
+        positions = self._frames.episode_spans()
+        return Trajectories(EpisodeList(self._frames, self.contents, *positions))
 
     @cached_property
     def transitions(self) -> Transitions:
@@ -222,12 +224,12 @@ def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
-    expected, found = first.contents, other.contents
+    contents, others = first.contents, other.contents
     different = difference(
-        expected.description.to_json(), found.description.to_json()
+        contents.description.to_json(), others.description.to_json()
     ) or (
-        key_difference(expected.keys, found.keys)
-        if expected.keys and found.keys  # A dataset without batches has none.
+        key_difference(contents.keys, others.keys)
+        if contents.keys and others.keys  # A dataset without batches has none.
         else None
     )
     if different is not None:

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
-from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
+from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.formats.blocks import RunBatch
 from marl_collect.storage.formats.hdf5 import encoded
-from marl_collect.storage.index import OLD_INDEX, KeyField, keys_from_json
+from marl_collect.storage.index import OLD_INDEX, KeyField, dtype_of, keys_from_json
 from marl_collect.storage.packed import ENTRY, PackedFrames
 
 _READABLE: Final = (1, 2)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-import torch
-
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16
@@ -30,8 +28,8 @@ def url_of(path: str | Path) -> str | None:
 
     A ``Path`` has removed one of the two slashes.
     """
-    found = _URL.fullmatch(str(path))
-    return f"{found[1]}://{found[2].rstrip('/')}" if found else None
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
 
 
 def check_local(path: str | Path) -> None:
@@ -128,6 +126,8 @@ class RemoteFolder(Folder):
             for made, nbytes in (path, size), (done, count):
                 with made.open("ab") as file:  # Files of other sizes have other names.
                     file.truncate(nbytes)
+            import torch
+
             blocks = torch.from_file(
                 str(done), shared=True, size=count, dtype=torch.uint8
             )

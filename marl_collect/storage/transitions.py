@@ -65,15 +65,15 @@ class Transitions(Loadable):
         if isinstance(index, slice):
             numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
             return self._read(numbers)
-        given = np.asarray(index)
-        if given.dtype == np.bool_ and given.shape == (len(self),):
-            given = np.flatnonzero(given)
-        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
+        array = np.asarray(index)
+        if array.dtype == np.bool_ and array.shape == (len(self),):
+            array = np.flatnonzero(array)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(
                 "The index must be an integer, a slice, a list of integers, or "
-                f"{len(self)} booleans, but is {given.dtype} {list(given.shape)}."
+                f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
             )
-        numbers = given.astype(np.int64)
+        numbers = array.astype(np.int64)
         check_numbers(numbers.reshape(-1), len(self), "frame")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         frames = self._read(numbers.reshape(-1))

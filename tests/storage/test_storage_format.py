@@ -12,7 +12,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.storage.chunks import frame_bytes
+from marl_collect.storage.encoding import frame_bytes
 from marl_collect.storage.index import RECORDS
 
 

@@ -16,9 +16,8 @@ from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.core.description import Key
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.compression import load_codec
 from marl_collect.storage.index import Index
-from marl_collect.storage.packed import ENTRY, PackedFrames
+from marl_collect.storage.packed import ENTRY, PackedFrames, load_codec
 
 
 def tables(path: Path, batch: int = 0) -> tuple[Path, dict[Key, PackedFrames]]:

@@ -18,15 +18,15 @@ from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.tensordicts import assemble, flatten
-from marl_collect.storage.chunks import repeats
-from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
     RunDescription,
 )
+from marl_collect.storage.encoding import repeats
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField, keys_from_json, root_of
+from marl_collect.storage.packed import Compression
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
@@ -311,11 +311,11 @@ def _check(header: Header, block: Block, before: int) -> None:
     frames = sum(block.lengths)
     for field in header.keys:
         tensor = block.frames.get(field.key)
-        found = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
-        if found != (frames, *field.shape, field.dtype):
+        actual = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
+        if actual != (frames, *field.shape, field.dtype):
             raise ValueError(
                 f"{'/'.join(field.key)} of the episodes from {before} on must be "
-                f"{[frames, *field.shape]} {field.dtype}, but is {found}. The source "
+                f"{[frames, *field.shape]} {field.dtype}, but is {actual}. The source "
                 "is damaged or was changed."
             )
     done = block.frames["next", "done"].reshape(frames).numpy()
