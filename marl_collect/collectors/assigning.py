@@ -12,11 +12,6 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.core.factories import Factory
 
 
-def draw_seed(seed: int | None) -> int:
-    """Return ``seed``, or a seed drawn from torch's generator if it is None."""
-    return int(torch.randint(2**31 - 1, ())) if seed is None else seed
-
-
 def seed_torch(seed: int, first: int, generation: int) -> None:
     """Seed torch, so random numbers of users' modules are reproducible per worker.
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.assigning import chosen_workers, counted, draw_seed
+from marl_collect.collectors.assigning import chosen_workers, counted
 from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.broadcaster import OwnWeights
@@ -29,6 +29,7 @@ from marl_collect.collectors.trainer_policy import (
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.core.random_actions import is_random
+from marl_collect.core.seeding import draw_seed
 from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy

@@ -17,7 +17,7 @@ from typing_extensions import override
 from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
-from marl_collect.collectors.assigning import assign, draw_seed
+from marl_collect.collectors.assigning import assign
 from marl_collect.collectors.broadcaster import (
     Ask,
     SharedWeights,
@@ -37,6 +37,7 @@ from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.random_actions import is_random
+from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import check_same_signature
 from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS

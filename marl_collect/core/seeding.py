@@ -17,6 +17,13 @@ _LIMIT = 2**31 - 1
 """PettingZoo and Box2D environments take seeds below 2**31."""
 
 
+def draw_seed(seed: int | None) -> int:
+    """Return ``seed``, or a seed drawn from torch's generator if it is None."""
+    import torch
+
+    return int(torch.randint(_LIMIT, ())) if seed is None else seed
+
+
 def episode_seed(seed: int, environment: int, episode: int) -> int:
     """Return the seed, in ``[0, 2**31 - 1)``, that an episode is reset with."""
     sequence = np.random.SeedSequence((seed, _EPISODES, environment, episode))

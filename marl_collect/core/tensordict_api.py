@@ -23,7 +23,7 @@ from marl_collect.core.replay import (
     RecordedEpisodes,
     replay,
 )
-from marl_collect.core.seeding import episode_seed, next_seed
+from marl_collect.core.seeding import draw_seed, episode_seed, next_seed
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 
@@ -60,8 +60,7 @@ class TensorDictAPI:
             key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
             for key, array in self._memory.items()
         }
-        pinned = description.pinned_seed
-        self._seed = int(torch.randint(2**31 - 1, ())) if pinned is None else pinned
+        self._seed = draw_seed(description.pinned_seed)
         self._episodes = [0] * engine.size
         self._seeds: list[int | None] = [None] * engine.size
         self._started = [False] * engine.size

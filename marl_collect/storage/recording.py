@@ -16,6 +16,7 @@ from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.interruption import Interruption
+from marl_collect.core.seeding import draw_seed
 from marl_collect.errors import ClosedError
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
@@ -133,8 +134,7 @@ def collect_into(
     options["frames_per_batch"] = arguments.frames_per_batch
     if arguments.frames_per_batch is None:
         options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
-    if arguments.seed is None:
-        options["seed"] = int(torch.randint(2**31 - 1, ()))
+    options["seed"] = draw_seed(arguments.seed)
     options["total_frames"] = frames
     with MultiSyncCollector(
         arguments.create_env_fn, arguments.policy, **options
