@@ -122,6 +122,8 @@ class StoredFrames:
         name: of the dataset in messages.
         keys: what is read.
         starts: ``[batches + 1]``, number of the first frame of each batch.
+        runs: ``[batches]``, the run that wrote each batch; runs of all folders are
+            numbered one after the other.
     """
 
     def __init__(self, name: str, parts: Sequence[tuple[Folder, Index]]) -> None:
@@ -161,7 +163,7 @@ class StoredFrames:
             runs += len(index.runs)
         table = np.array(columns, np.int64).reshape(-1, 8).T
         self._segment, self._layout, self._records, self._tails = table[:4]
-        self._n_tails, self._run, self._rows, self._length = table[4:]
+        self._n_tails, self.runs, self._rows, self._length = table[4:]
         counts = self._rows * self._length
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
@@ -635,7 +637,7 @@ class StoredFrames:
             episodes, batch, missing = episodes[longer], batch[longer], missing[longer]
             environment = table.environment[episodes]
             before = batch - 1  # -1 is refused: it would be the last batch.
-            lost = (before < 0) | (self._run[before] != self._run[batch])
+            lost = (before < 0) | (self.runs[before] != self.runs[batch])
             lost |= self._rows[before] <= environment
             for i in np.flatnonzero(lost)[:1].tolist():
                 raise DatasetError(

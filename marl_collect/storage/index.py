@@ -79,7 +79,7 @@ class KeyField:
         """Return the field as JSON values."""
         return {"key": self.key, "shape": self.shape, "dtype": self.dtype}
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one frame."""
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
@@ -176,7 +176,11 @@ class Layout:
 
     def equals(self, other: "Layout") -> bool:
         """Return whether a batch of one layout can be read with the other."""
-        return self is other or self.to_json() == other.to_json()
+        return (
+            self.alike(other)
+            and self.record.equals(other.record)
+            and self.tail.equals(other.tail)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""

@@ -136,8 +136,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def run_numbers(self) -> list[int]:
         """Index in ``contents.runs`` of the run that wrote each episode."""
-        runs = np.array([entry.run for entry in self.contents.batches], np.int64)
-        return cast(list[int], runs[self._batches].tolist())
+        return cast(list[int], self._frames.runs[self._batches].tolist())
 
     def cat(self) -> TensorDict:
         """Read all episodes, back to back: ``[sum of lengths]``."""

@@ -37,9 +37,14 @@ class Spans:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end - self.begin)])
 
     @property
+    def item_starts(self) -> NDArray[np.int64]:
+        """``[n + 1]``: where each item begins with all back to back, and the end."""
+        return self.starts[self.first]
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each item, ``[n]``."""
-        return np.diff(self.starts[self.first])
+        return np.diff(self.item_starts)
 
     def take(self, items: NDArray[np.int64]) -> "Spans":
         """Return the spans of some items, in this order."""

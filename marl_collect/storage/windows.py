@@ -48,8 +48,7 @@ class Sequences(Loadable):
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
         self._frames, self._spans = frames, episodes
         self._length, self._stride, self._burn_in = length, stride, burn_in
-        # With all episodes back to back: where each begins, and the end.
-        self._episodes = episodes.starts[episodes.first]
+        self._episodes = episodes.item_starts
         beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
         # The last piece of an episode is the first one that reaches its end.
         counts = 1 + -(-beyond_first // stride)
@@ -128,8 +127,7 @@ class NSteps(Loadable):
         after = [item.key for item in frames.keys if item.key[0] == "next"]
         self._root, self._after = frames.select(*root), frames.select(*after)
         self._between = frames.select(*self._rewards)
-        # With all episodes back to back: where each begins, and the end.
-        self._episodes = episodes.starts[episodes.first]
+        self._episodes = episodes.item_starts
 
     def __len__(self) -> int:
         """Number of frames."""

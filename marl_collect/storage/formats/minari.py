@@ -63,8 +63,7 @@ def _export(
     # The newest version of the file format needs far fewer bytes per array.
     with h5py.File(folder / _FILE, "w", track_order=True, libver="latest") as file:
         for block in blocks:
-            seeds = block.seeds(header)
-            for episode, seed in zip(block.episodes(), seeds, strict=True):
+            for episode, seed in zip(block.episodes(), block.seeds, strict=True):
                 group = file.create_group(f"episode_{number}")
                 arrays = layout.split({k: t.numpy() for k, t in episode.items()})
                 group.attrs["id"] = number
