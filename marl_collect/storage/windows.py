@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import VALID
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans, check_numbers, ranges
+from marl_collect.storage.spans import Spans, item_numbers, ranges
 
 
 @final
@@ -68,9 +68,7 @@ class Sequences(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
-        items = np.asarray(indices)
-        check_numbers(items, len(self), "piece")
-        items = items % len(self)
+        items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         first = self._episodes[episode]
         begin = first + self._stride * (items - self._pieces[episode])
@@ -135,8 +133,7 @@ class NSteps(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
-        check_numbers(np.asarray(indices), len(self), "frame")
-        first = np.asarray(indices) % len(self)
+        first = item_numbers(indices, len(self), "frame")
         episode = np.searchsorted(self._episodes, first, side="right") - 1
         end = np.minimum(first + self._n, self._episodes[episode + 1])
         steps = end - first
