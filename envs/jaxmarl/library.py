@@ -6,6 +6,8 @@ import io
 import warnings
 from typing import Any, Final
 
+from marl_collect.envs.errors import imports_of
+
 TASKS: Final = {
     "MPE_simple_v3": "SimpleMPE",
     "MPE_simple_adversary_v3": "SimpleAdversaryMPE",
@@ -84,7 +86,8 @@ def episode_limit(task: str, env: Any) -> int | None:
 
 
 def _environments() -> Any:
-    with contextlib.redirect_stdout(io.StringIO()):  # The import prints two lines.
+    # The import prints two lines.
+    with imports_of("jaxmarl"), contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl.environments
     return jaxmarl.environments
 

@@ -12,10 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.collectors.options import (
-    MOST_FRAMES,
-    BatchOptions,
-)
+from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.interruption import Interruption
@@ -103,6 +100,28 @@ def record(arguments: RecordArguments) -> Dataset:
             the folder holds a dataset of another kind.
         FileExistsError: if the folder holds something else.
     """
+    collect_into(arguments)
+    return open_dataset(arguments.path)
+
+
+def collect_into(
+    arguments: RecordArguments,
+    *,
+    on_start: Callable[[MultiSyncCollector, Writer], None] | None = None,
+    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    interruption: Interruption | None = None,
+) -> None:
+    """Collect and write as ``record`` does, and tell the caller about the progress.
+
+    Args:
+        arguments: the arguments of ``record``.
+        on_start: called with the collector and the writer before the first batch.
+        on_episodes: called with the episodes of each batch, in another thread.
+        interruption: ends the collection after the batch that is being written.
+
+    Raises:
+        TypeError, ValueError, FileExistsError: as ``record``.
+    """
     path, episodes, frames = Path(arguments.path), arguments.episodes, arguments.frames
     if (episodes is None) == (frames is None):
         raise ValueError(
@@ -136,8 +155,20 @@ def record(arguments: RecordArguments) -> Dataset:
         }
         run = RunDescription(options["seed"], policy_description, settings)
         writer = Writer(path, about, run, compression=arguments.compression)
-        write_batches(collector, writer, episodes)
-    return open_dataset(path)
+        if on_start is not None:
+            on_start(collector, writer)
+        whole = None if episodes is None else EpisodeWriter(writer, episodes)
+        interruption = interruption or Interruption()
+        with BackgroundWriter(whole or writer, on_episodes) as recorder:
+            while not interruption.happened:
+                if whole is not None and whole.complete:
+                    break
+                batch = collector.next()
+                if batch is None:
+                    break
+                with interruption.deferred():
+                    recorder.add(batch)
+                del batch  # Frees its slot.
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
@@ -159,37 +190,6 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     if isinstance(policy, AssignedPolicies):
         about["names"] = list(policy.names)
     return about
-
-
-def write_batches(
-    collector: MultiSyncCollector,
-    writer: Writer,
-    episodes: int | None = None,
-    *,
-    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
-    interruption: Interruption | None = None,
-) -> None:
-    """Write what a collector yields, while it collects the next batch.
-
-    Args:
-        collector: which has not begun.
-        writer: closed at the end.
-        episodes: number of complete episodes to write; None writes all batches.
-        on_episodes: called with the episodes of each batch, in another thread.
-        interruption: ends the collection after the batch that is being written.
-    """
-    whole = None if episodes is None else EpisodeWriter(writer, episodes)
-    interruption = interruption or Interruption()
-    with BackgroundWriter(whole or writer, on_episodes) as recorder:
-        while not interruption.happened:
-            if whole is not None and whole.complete:
-                break
-            batch = collector.next()
-            if batch is None:
-                break
-            with interruption.deferred():
-                recorder.add(batch)
-            del batch  # Frees its slot.
 
 
 @final

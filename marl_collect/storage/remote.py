@@ -95,10 +95,12 @@ class RemoteFolder(Folder):
         return self.path / self.cached.get(name, name)
 
     def named(self, *parts: str) -> str:
-        """Return the URL of a file, and where it is cached."""
+        """Return the URL of a file, and where it is cached, to delete it if damaged."""
         url = "/".join((self.url, *parts))
         cached = self.cached.get("/".join(parts))
-        return f"{url} (cached in {self.path / cached})" if cached else url
+        if not cached:
+            return url
+        return f"{url} (cached in {self.path / cached}: delete that to fetch it again)"
 
     def has(self, name: str) -> bool:
         """Whether the folder has a file of this name."""
@@ -121,6 +123,8 @@ class RemoteFolder(Folder):
         if name not in self.blocks:
             path, count = self.local(name), -(-size // _BLOCK)
             done = path.with_name(f"{path.name}.blocks")
+            if not path.exists():  # A user deleted what was damaged.
+                done.unlink(missing_ok=True)
             for made, nbytes in (path, size), (done, count):
                 with made.open("ab") as file:  # Files of other sizes have other names.
                     file.truncate(nbytes)

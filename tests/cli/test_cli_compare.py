@@ -22,17 +22,18 @@ from typer.testing import CliRunner
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.comparison import default_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND
 
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 SMALL = [
     *("--frames", "80", "--workers", "1", "--env", "n_prey=0"),
     *(
@@ -265,7 +266,7 @@ def test_videos_have_the_overlay(tmp_path: Path) -> None:
 
 ODD_TASKS = """
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.counting import CountingEnv, Fault
+from workloads.counting import CountingEnv, Fault
 from marl_collect.testing.pair import PairEnv
 
 

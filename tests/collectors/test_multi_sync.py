@@ -17,11 +17,11 @@ from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.processes.status_board import PHASE, Phase
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def fault(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
@@ -352,7 +352,7 @@ SCRIPT = """
     import torch
     from tensordict.nn import TensorDictModule
     from marl_collect import MultiSyncCollector
-    from marl_collect.testing.counting import CountingEnv
+    from workloads.counting import CountingEnv
 
     print("the script runs")
 

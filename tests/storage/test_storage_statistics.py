@@ -9,6 +9,7 @@ import pytest
 import torch
 from storage_fuzz import batches, write
 from storage_journal import forge_notes, notes
+from workloads.counting import CountingEnv
 
 from marl_collect import MultiSyncCollector, open_dataset
 from marl_collect.core.tensordicts import flatten
@@ -22,7 +23,6 @@ from marl_collect.storage import (
 )
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.statistics import Range, range_of
-from marl_collect.testing.counting import CountingEnv
 
 
 def check(dataset: Dataset) -> None:

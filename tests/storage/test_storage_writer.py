@@ -12,6 +12,7 @@ import pytest
 import torch
 from storage_journal import edit
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.errors import ClosedError
@@ -24,7 +25,6 @@ from marl_collect.storage import (
     Writer,
     open_dataset,
 )
-from marl_collect.testing.counting import CountingEnv
 
 FILES = {"journal.jsonl", "data-000000", ".lock"}
 
@@ -202,7 +202,7 @@ KILLED = """
 import sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
 description = DatasetDescription("counting", collector.description)
