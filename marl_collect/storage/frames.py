@@ -167,19 +167,14 @@ class StoredFrames:
         counts = self._rows * self._length
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
-        # Layouts of the same places, and one layout for all contents of each kind.
-        self._kinds: list[int] = []
-        self._joined: list[Layout] = []
-        for layout in self._layouts:
-            alike = [layout.alike(other) for other in self._joined]
-            kind = alike.index(True) if True in alike else len(alike)
-            if kind == len(alike):
-                self._joined.append(layout)
-            else:
-                # Usually a later layout can store all that earlier ones can.
-                before = self._joined[kind]
-                self._joined[kind] = layout.fitting(before.record, before.tail)
-            self._kinds.append(kind)
+        # Each kind of layout has a number, and one layout for all of its contents.
+        kinds = list(dict.fromkeys(layout.kind for layout in self._layouts))
+        self._kinds = [kinds.index(layout.kind) for layout in self._layouts]
+        self._joined: dict[int, Layout] = {}
+        for kind, layout in zip(self._kinds, self._layouts, strict=True):
+            # Usually a later layout can store all that earlier ones can.
+            before = self._joined.get(kind, layout)
+            self._joined[kind] = layout.fitting(before.record, before.tail)
         self._kind = np.array(self._kinds, np.int64)[self._layout]
         self._columns: dict[int, _Columns] = {}
         self._whole: dict[tuple[int, bool], Column] = {}

@@ -170,14 +170,15 @@ class Layout:
                 needed = needed.widened(begin, begin + _COUNTER, _COUNTER)
         return needed if self.is_new else current.joined(needed, wide)
 
-    def alike(self, other: "Layout") -> bool:
-        """Return whether the same keys are in the same places."""
-        return (self.packed, self.follows) == (other.packed, other.follows)
+    @property
+    def kind(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+        """Equal for layouts with the same keys in the same parts of a batch."""
+        return self.packed, self.follows
 
     def equals(self, other: "Layout") -> bool:
         """Return whether a batch of one layout can be read with the other."""
         return (
-            self.alike(other)
+            self.kind == other.kind
             and self.record.equals(other.record)
             and self.tail.equals(other.tail)
         )
