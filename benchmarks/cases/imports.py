@@ -20,11 +20,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from harness.turns import Alternative
+from workloads.counting import CountingEnv
 
 from cases.case import Case
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
 
 STATEMENTS = {
     "marl_collect.envs, for a substrate": (

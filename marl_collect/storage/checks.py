@@ -11,14 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import Any, Final
 
 from marl_collect.core.description import Key
-
-if TYPE_CHECKING:
-    import torch
 
 _DEEPEST: Final = 100
 """Parts of the longest key; TensorDicts are nested by recursion."""
@@ -128,28 +123,6 @@ def key_of(data: Any) -> Key:
         if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", part)):
             raise DatasetError(f"{data!r} is not a key of a batch.")
     return tuple(data)
-
-
-ARRAYS: Final = {
-    name: np.dtype(name)
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64"),
-        *("int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-    )
-}
-"""NumPy's dtypes by torch's names. Data of these are read without torch, whose import
-takes seconds."""
-
-
-def dtype_of(name: Any) -> "torch.dtype":
-    """Return the dtype of a name such as ``"float32"``."""
-    import torch
-
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(dtype, torch.dtype):
-        raise DatasetError(f"{name!r} is not a dtype of torch.")
-    return dtype
 
 
 def integer(data: Mapping[str, Any], name: str, below: int | None = None) -> int:

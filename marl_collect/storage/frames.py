@@ -15,21 +15,17 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
-from marl_collect.storage.checks import (
-    ARRAYS,
-    DatasetError,
-    Folder,
-    dtype_of,
-    naming,
-)
+from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
+    ARRAYS,
     RECORDS,
     TAIL,
     BatchEntry,
     Index,
     KeyField,
     Layout,
+    dtype_of,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes, Column
@@ -170,10 +166,10 @@ class StoredFrames:
         self._layouts: list[Layout] = []
         self._segments: list[Segment] = []
         self._entries: list[BatchEntry] = []
-        self._parts: list[int] = []
         self._packed: dict[int, dict[Key, PackedFrames]] = {}  # Of verified batches.
         columns: list[tuple[int, ...]] = []
-        for part, (folder, index) in enumerate(parts):
+        runs = 0
+        for folder, index in parts:
             self._layouts += index.layouts
             numbers = {id(layout): n for n, layout in enumerate(self._layouts)}
             segments: dict[int, int] = {}
@@ -181,7 +177,6 @@ class StoredFrames:
                 segments[number] = len(self._segments)
                 self._segments.append(Segment(folder, number, end))
             self._entries += index.batches
-            self._parts += [part] * len(index.batches)
             columns += [
                 (
                     segments[entry.segment],
@@ -189,15 +184,17 @@ class StoredFrames:
                     entry.offset,
                     entry.tails_at,
                     entry.tails,
-                    entry.shape[1],
-                    entry.count,
+                    runs + entry.run,
+                    *entry.shape,
                 )
                 for entry in index.batches
             ]
-        table = np.array(columns, np.int64).reshape(-1, 7).T
+            runs += len(index.runs)
+        table = np.array(columns, np.int64).reshape(-1, 8).T
         self._segment, self._layout, self._records, self._tails = table[:4]
-        self._n_tails, self._length = table[4:6]
-        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
+        self._n_tails, self._run, self._rows, self._length = table[4:]
+        counts = self._rows * self._length
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
         # Layouts of the same places, and one layout for all contents of each kind.
         self._kinds: list[int] = []
@@ -294,10 +291,6 @@ class StoredFrames:
     def in_group(self, key: Key) -> bool:
         """Return whether a root key is of the agents of a group."""
         return key[0] in self._groups
-
-    def element_shape(self, item: KeyField) -> tuple[int, ...]:
-        """Return the shape of a frame, of one agent if a group has the key."""
-        return item.shape[1:] if self.in_group(item.key) else item.shape
 
     def nested(
         self,
@@ -585,8 +578,8 @@ class StoredFrames:
         entry = self._entries[batch]
         table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
-        places = np.unique(table.environment * entry.shape[1] + table.frame)
-        if not inside.all() or (table.length < 1).any() or len(places) != len(table):
+        ends = np.unique(table.environment * entry.shape[1] + table.frame)
+        if not inside.all() or (table.length < 1).any() or len(ends) != len(table):
             raise DatasetError(
                 f"{self.name} lists an episode in batch {batch} that cannot be there."
             )
@@ -655,21 +648,17 @@ class StoredFrames:
 
     def all_spans(self) -> Spans:
         """Return the valid frames of all batches."""
-        begins, ends = [], []
+        begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch, entry in enumerate(self._entries):
-            begin = int(self.starts[batch])
+            first, last = self.starts[batch : batch + 2]
             if entry.frames == entry.count:
-                begins.append(np.array([begin]))
-                ends.append(np.array([begin + entry.count]))
+                rows, counts = np.array([first]), np.array([last - first])
             else:
-                rows = begin + np.arange(entry.shape[0]) * entry.shape[1]
-                begins.append(rows)
-                ends.append(rows + self.valid(batch))
-        if not begins:
-            return Spans.of([])
-        all_begins, all_ends = np.concatenate(begins), np.concatenate(ends)
-        first = np.arange(len(all_begins) + 1)
-        return Spans(all_begins, all_ends, first).joined()
+                rows, counts = np.arange(first, last, entry.shape[1]), self.valid(batch)
+            begins.append(rows)
+            ends.append(rows + counts)
+        begin, end = np.concatenate(begins), np.concatenate(ends)
+        return Spans(begin, end, np.arange(len(begin) + 1)).joined()
 
     def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
         """Return the episodes, their frames, and the batch in which each ended.
@@ -678,57 +667,52 @@ class StoredFrames:
             DatasetError: if a file is damaged, or the first frames of an episode are
                 missing.
         """
-        joined = self.all_episodes()
-        counts = [entry.episodes for entry in self._entries]
-        batches = np.repeat(np.arange(len(self)), counts)
-        rows = self.starts[batches] + joined.environment * self._length[batches]
-        end = rows + joined.frame + 1
-        begin = end - joined.length
-        crossing = np.flatnonzero(begin < rows)
-        spans: list[list[tuple[int, int]]] = [
-            self._backwards(int(batches[i]), joined, i, int(end[i]), int(rows[i]))
-            for i in crossing.tolist()
-        ]
-        if not spans:
-            return joined, Spans(begin, end, np.arange(len(joined) + 1)), batches
-        extra = np.zeros(len(joined), np.int64)
-        extra[crossing] = [len(item) - 1 for item in spans]
-        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(extra + 1)])
-        begins, ends = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
-        begins[first[:-1]], ends[first[:-1]] = begin, end
-        for i, item in zip(crossing.tolist(), spans, strict=True):
-            begins[first[i] : first[i + 1]] = [span[0] for span in item]
-            ends[first[i] : first[i + 1]] = [span[1] for span in item]
-        return joined, Spans(begins, ends, first), batches
-
-    def _backwards(
-        self, batch: int, episodes: EpisodeTable, number: int, end: int, row_begin: int
-    ) -> list[tuple[int, int]]:
-        """Return the spans of an episode that began in an earlier batch."""
-        row = int(episodes.environment[number])
-        missing = int(episodes.length[number]) - (end - row_begin)
-        spans = [(row_begin, end)]
-        while missing:
-            entry = self._entries[batch]
-            batch -= 1
-            before = self._entries[batch] if batch >= 0 else None
-            same = batch >= 0 and self._parts[batch] == self._parts[batch + 1]
-            if (
-                before is None
-                or not same
-                or before.run != entry.run
-                or before.shape[0] <= row
-            ):
+        table = self.all_episodes()
+        batches = np.repeat(
+            np.arange(len(self)), [entry.episodes for entry in self._entries]
+        )
+        # From the last batch of an episode back to the one in which it began.
+        episodes, batch, missing = np.arange(len(table)), batches, table.length
+        row = self.starts[batch] + table.environment * self._length[batch]
+        end = row + table.frame + 1
+        parts = [(episodes[:0], end[:0], end[:0])]
+        while len(episodes):
+            begin = np.maximum(row, end - missing)
+            parts.append((episodes, begin, end))
+            missing = missing - (end - begin)
+            longer = missing > 0
+            episodes, batch, missing = episodes[longer], batch[longer], missing[longer]
+            environment = table.environment[episodes]
+            before = batch - 1  # -1 is refused: it would be the last batch.
+            lost = (before < 0) | (self._run[before] != self._run[batch])
+            lost |= self._rows[before] <= environment
+            for i in np.flatnonzero(lost)[:1].tolist():
                 raise DatasetError(
-                    f"{self.name} lists an episode of {int(episodes.length[number])} "
-                    f"frames whose first {missing} frames are not there."
+                    f"{self.name} lists an episode of {table.length[episodes[i]]} "
+                    f"frames whose first {missing[i]} frames are not there."
                 )
-            begin = int(self.starts[batch]) + row * before.shape[1]
-            frames = int(self.valid(batch)[row])
-            taken = min(frames, missing)
-            spans.append((begin + frames - taken, begin + frames))
-            missing -= taken
-        return spans[::-1]
+            batch = before
+            row = self.starts[batch] + environment * self._length[batch]
+            end = row + self._row_frames(batch, environment)
+        episodes, begin, end = (
+            np.concatenate(arrays) for arrays in zip(*parts[::-1], strict=True)
+        )
+        # The parts are in the order of time now, and sorting does not change that.
+        order = np.argsort(episodes, kind="stable")
+        first = np.searchsorted(episodes[order], np.arange(len(table) + 1))
+        return table, Spans(begin[order], end[order], first), batches
+
+    def _row_frames(
+        self, batches: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the number of valid frames of rows of batches."""
+        counts = self._length[batches]
+        for batch in np.unique(batches).tolist():
+            entry = self._entries[batch]
+            if entry.frames != entry.count:
+                chosen = batches == batch
+                counts[chosen] = self.valid(batch)[rows[chosen]]
+        return counts
 
 
 @final

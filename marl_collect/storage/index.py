@@ -12,17 +12,15 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
-    ARRAYS,
     DatasetError,
     Folder,
-    dtype_of,
     integer,
     key_of,
     naming,
@@ -37,6 +35,9 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.packed import ENTRY
 from marl_collect.storage.records import NOTHING, RecordLayout
+
+if TYPE_CHECKING:
+    import torch
 
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "marl_collect dataset"
@@ -57,6 +58,28 @@ _LARGEST_BATCH: Final = 2**40
 TAIL: Final = 4
 """Bytes at the beginning of a record: 0 if the next values are in the next record,
 otherwise the number of the tail that has them, counted from 1."""
+
+
+ARRAYS: Final = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""NumPy's dtypes by torch's names. Data of these are read without torch, whose import
+takes seconds."""
+
+
+def dtype_of(name: Any) -> "torch.dtype":
+    """Return the dtype of a name such as ``"float32"``."""
+    import torch
+
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise DatasetError(f"{name!r} is not a dtype of torch.")
+    return dtype
 
 
 @final
@@ -148,27 +171,30 @@ class Layout:
 
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
-        wide_record = np.zeros(self.record_size, np.bool_)
-        wide_record[:TAIL] = True
-        wide_tail = np.zeros(self.tail_size, np.bool_)
-        for item in self.keys:
-            in_tails = item.key in self.tails
-            bounds = (self.tails if in_tails else self.records).get(item.key)
-            if item.itemsize == 1 or not item.nbytes or bounds is None:
-                continue
-            (wide_tail if in_tails else wide_record)[slice(*bounds)] = True
-            if item.is_float and in_tails:
-                tail = tail.widened(*bounds, item.itemsize)
-            elif item.is_float:
-                record = record.widened(*bounds, item.itemsize)
-            elif item.key == TRAJ_IDS and self.is_new:
-                record = record.widened(bounds[0], bounds[0] + _COUNTER, _COUNTER)
-        if not self.is_new:
-            record = self.record.joined(record, wide_record)
-            tail = self.tail.joined(tail, wide_tail)
-            if record is self.record and tail is self.tail:
-                return self
+        record = self._fitting(self.records, self.record, record)
+        tail = self._fitting(self.tails, self.tail, tail)
+        if record is self.record and tail is self.tail:
+            return self
         return Layout(self.keys, self.packed, self.follows, record, tail)
+
+    def _fitting(
+        self,
+        positions: Mapping[Key, tuple[int, int]],
+        current: RecordLayout,
+        needed: RecordLayout,
+    ) -> RecordLayout:
+        """Return the current layout of records or tails, or a wider one."""
+        wide = np.ones(len(needed.kind), np.bool_)
+        for item in self.keys:
+            if item.key not in positions:
+                continue
+            begin, end = positions[item.key]
+            wide[begin:end] = item.itemsize > 1
+            if item.is_float:
+                needed = needed.widened(begin, end, item.itemsize)
+            elif item.key == TRAJ_IDS and self.is_new:
+                needed = needed.widened(begin, begin + _COUNTER, _COUNTER)
+        return needed if self.is_new else current.joined(needed, wide)
 
     def alike(self, other: "Layout") -> bool:
         """Return whether the same keys are in the same places."""
@@ -381,6 +407,16 @@ class Index:
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
+    def run_frames(self, run: int) -> int:
+        """Return the number of frames that a run has written."""
+        return sum(entry.frames for entry in self.batches if entry.run == run)
+
+    def new_versions(self, run: int) -> str:
+        """Return the versions of a run that differ from the run before, as a text."""
+        before = self.runs[run - 1].versions if run else {}
+        versions = self.runs[run].versions.items()
+        return ", ".join(f"{k} {v}" for k, v in versions if before.get(k) != v)
+
     @property
     def ends(self) -> dict[int, int]:
         """Bytes of each segment that are listed."""
@@ -528,12 +564,12 @@ def root_of(item: KeyField, keys: Collection[KeyField]) -> Key | None:
 
 
 def key_difference(
-    expected: Sequence[KeyField], found: Sequence[KeyField]
+    expected: Sequence[KeyField], actual: Sequence[KeyField]
 ) -> tuple[str, str, str] | None:
     """Return the first key that differs, and both of its shapes; None if none does."""
     before, after = (
         {item.key: f"{list(item.shape)} {item.dtype}" for item in keys}
-        for keys in (expected, found)
+        for keys in (expected, actual)
     )
     different = difference(before, after)
     if different is None:

@@ -111,8 +111,8 @@ class Statistics:
         """Summarise episodes, and join the ranges of batches."""
         joined: dict[Key, Range] = {}
         for batch in ranges:
-            for key, found in batch.items():
-                joined[key] = joined.get(key, Range()).joined(found)
+            for key, values in batch.items():
+                joined[key] = joined.get(key, Range()).joined(values)
         if not episodes:
             return cls(0, None, {}, None, joined)
         return cls(

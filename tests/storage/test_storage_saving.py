@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.cli.main import app
@@ -24,7 +25,6 @@ from marl_collect.storage import (
     merge,
     save,
 )
-from marl_collect.testing.counting import CountingEnv
 
 ABOUT = Metadata("A. Author", "CC-BY-4.0", "Counting, for tests.", ("tests", "small"))
 

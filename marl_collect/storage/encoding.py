@@ -48,7 +48,7 @@ def choose_layout(
         if item.nbytes >= PACKED_FROM:
             packed.append(key)
         elif root is not None:
-            equal = _following(tensors[key], tensors[root])[:, :-1]
+            equal = repeats(tensors[key], tensors[root])[:, :-1]
             if not equal.size or equal.mean() >= _MOSTLY:
                 follows.append(key)
     return Layout(keys, packed, follows)
@@ -82,7 +82,7 @@ def encode(
     following = np.zeros(shape, np.bool_)
     following[:, :-1] = bool(layout.follows)
     for key in layout.follows:
-        following &= _following(tensors[key], tensors[key[1:]])
+        following &= repeats(tensors[key], tensors[key[1:]])
     follows = following.reshape(-1)
     records = np.empty((count, layout.record_size), np.uint8)
     stored = np.flatnonzero(~follows) if layout.follows else np.empty(0, np.int64)
@@ -114,7 +114,7 @@ def encode(
     for key in layout.packed:
         shared = np.zeros(shape, np.bool_)
         if key[:1] == ("next",) and key[1:] in layout.packed:
-            shared = _following(tensors[key], tensors[key[1:]])
+            shared = repeats(tensors[key], tensors[key[1:]])
         codec, table, blobs = pack(rows[key], shared.reshape(-1), compression)
         tables.append(table)
         frames += blobs
@@ -154,16 +154,18 @@ def frame_bytes(tensor: torch.Tensor) -> Bytes:
     tensor = tensor.detach().cpu().contiguous()
     count = tensor.shape[0] * tensor.shape[1]
     flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat.reshape(count, -1) if flat.size else np.empty((count, 0), np.uint8)
+    return flat.reshape(count, -1)
 
 
-def _following(after: torch.Tensor, root: torch.Tensor) -> NDArray[np.bool_]:
+def repeats(after: torch.Tensor, root: torch.Tensor) -> NDArray[np.bool_]:
     """Return ``[B, T]``, where ``after`` is bit by bit ``root`` of the next frame."""
     size, length = after.shape[:2]
-    there = frame_bytes(after).reshape(size, length, -1)
-    then = frame_bytes(root).reshape(size, length, -1)
+    stored, repeated = (
+        frame_bytes(tensor).reshape(size, length, tensor[0, 0].nbytes)
+        for tensor in (after, root)
+    )
     equal = np.zeros((size, length), np.bool_)
-    equal[:, :-1] = (there[:, :-1] == then[:, 1:]).all(-1)
+    equal[:, :-1] = (stored[:, :-1] == repeated[:, 1:]).all(-1)
     return equal
 
 
@@ -178,10 +180,10 @@ def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
         return Range()
     if all(count == tensor.shape[1] for count in frames):
         return _range(tensor)
-    found = Range()
+    joined = Range()
     for row, count in zip(tensor, frames, strict=True):
-        found = found.joined(_range(row[:count]))
-    return found
+        joined = joined.joined(_range(row[:count]))
+    return joined
 
 
 def _range(tensor: torch.Tensor) -> Range:
