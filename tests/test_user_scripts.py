@@ -314,7 +314,7 @@ def test_own_environment_and_training_run_from_stdin() -> None:
 
 ENDLESS = """
     from marl_collect import MultiSyncCollector
-    from marl_collect.testing.counting import CountingEnv, Fault
+    from workloads.counting import CountingEnv, Fault
 
     slow = Fault("sleep", "step", repeat=True, seconds=0.05)
     collector = MultiSyncCollector([lambda: CountingEnv(fault=slow)] * 2,

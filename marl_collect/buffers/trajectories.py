@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from marl_collect.core.description import Key
+from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, flatten
 
 TrajFormat = Literal["padded", "cat"]
@@ -173,9 +174,7 @@ class _Pieces:
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of every frame, piece by piece."""
-        before = self.lengths.cumsum() - self.lengths
-        frames = np.arange(self.lengths.sum(), dtype=np.int64)
-        return frames + (self.starts - before).repeat(self.lengths)
+        return frames_of(self.starts, self.lengths)
 
 
 _NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 3)

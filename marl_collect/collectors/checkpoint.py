@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
@@ -14,7 +15,7 @@ from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
 
-_ARRAY, _JOINED, _COLUMNS = "ndarray", "ndarrays", "columns"
+_ARRAY = "ndarray"
 _KEYS = {
     "frames",
     "batches",
@@ -71,12 +72,12 @@ def unpack(
         )
     _check_weights(state_dict, weights)
     workers = [_restored(worker) for worker in state_dict["workers"]]
-    if any("frame" not in one for worker in workers for one in worker["environments"]):
+    if any("actions" not in worker for worker in workers):
         raise KeyError(
-            "The state was written by an earlier version of marl_collect and lacks the "
-            "observations of running episodes. Finish the run with that version."
+            "The state was written by an earlier version of marl_collect, which stored "
+            "running episodes otherwise. Finish the run with that version."
         )
-    if description.repeats and any(map(_lacks_actions, workers)):
+    if description.repeats and any(_lacks_actions(w).any() for w in workers):
         warn(ACTIONS_DISCARDED.format(description.name))
     return workers
 
@@ -134,11 +135,14 @@ def warn_if_not_resumed(
         states: the loaded states of the workers.
         running: number of each environment's running episode after loading.
     """
-    environments = [one for state in states for one in state["environments"]]
-    lost = left_behind(environments, running)
-    if description.repeats and any(
-        environments[k]["actions"] is not None for k in lost
-    ):
+    begin = 0
+    diverged = False
+    for state in states:
+        end = begin + len(state["environments"]["begun"])
+        lost = left_behind(state["environments"], running[begin:end])
+        diverged |= bool((~_lacks_actions(state)[lost]).any())
+        begin = end
+    if description.repeats and diverged:
         warn(REPLAY_DIVERGED.format(description.name))
 
 
@@ -176,7 +180,7 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
     """Raise ValueError if a worker's state has another number of environments."""
-    found = len(state["environments"])
+    found = len(state["environments"]["begun"])
     if found != count:
         raise ValueError(
             f"The state of worker {worker} has {found} environments, but this worker "
@@ -184,41 +188,21 @@ def check_environments(state: Mapping[str, Any], count: int, worker: int) -> Non
         )
 
 
-def _lacks_actions(worker: Mapping[str, Any]) -> bool:
-    return any(one["actions"] is None for one in worker["environments"])
+def _lacks_actions(worker: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Return whose actions were discarded, bool ``[K]``."""
+    lacks: NDArray[np.bool_] = worker["actions"]["lengths"] < 0
+    return lacks
 
 
 def _storable(state: Any) -> Any:
-    """Convert arrays in a worker's state, because ``torch.load`` reads tensors only.
-
-    Lists of equal dicts, such as those of many environments, become columns, because a
-    tensor for each of their arrays would take most of the time.
-    """
+    """Convert arrays in a worker's state, because ``torch.load`` reads tensors only."""
     if isinstance(state, np.ndarray):
         # Unpickled arrays without elements share one address, and torch.save refuses
         # tensors of several dtypes at one address.
         return {_ARRAY: torch.from_numpy(state if state.size else state.copy())}
     if isinstance(state, dict):
         return {key: _storable(part) for key, part in state.items()}
-    if isinstance(state, list):
-        return _column(state)
     return state
-
-
-def _column(values: list[Any]) -> Any:
-    first = values[0] if values else None
-    kind = type(first)
-    if len(values) > 1 and all(type(value) is kind for value in values):
-        if isinstance(first, dict) and all(v.keys() == first.keys() for v in values):
-            columns = {key: _column([v[key] for v in values]) for key in first}
-            return {_COLUMNS: columns, "rows": len(values)}
-        arrays = isinstance(first, np.ndarray) and first.ndim
-        if arrays and len({(a.dtype, a.shape[1:]) for a in values}) == 1:
-            joined = torch.from_numpy(np.concatenate(values))
-            return {_JOINED: joined, "lengths": [len(value) for value in values]}
-        if kind in (int, bool, str, float):
-            return values
-    return [_storable(value) for value in values]
 
 
 def _restored(state: Any) -> Any:
@@ -226,16 +210,5 @@ def _restored(state: Any) -> Any:
     if isinstance(state, dict):
         if _ARRAY in state:
             return state[_ARRAY].numpy()
-        if _JOINED in state:
-            edges = np.cumsum(state["lengths"])[:-1]
-            return np.split(state[_JOINED].numpy(), edges)
-        if _COLUMNS in state:
-            columns = {key: _restored(part) for key, part in state[_COLUMNS].items()}
-            return [
-                {key: column[row] for key, column in columns.items()}
-                for row in range(state["rows"])
-            ]
         return {key: _restored(part) for key, part in state.items()}
-    if isinstance(state, list):
-        return [_restored(part) for part in state]
     return state

@@ -193,7 +193,7 @@ class SingleBackend(Backend):
         environments = states[0]["environments"]
         self._cut += [
             (self._rollout.plan.environments[k] << EPISODE_BITS)
-            + environments[k]["episode"]
+            + int(environments["episode"][k])
             for k in left_behind(environments, running)
         ]
         return running

@@ -471,7 +471,7 @@ class WorkerGroup:
         """Record the episodes of a loaded state that the worker did not resume."""
         environments = member.plan.environments
         for k in left_behind(state["environments"], member.running):
-            number = state["environments"][k]["episode"]
+            number = int(state["environments"]["episode"][k])
             self._metrics.cut([environments[k]], [number])
 
     def _renew(self, indices: Sequence[int]) -> None:

@@ -16,31 +16,88 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key, Row
 
 
+@final
 @dataclass(frozen=True)
-class RecordedEpisode:
-    """The data from which a running episode is replayed.
+class EpisodeActions:
+    """The actions of m episodes, one episode after the other.
 
     Attributes:
-        seed: seed of the reset.
-        actions: actions taken since the reset, ``[frames, ...]`` per key.
-        frame: observations, masks and flags after the last action, by key of
-            ``EnvDescription.observed()``.
+        lengths: number of frames of each episode, int64 ``[m]``; -1 if its actions were
+            discarded.
+        arrays: ``[sum of frames, ...]`` per key.
     """
 
-    seed: int
-    actions: Mapping[Key, NDArray[Any]]
-    frame: Mapping[Key, NDArray[Any]] = field(default_factory=dict)
+    lengths: NDArray[np.int64]
+    arrays: Mapping[Key, NDArray[Any]]
+
+    @classmethod
+    def join(cls, parts: "Sequence[EpisodeActions]") -> "EpisodeActions":
+        """Return the actions of all parts, in order."""
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+            {
+                key: np.concatenate([part.arrays[key] for part in parts if part.arrays])
+                for key in {key: 0 for part in parts for key in part.arrays}
+            },
+        )
+
+    @classmethod
+    def of(cls, actions: Mapping[Key, NDArray[Any]]) -> "EpisodeActions":
+        """Return the actions ``[frames, ...]`` of one episode."""
+        return cls(np.array([len(next(iter(actions.values()), ()))]), dict(actions))
 
     @property
-    def length(self) -> int:
-        """Number of frames of the episode."""
-        return max((len(taken) for taken in self.actions.values()), default=0)
+    def firsts(self) -> NDArray[np.int64]:
+        """Position of each episode's first frame, int64 ``[m]``."""
+        counts = np.maximum(self.lengths, 0)
+        firsts: NDArray[np.int64] = counts.cumsum() - counts
+        return firsts
+
+    def take(self, rows: NDArray[np.int64]) -> "EpisodeActions":
+        """Return the actions of the episodes ``rows``."""
+        lengths = self.lengths[rows]
+        frames = frames_of(self.firsts[rows], np.maximum(lengths, 0))
+        arrays = {key: array[frames] for key, array in self.arrays.items()}
+        return EpisodeActions(lengths, arrays)
+
+
+def frames_of(
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the positions of all frames of some ranges, range by range.
+
+    Args:
+        firsts: first position of each range, int64 ``[m]``.
+        lengths: number of its frames, int64 ``[m]``.
+    """
+    before = lengths.cumsum() - lengths
+    frames = np.arange(lengths.sum(), dtype=np.int64)
+    return frames + (firsts - before).repeat(lengths)
+
+
+@final
+@dataclass(frozen=True)
+class RecordedEpisodes:
+    """The data from which m running episodes are replayed.
+
+    Attributes:
+        rows: indices of their environments, int64 ``[m]``.
+        seeds: seeds of their resets, int64 ``[m]``.
+        actions: taken since the resets, none of them discarded.
+        frame: observations, masks and flags after the last actions, ``[m, ...]`` by key
+            of ``EnvDescription.observed()``.
+    """
+
+    rows: NDArray[np.int64]
+    seeds: NDArray[np.int64]
+    actions: EpisodeActions
+    frame: Mapping[Key, NDArray[Any]] = field(default_factory=dict)
 
 
 def replay(
     engine: EnvBatch,
     memory: Row,
-    episodes: Mapping[int, RecordedEpisode],
+    episodes: RecordedEpisodes,
     *,
     reset: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     stepping: Callable[[], None] = lambda: None,
@@ -54,7 +111,7 @@ def replay(
     Args:
         engine: the environments.
         memory: memory that they are bound to, ``[size, ...]`` per key.
-        episodes: recorded episodes, by index of the environment.
+        episodes: of any of the environments.
         reset: resets environments, by their indices and seeds; None for the engine's.
         stepping: called before each step.
 
@@ -62,7 +119,7 @@ def replay(
         The environments whose replay did not end at the recorded frame. Their state is
         undefined, and they need a reset.
     """
-    if not episodes:
+    if not len(episodes.rows):
         return []
     kind = _WorldReplay if engine.one_simulator else _Replay
     playing = kind(engine, memory, episodes, reset or engine.reset)
@@ -79,11 +136,9 @@ def replay(
             f"and actions. {_ADVICE}"
         )
         raise
-    return [
-        k
-        for k, episode in episodes.items()
-        if k in playing.over or not _arrived(memory, k, episode.frame)
-    ]
+    elsewhere = playing.over | ~_arrived(memory, episodes)
+    rows: list[int] = episodes.rows[elsewhere].tolist()
+    return rows
 
 
 class _Replay:
@@ -91,47 +146,52 @@ class _Replay:
 
     Attributes:
         length: number of steps of the longest episode.
-        over: environments whose episodes ended before the record.
+        over: whether each episode ended before the record, bool ``[m]``.
     """
 
     def __init__(
         self,
         engine: EnvBatch,
         memory: Row,
-        episodes: Mapping[int, RecordedEpisode],
+        episodes: RecordedEpisodes,
         reset: Callable[[Sequence[int], Sequence[int]], None],
     ) -> None:
         self._engine, self._memory, self._reset = engine, memory, reset
         self._episodes = episodes
-        self.length = max(episode.length for episode in episodes.values())
-        self._begins = {k: self.length - e.length for k, e in episodes.items()}
-        self._going: list[int] = []
-        self.over: set[int] = set()
+        lengths = episodes.actions.lengths
+        self.length = int(lengths.max())
+        self._begins = self.length - lengths
+        # An action's position, less the number of its step.
+        self._offsets = episodes.actions.firsts - self._begins
+        self.over = np.zeros(len(lengths), np.bool_)
+        self._going = self.over.copy()
 
     def begin(self, frame: int) -> None:
         """Reset the environments whose replay begins before step ``frame``."""
-        due = [k for k, begin in self._begins.items() if begin == frame]
-        if due:
-            self._reset(due, [self._episodes[k].seed for k in due])
-        self._going += due
+        due = self._begins == frame
+        if due.any():
+            episodes = self._episodes
+            self._reset(episodes.rows[due].tolist(), episodes.seeds[due].tolist())
+            self._going |= due
 
     def act(self, frame: int) -> bool:
         """Write the actions of step ``frame``; return whether to make the step."""
-        for k in self._going:
-            for key, taken in self._episodes[k].actions.items():
-                self._memory[key][k] = taken[frame - self._begins[k]]
-        return bool(self._going)
+        rows = self._episodes.rows[self._going]
+        positions = self._offsets[self._going] + frame
+        for key, taken in self._episodes.actions.arrays.items():
+            self._memory[key][rows] = taken[positions]
+        return bool(len(rows))
 
     def step(self, frame: int) -> None:
         """Step, and note episodes that end too early."""
-        self._engine.step_some(self._going)
+        self._engine.step_some(self._episodes.rows[self._going].tolist())
         self._find_ends(frame)
 
     def _find_ends(self, frame: int) -> None:
         if frame + 1 < self.length:
-            done = self._memory["done",]
-            self.over.update(k for k in self._going if done[k, 0])
-            self._going = [k for k in self._going if k not in self.over]
+            done = self._memory["done",][self._episodes.rows, 0].astype(np.bool_)
+            self.over |= done & self._going
+            self._going &= ~done
 
 
 @final
@@ -142,20 +202,19 @@ class _WorldReplay(_Replay):
         self,
         engine: EnvBatch,
         memory: Row,
-        episodes: Mapping[int, RecordedEpisode],
+        episodes: RecordedEpisodes,
         reset: Callable[[Sequence[int], Sequence[int]], None],
     ) -> None:
         from marl_collect.core.random_actions import samplers
 
         super().__init__(engine, memory, episodes, reset)
-        self._seeds = [
-            episodes[k].seed if k in episodes else 0 for k in range(engine.size)
-        ]
+        self._seeds = np.zeros(engine.size, np.int64)
+        self._seeds[episodes.rows] = episodes.seeds
         self._samplers = [
             (sampler, np.full((engine.size, *sampler.noise_shape), 0.5))
             for sampler in samplers(engine.description)
         ]
-        engine.reset(range(engine.size), self._seeds)
+        engine.reset(range(engine.size), self._seeds.tolist())
 
     def act(self, frame: int) -> bool:
         """Write the actions of step ``frame``, and legal ones in other worlds."""
@@ -170,18 +229,25 @@ class _WorldReplay(_Replay):
         self._engine.step()
         self._find_ends(frame)
         ended = self._memory["done",][:, 0].astype(np.bool_)
-        ended[self._going] = False
-        again = np.flatnonzero(ended).tolist()
-        if again:
-            self._engine.reset(again, [self._seeds[k] for k in again])
+        ended[self._episodes.rows[self._going]] = False
+        (again,) = ended.nonzero()
+        if len(again):
+            self._engine.reset(again.tolist(), self._seeds[again].tolist())
 
 
-def _arrived(memory: Row, k: int, frame: Mapping[Key, NDArray[Any]]) -> bool:
-    """Whether the observation of environment ``k`` equals ``frame``."""
-    return all(
-        np.array_equal(memory[key][k], value, equal_nan=value.dtype.kind in "fc")
-        for key, value in frame.items()
-    )
+def _arrived(memory: Row, episodes: RecordedEpisodes) -> NDArray[np.bool_]:
+    """Return whose observations equal the recorded ones, bool ``[m]``."""
+    rows = episodes.rows
+    arrived = np.ones(len(rows), np.bool_)
+    for key, expected in episodes.frame.items():
+        value = memory[key][rows]
+        if value.shape != expected.shape:
+            return np.zeros(len(rows), np.bool_)
+        equal = value == expected
+        if value.dtype.kind in "fc":
+            equal |= np.isnan(value) & np.isnan(expected)
+        arrived &= equal.reshape(len(rows), -1).all(1)
+    return arrived
 
 
 _ADVICE = (
@@ -269,20 +335,27 @@ class SlotActions:
         self._begins = np.zeros(size, np.int64)
         self._blocks: list[_Block] = []
         self._held, self._allowed, self._nbytes = 0, 0, 0
-        # Actions before the first block, of environments that were loaded.
-        self._before: dict[int, Mapping[Key, NDArray[Any]] | None] = {}
 
     def begin(self, rows: NDArray[np.int64]) -> None:
         """Forget the actions of environments whose episodes begin, between slots."""
         self._begins[rows] = self._clock
-        if self._before:
-            for k in rows.tolist():
-                self._before.pop(k, None)
 
-    def load(self, k: int, actions: Mapping[Key, NDArray[Any]] | None) -> None:
-        """Continue environment k's actions; None if they were discarded."""
-        self._begins[k] = self._clock
-        self._before[k] = actions
+    def load(self, actions: EpisodeActions) -> None:
+        """Continue the actions of all environments."""
+        lengths, firsts = actions.lengths, actions.firsts
+        self._clock = longest = max(0, int(lengths.max()))
+        self._begins = np.where(lengths < 0, _DISCARDED, longest - lengths)
+        # The earlier a block, the longer: no more than half of it is empty.
+        self._blocks = []
+        begin = longest
+        while begin > 0:
+            end, begin = begin, max(0, min(begin - _SHORTEST, 2 * begin - longest))
+            (rows,) = (lengths > longest - end).nonzero()
+            frames = np.arange(begin, end)[:, None] - self._begins[rows]
+            positions = np.where(frames < 0, 0, firsts[rows] + frames)
+            arrays = {key: actions.arrays[key][positions] for key in self._keys}
+            self._blocks.insert(0, _Block(begin, end, rows, arrays))
+        self._held = sum(block.frames for block in self._blocks)
 
     def append(
         self,
@@ -300,8 +373,7 @@ class SlotActions:
         """
         if begins.any():
             (began,) = begins.nonzero()
-            self.begin(began)
-            self._begins[began] += begins[began]
+            self._begins[began] = self._clock + begins[began]
         frames = {
             key: slot[key][:, :end].swapaxes(0, 1).copy("C") for key in self._keys
         }
@@ -311,32 +383,40 @@ class SlotActions:
         if self._held > self._allowed:
             self._discard(end * len(begins))
 
-    def of(self, k: int) -> dict[Key, NDArray[Any]] | None:
-        """Return environment k's actions, ``[frames, ...]``; None if discarded."""
-        before = self._before.get(k, {})
-        begin = int(self._begins[k])
-        if before is None or begin < 0:
-            return None
-        length = self._clock - begin + len(next(iter(before.values()), ()))
-        if length * self._nbytes > MOST_BYTES:
-            return None
-        pieces = [before] if before else []
-        pieces += [block.of(k, begin) for block in self._blocks if block.end > begin]
-        if len(pieces) == 1:
-            return {key: np.ascontiguousarray(pieces[0][key]) for key in self._keys}
-        if not pieces:
-            none = self._blocks[-1].arrays if self._blocks else {}
-            return {key: array[:0, 0] for key, array in none.items()}
-        return {
-            key: np.concatenate([piece[key] for piece in pieces]) for key in self._keys
+    def taken(self) -> EpisodeActions:
+        """Return the actions of all environments."""
+        lengths = np.where(self._begins < 0, -1, self._clock - self._begins)
+        lengths[lengths * self._nbytes > MOST_BYTES] = -1
+        if not self._blocks:
+            return EpisodeActions(lengths, {})
+        total = int(np.maximum(lengths, 0).sum())
+        arrays = {
+            key: np.empty((total, *array.shape[2:]), array.dtype)
+            for key, array in self._blocks[-1].arrays.items()
         }
+        actions = EpisodeActions(lengths, arrays)
+        # Where an episode's frame goes, less its time.
+        offsets = actions.firsts - self._begins
+        for block in self._joined_blocks():
+            rows = np.arange(len(lengths)) if block.rows is None else block.rows
+            times = np.arange(block.begin, block.end)[:, None]
+            needed = (times >= self._begins[rows]) & (lengths[rows] >= 0)
+            positions = (times + offsets[rows])[needed]
+            for key, array in block.arrays.items():
+                arrays[key][positions] = array[needed]
+        return actions
 
-    def _too_long(self) -> NDArray[np.bool_]:
-        """Return whose actions exceed ``MOST_BYTES``."""
-        lengths = self._clock - self._begins
-        for k, actions in self._before.items():
-            lengths[k] += len(next(iter((actions or {}).values()), ()))
-        return lengths * self._nbytes > MOST_BYTES
+    def _joined_blocks(self) -> "list[_Block]":
+        """Return the blocks, with one for all that have every environment."""
+        some = [block for block in self._blocks if block.rows is not None]
+        whole = self._blocks[len(some) :]  # Newer than all others.
+        if len(whole) < 2:
+            return self._blocks
+        arrays = {
+            key: np.concatenate([block.arrays[key] for block in whole])
+            for key in self._keys
+        }
+        return [*some, _Block(whole[0].begin, whole[-1].end, None, arrays)]
 
     def _discard(self, latest: int) -> None:
         """Discard what is too long, or needed by no running episode.
@@ -345,10 +425,8 @@ class SlotActions:
             latest: number of frames of the latest slot, over all environments.
         """
         self._nbytes = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
-        long = np.flatnonzero(self._too_long() & (self._begins >= 0))
+        long = (self._clock - self._begins) * self._nbytes > MOST_BYTES
         self._begins[long] = _DISCARDED
-        for k in long.tolist():
-            self._before.pop(k, None)
         kept = self._begins >= 0
         first = int(self._begins[kept].min()) if kept.any() else self._clock
         self._blocks = [block for block in self._blocks if block.end > first]
@@ -361,13 +439,15 @@ class SlotActions:
 
 _SLOTS = 8
 """Number of slots after which it is worth to look for actions that nobody needs."""
+_SHORTEST = 64
+"""Number of frames of the newest block of loaded actions."""
 _DISCARDED = -1
 
 
 @final
 @dataclass(frozen=True)
 class _Block:
-    """The actions of one slot.
+    """The actions of some frames, such as those of a slot.
 
     Attributes:
         begin: its first frame.
@@ -386,12 +466,6 @@ class _Block:
         """Number of frames, over all of its environments."""
         array = next(iter(self.arrays.values()))
         return array.shape[0] * array.shape[1]
-
-    def of(self, k: int, begin: int) -> dict[Key, NDArray[Any]]:
-        """Return the actions of environment k from frame ``begin`` on."""
-        column = k if self.rows is None else int(np.searchsorted(self.rows, k))
-        first = max(0, begin - self.begin)
-        return {key: array[first:, column] for key, array in self.arrays.items()}
 
     def without(self, begins: NDArray[np.int64]) -> "_Block":
         """Return the block without environments whose episodes begin later."""

@@ -19,7 +19,8 @@ from marl_collect.core.replay import (
     ACTIONS_DISCARDED,
     REPLAY_DIVERGED,
     ActionRecorder,
-    RecordedEpisode,
+    EpisodeActions,
+    RecordedEpisodes,
     replay,
 )
 from marl_collect.core.seeding import episode_seed, next_seed
@@ -230,21 +231,29 @@ class TensorDictAPI:
             self._reset(begun)
             return
         keys = {"/".join(key): key for key in self._description.actions()}
-        running: dict[int, RecordedEpisode] = {}
+        running: list[int] = []
         discarded: list[int] = []
+        recorded: list[EpisodeActions] = []
         for k in begun:
             taken = environments[k]["actions"]
             if taken is None:
                 discarded.append(k)
                 continue
             actions = {key: taken[name].numpy() for name, key in keys.items()}
-            frame = {
-                key: environments[k]["frame"]["/".join(key)].numpy()
-                for key in self._description.observed()
-            }
             self._recording.load(k, actions)
-            running[k] = RecordedEpisode(environments[k]["seed"], actions, frame)
-        diverged = replay(self._engine, self._memory, running)
+            running.append(k)
+            recorded.append(EpisodeActions.of(actions))
+        frames = [environments[k]["frame"] for k in running]
+        episodes = RecordedEpisodes(
+            rows=np.array(running, np.int64),
+            seeds=np.array([self._seeds[k] for k in running], np.int64),
+            actions=EpisodeActions.join(recorded),
+            frame={
+                key: np.array([frame["/".join(key)] for frame in frames])
+                for key in self._description.observed()
+            },
+        )
+        diverged = replay(self._engine, self._memory, episodes)
         name = self._description.name
         for message, indices in (
             (ACTIONS_DISCARDED, discarded),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Fields, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
@@ -88,7 +89,7 @@ class PolicyRunner(abc.ABC):
         """
 
     def assigned(self) -> Any:
-        """Return who acts in each environment, as a list; None for a single policy."""
+        """Return who acts in each environment, as arrays; None for a single policy."""
         return None
 
     def assign(self, assigned: Any) -> None:  # noqa: B027 - a single policy needs none
@@ -173,18 +174,45 @@ class Generators:
         for stream, made in self._made.items():
             made[k] = noise_generator(seed, 0, stream, self._generation)
 
-    def state(self) -> dict[int, list[object]]:
-        """Return the state that ``load`` restores."""
+    def state(self) -> dict[int, NDArray[np.int64]]:
+        """Return the state that ``load`` restores, int64 ``[K, 6]`` by stream."""
         return {
-            stream: [g.bit_generator.state for g in made]
+            stream: np.stack([_words(generator) for generator in made])
             for stream, made in self._made.items()
         }
 
-    def load(self, state: dict[int, list[object]]) -> None:
+    def load(self, state: Mapping[int, NDArray[np.int64]]) -> None:
         """Restore ``state``."""
-        for stream, states in state.items():
-            for generator, inner in zip(self.of(stream), states, strict=True):
-                generator.bit_generator.state = inner  # type: ignore[assignment]
+        for stream, words in state.items():
+            made = self._made[stream] = [
+                np.random.Generator(np.random.SFC64(_NO_SEED))  # type: ignore[arg-type]
+                for _ in self._origins
+            ]
+            for generator, inner in zip(made, words.view(np.uint64), strict=True):
+                generator.bit_generator.state = {
+                    "bit_generator": "SFC64",
+                    "state": {"state": inner[:4]},
+                    "has_uint32": int(inner[4]),
+                    "uinteger": int(inner[5]),
+                }
+
+
+class _NoSeed(np.random.bit_generator.ISeedSequence):
+    """Seeds generators that get a state. Deriving a seed takes most of the time."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        """Return zeros."""
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed()
+
+
+def _words(generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return the state of a generator of noise."""
+    state: Any = generator.bit_generator.state
+    half = state["has_uint32"], state["uinteger"]
+    return np.array([*state["state"]["state"], *half], np.uint64).view(np.int64)
 
 
 @final

@@ -12,6 +12,7 @@ import numpy as np
 
 from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.env import EnvBatch
+from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
 from marl_collect.rollout.episodes import EndedEpisodes, Plan
@@ -140,49 +141,38 @@ class AlternatingRollout:
     def state(self) -> dict[str, Any]:
         """Return the same state as a single rollout of all environments."""
         states = [rollout.state() for rollout in self._rollouts]
-        first = states[0]
-        carried = {
-            key: np.concatenate([state["carried"][key] for state in states])
-            for key in first["carried"]
-        }
-        joined: dict[str, Any] = {}
-        if first["is_init"] is not None:
-            joined["is_init"] = np.concatenate([state["is_init"] for state in states])
-        if first["assigned"] is not None:
-            joined["assigned"] = [one for state in states for one in state["assigned"]]
-        return first | {
-            "environments": [one for state in states for one in state["environments"]],
-            "generators": {
-                stream: [one for state in states for one in state["generators"][stream]]
-                for stream in first["generators"]
-            },
-            "carried": carried,
-            **joined,
+        actions = [EpisodeActions(**state["actions"]) for state in states]
+        return states[0] | {
+            "actions": vars(EpisodeActions.join(actions)),
+            **{key: _joined([state[key] for state in states]) for key in _BY_ROW},
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
         """Continue from ``state``, also from that of a single rollout."""
+        actions = EpisodeActions(**state["actions"])
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            mine = {
-                key: state[key][rows]
-                for key in ("is_init", "assigned")
-                if state.get(key) is not None
-            }
-            rollout.load(
-                {
-                    **state,
-                    "environments": state["environments"][rows],
-                    "generators": {
-                        stream: states[rows]
-                        for stream, states in state["generators"].items()
-                    },
-                    "carried": {
-                        key: value[rows] for key, value in state["carried"].items()
-                    },
-                    **mine,
-                },
-                begin=begin,
-            )
+            mine = {key: _part(state[key], rows) for key in _BY_ROW}
+            taken = actions.take(np.arange(rows.start, rows.stop))
+            rollout.load({**state, **mine, "actions": vars(taken)}, begin=begin)
+
+
+_BY_ROW = ("environments", "generators", "carried", "is_init", "assigned")
+"""Parts of a state that consist of arrays ``[K, ...]``, or are None."""
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Concatenate the arrays of equal trees."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    return None if first is None else np.concatenate(parts)
+
+
+def _part(tree: Any, rows: slice) -> Any:
+    """Return some rows of all arrays of a tree."""
+    if isinstance(tree, Mapping):
+        return {key: _part(branch, rows) for key, branch in tree.items()}
+    return None if tree is None else tree[rows]
 
 
 def _part_of(plan: Plan, rows: slice) -> Plan:

@@ -4,7 +4,7 @@ The actions are kept so that an episode of an environment that repeats can be re
 exactly, by replaying them from the episode's seed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final, overload
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.core.replay import RecordedEpisode, SlotActions
+from marl_collect.core.replay import EpisodeActions, RecordedEpisodes, SlotActions
 from marl_collect.core.seeding import episode_seeds
-from marl_collect.policies.assigned import POLICY_ID
+from marl_collect.core.signature import POLICY_ID
 
 Arrays = Mapping[Key, NDArray[Any]]
 EPISODE_BITS = 32
@@ -123,20 +123,16 @@ class EndedEpisodes(Sequence[Episode]):
         )
 
 
-def left_behind(
-    states: Iterable[Mapping[str, Any]], running: Sequence[int]
-) -> list[int]:
+def left_behind(environments: Mapping[str, Any], running: Sequence[int]) -> list[int]:
     """Return the environments that began a new episode instead of resuming.
 
     Args:
-        states: state of each environment, from ``RunningEpisodes.state``.
+        environments: state of the environments, from ``RunningEpisodes.state``.
         running: number of each environment's episode after loading the state.
     """
-    return [
-        k
-        for k, (state, number) in enumerate(zip(states, running, strict=True))
-        if state["begun"] and state["episode"] != number
-    ]
+    others = environments["episode"] != np.array(running)
+    rows: list[int] = np.flatnonzero(environments["begun"] & others).tolist()
+    return rows
 
 
 @final
@@ -170,6 +166,10 @@ class RunningEpisodes:
         size = len(plan.environments)
         self._index = np.array(plan.environments, np.int64)
         self._given_counts = np.array([len(s) for s in plan.given_seeds], np.int64)
+        most = max(self._given_counts, default=0)
+        self._given = np.zeros((len(self._given_counts), most), np.int64)
+        for row, given in zip(self._given, plan.given_seeds, strict=True):
+            row[: len(given)] = given
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
         self._returns = {
@@ -234,10 +234,9 @@ class RunningEpisodes:
             self._seeds = episode_seeds(self.plan.seed, self._index[:, None], episodes)
             ahead = numbers - self._first_seed[rows]
         seeds: NDArray[np.int64] = self._seeds[rows, ahead]
-        if self.plan.given_seeds:
-            for at, (k, number) in enumerate(zip(rows, numbers, strict=True)):
-                if number < len(self.plan.given_seeds[k]):
-                    seeds[at] = self.plan.given_seeds[k][number]
+        if len(self._given):
+            given = numbers < self._given_counts[rows]
+            seeds[given] = self._given[rows[given], numbers[given]]
         return seeds
 
     def enter(self) -> None:
@@ -285,47 +284,49 @@ class RunningEpisodes:
         assert limit is not None
         return np.maximum(frames, frames + (limit - 1) - self._lengths)
 
-    def state(self) -> list[dict[str, Any]]:
-        """Return the state of each environment, for ``load``.
+    def state(self) -> dict[str, Any]:
+        """Return the state of the environments, for ``load``.
 
         Before the first frame no episode has begun. Then ``episode`` is the number of
         the last episode of the process that this one replaces, if any.
+
+        Returns:
+            ``begun``, bool ``[K]``; ``episode`` and ``length``, int64 ``[K]``;
+            ``returns``, float64 ``[K, n]`` by group.
         """
-        numbers, lengths = self._numbers.tolist(), self._lengths.tolist()
-        returns = {name: values.copy() for name, values in self._returns.items()}
-        return [
-            {
-                "begun": self._begun,
-                "episode": numbers[k],
-                "length": lengths[k],
-                "returns": {name: values[k] for name, values in returns.items()},
-                "actions": self._actions.of(k) if self._description.repeats else {},
-            }
-            for k in range(len(numbers))
-        ]
+        return {
+            "begun": np.full(len(self._numbers), self._begun),
+            "episode": self._numbers.copy(),
+            "length": self._lengths.copy(),
+            "returns": {name: values.copy() for name, values in self._returns.items()},
+        }
 
-    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what ``state`` returned."""
-        self._begun = all(state["begun"] for state in states)
-        for k, state in enumerate(states):
-            self._numbers[k] = state["episode"]
-            self._lengths[k] = state["length"]
-            for name, values in state["returns"].items():
-                self._returns[name][k] = values
-            self._actions.load(k, state["actions"])
+    def taken(self) -> EpisodeActions:
+        """Return the actions of the running episodes, for ``load``."""
+        return self._actions.taken()
 
-    def running(self, k: int, frame: Arrays) -> RecordedEpisode | None:
-        """Return the record from which environment k's episode can be replayed.
+    def load(self, state: Mapping[str, Any], actions: EpisodeActions) -> None:
+        """Restore what ``state`` and ``taken`` returned."""
+        self._begun = bool(state["begun"].all())
+        self._numbers[...] = state["episode"]
+        self._lengths[...] = state["length"]
+        for name, values in state["returns"].items():
+            self._returns[name][...] = values
+        self._actions.load(actions)
 
-        None if its actions were discarded because they are too large.
+    def recorded(self, actions: EpisodeActions, frame: Arrays) -> RecordedEpisodes:
+        """Return the running episodes whose actions were not discarded.
 
         Args:
-            k: the environment.
-            frame: the last observation of the episode.
+            actions: that were loaded.
+            frame: the last observations, ``[K, ...]`` per key.
         """
-        actions = self._actions.of(k)
-        return (
-            None if actions is None else RecordedEpisode(self.seed(k), actions, frame)
+        (rows,) = (actions.lengths >= 0).nonzero()
+        return RecordedEpisodes(
+            rows,
+            self._seeds_of(rows, self._numbers[rows]),
+            actions.take(rows),
+            {key: array[rows] for key, array in frame.items()},
         )
 
     def _stamp(self, slot: Arrays, end: int) -> None:

@@ -19,7 +19,7 @@ from marl_collect.buffers.layout import VERSION
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.core.env import EnvBatch
 from marl_collect.core.flags import BatchFlags
-from marl_collect.core.replay import replay
+from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
 from marl_collect.rollout.action_check import action_check
@@ -300,7 +300,12 @@ class Rollout:
         return seconds
 
     def state(self) -> dict[str, Any]:
-        """Return the state from which ``load`` continues exactly."""
+        """Return the state from which ``load`` continues exactly.
+
+        It consists of numbers and arrays. The first dimension of those of
+        ``environments``, ``generators``, ``carried``, ``is_init`` and ``assigned`` are
+        the K environments.
+        """
         signature = self._policy.signature
         keys = [*signature.carried, *(signature.kept if self._policy.remembers else ())]
         carried = {key: self._memory[key].copy() for key in keys}
@@ -309,10 +314,8 @@ class Rollout:
         return {
             "seed": self._episodes.plan.seed,
             "generation": self._episodes.plan.generation,
-            "environments": [
-                state | {"frame": {key: array[k] for key, array in now.items()}}
-                for k, state in enumerate(self._episodes.state())
-            ],
+            "environments": self._episodes.state() | {"frame": now},
+            "actions": vars(self._episodes.taken()),
             "generators": self._generators.state(),
             "torch": torch.get_rng_state(),
             "carried": carried,
@@ -337,7 +340,8 @@ class Rollout:
             self._episodes.plan, seed=seed, episodes=(), generation=generation
         )
         self._episodes = RunningEpisodes(self._description, plan)
-        self._episodes.load(state["environments"])
+        actions = EpisodeActions(**state["actions"])
+        self._episodes.load(state["environments"], actions)
         self._generators = Generators(seed, plan.environments, generation)
         self._generators.load(state["generators"])
         self._policy.remember(whether=False)
@@ -345,16 +349,14 @@ class Rollout:
         if begin or (started and not self._description.repeats):
             self.reset()
         elif started:
-            self._replay_running(state)
+            self._replay_running(state, actions)
         torch.set_rng_state(state["torch"])
 
-    def _replay_running(self, state: Mapping[str, Any]) -> None:
+    def _replay_running(
+        self, state: Mapping[str, Any], actions: EpisodeActions
+    ) -> None:
         """Replay the running episodes of a state; begin new ones if that fails."""
-        found = {
-            k: self._episodes.running(k, one["frame"])
-            for k, one in enumerate(state["environments"])
-        }
-        known = {k: episode for k, episode in found.items() if episode is not None}
+        known = self._episodes.recorded(actions, state["environments"]["frame"])
         self._begun_early = None
         elsewhere = replay(
             self._engine,
@@ -370,9 +372,11 @@ class Rollout:
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         self._policy.assign(state.get("assigned"))
-        again = [k for k in found if k not in known or k in elsewhere]
-        if again:
-            self._begin(np.array(again, np.int64))
+        again = np.ones(self._engine.size, np.bool_)
+        again[known.rows] = False
+        again[elsewhere] = True
+        if again.any():
+            self._begin(np.flatnonzero(again))
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         seeds = self._episodes.begin(rows)

@@ -5,9 +5,8 @@ valid: row ``b``, frame ``t`` of a batch ``[B, T]`` has the number of the batch'
 frame plus ``b * T + t``.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +26,6 @@ class Spans:
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
     first: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, items: Iterable[Iterable[tuple[int, int]]]) -> Self:
-        """Return spans from the beginnings and ends of each item's."""
-        lists = [list(item) for item in items]
-        flat = [span for item in lists for span in item]
-        table = np.array(flat, np.int64).reshape(-1, 2)
-        first = np.cumsum([0, *map(len, lists)])
-        return cls(table[:, 0], table[:, 1], first)
 
     def __len__(self) -> int:
         """Number of items."""
@@ -72,11 +62,9 @@ class Spans:
 
     def joined(self) -> "Spans":
         """Return the same frames as one item per span, joining neighbours."""
-        if not len(self.begin):
-            return Spans(self.begin, self.end, np.zeros(1, np.int64))
-        breaks = np.flatnonzero(self.end[:-1] != self.begin[1:])
-        begin = self.begin[np.concatenate([[0], breaks + 1])]
-        end = self.end[np.concatenate([breaks, [len(self.end) - 1]])]
+        continues = self.end[:-1] == self.begin[1:]
+        begin = self.begin[np.append(True, ~continues)[: len(self.begin)]]
+        end = self.end[np.append(~continues, True)[: len(self.end)]]
         return Spans(begin, end, np.arange(len(begin) + 1))
 
 

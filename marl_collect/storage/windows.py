@@ -185,10 +185,10 @@ def read_padded(
     valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
     tensors = frames.read(numbers)
     if len(numbers) < len(lengths) * width:
-        places = valid.reshape(-1).nonzero()[:, 0]
+        positions = valid.reshape(-1).nonzero()[:, 0]
         for key, tensor in tensors.items():
             out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
-            tensors[key] = out.index_copy_(0, places, tensor)
+            tensors[key] = out.index_copy_(0, positions, tensor)
     result = frames.nested(tensors, shape)
     result.set(VALID, valid)
     return result

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 pytestmark = [
     pytest.mark.forks,

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -30,7 +31,6 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import PolicyError
-from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

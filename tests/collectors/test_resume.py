@@ -13,9 +13,9 @@ import torch
 from collector_tools import wait_until_idle
 from tensordict import TensorDict
 from tests_policies import level_policy
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 BATCHES = 6
 
@@ -216,6 +216,25 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
         with pytest.raises(ValueError, match=r"do not fit this policy: module\."):
             collector.load_state_dict(state)
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
+
+
+@pytest.mark.parametrize("case", ["earlier version", "no trajs_per_batch"])
+def test_trajectories_that_do_not_fit_change_nothing(case: str) -> None:
+    given: dict[str, Any] = {"frames_per_batch": 12, "trajs_per_batch": 4, "seed": 1}
+    with Collector(CountingEnv, level_policy(), **given) as first:
+        first.next()
+        state = first.state_dict()
+    assert state["trajectories"]
+    if case == "earlier version":
+        state["trajectories"] = [state["trajectories"]]
+    else:
+        del given["trajs_per_batch"]
+    with Collector(CountingEnv, policy := level_policy(), **given) as second:
+        policy.load_state_dict({"module.level": torch.ones(())})
+        with pytest.raises(ValueError, match=case):
+            second.load_state_dict(state)
+        assert second.frames == 0
+        assert policy.state_dict()["module.level"] == 1
 
 
 def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:

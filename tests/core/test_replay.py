@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.core.description import EnvDescription, GroupDescription
@@ -20,11 +21,11 @@ from marl_collect.core.replay import (
     MOST_BYTES,
     ActionHistory,
     ActionRecorder,
-    RecordedEpisode,
+    EpisodeActions,
+    RecordedEpisodes,
     replay,
 )
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 # Pickled by value: importing this file in a worker would import torch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -123,8 +124,10 @@ def test_replay_restores_the_frame_of_each_environment() -> None:
             engine.step_some(indices)
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
-        episodes = {k: RecordedEpisode(4 + k, recording.actions(k)) for k in (2, 0, 1)}  # type: ignore[arg-type]
-        assert [episodes[k].length for k in range(3)] == [2, 1, 3]
+        rows = np.array([2, 0, 1])
+        taken = [EpisodeActions.of(recording.actions(k) or {}) for k in rows.tolist()]
+        episodes = RecordedEpisodes(rows, 4 + rows, EpisodeActions.join(taken))
+        assert episodes.actions.lengths.tolist() == [3, 2, 1]
         engine.reset(range(3), [0, 0, 0])
         replay(engine, memory, episodes)
         for key in observed:
@@ -162,6 +165,12 @@ def cut_short(length: Any) -> Any:
     return engine, memory
 
 
+def recorded(actions: Any, frame: Any) -> RecordedEpisodes:
+    """Return the record of the only environment's episode, whose seed is 4."""
+    rows, seeds = np.array([0]), np.array([4])
+    return RecordedEpisodes(rows, seeds, EpisodeActions.of(actions), frame)
+
+
 @pytest.mark.parametrize("length", [2, 5])
 def test_replay_stops_if_an_episode_ends_before_the_record(length: int) -> None:
     engine, memory = cut_short(9)
@@ -170,11 +179,11 @@ def test_replay_stops_if_an_episode_ends_before_the_record(length: int) -> None:
     for _ in range(5):
         recording.step([0])
         engine.step()
-    frame = {key: memory[key][0].copy() for key in engine.description.observed()}
-    episode = RecordedEpisode(4, recording.actions(0), frame)  # type: ignore[arg-type]
-    assert replay(engine, memory, {0: episode}) == []
+    frame = {key: memory[key].copy() for key in engine.description.observed()}
+    episode = recorded(recording.actions(0) or {}, frame)
+    assert replay(engine, memory, episode) == []
     other, elsewhere = cut_short(length)
-    assert replay(other, elsewhere, {0: episode}) == [0]
+    assert replay(other, elsewhere, episode) == [0]
     assert elsewhere["done",][0, 0]
 
 
@@ -182,11 +191,9 @@ def test_an_error_during_replay_names_a_possible_cause() -> None:
     engine, memory = cut_short(9)
     engine.reset([0], [4])
     engine.step_some = lambda indices: 1 / 0
-    episode = RecordedEpisode(
-        4, {key: memory[key] for key in memory if "action" in key}
-    )
+    episode = recorded({key: memory[key] for key in memory if "action" in key}, {})
     with pytest.raises(ZeroDivisionError) as caught:
-        replay(engine, memory, {0: episode})
+        replay(engine, memory, episode)
     assert "repeats=False" in caught.value.__notes__[0]
 
 

@@ -17,20 +17,20 @@ import torch
 from fault_tools import KINDS, Hang, as_soon_as, faulty
 from support.processes import SOON, gone, wait_until_gone
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import ClosedError
 from marl_collect.models import make_policy
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.processes import cleanup
-from marl_collect.testing.counting import CountingEnv
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 HEAD = """
 import os, resource, signal, sys, threading, time
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv, Fault, stuck
+from workloads.counting import CountingEnv, Fault, stuck
 
 class Buffer:
     def extend(self, data):

@@ -21,12 +21,12 @@ from torchrl.envs import (
     TransformedEnv,
     VmasEnv,
 )
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, ParallelEnv, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 from marl_collect.interop.torchrl_specs import space_of
-from marl_collect.testing.counting import CountingEnv
 
 
 class LampsEnv(EnvBase):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.core.description import allocate
@@ -15,7 +16,6 @@ from marl_collect.policies import device_transfer, module
 from marl_collect.policies.device_transfer import Exchange
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators
-from marl_collect.testing.counting import CountingEnv
 
 masked = partial(CountingEnv, action_mask=True)
 

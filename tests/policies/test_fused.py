@@ -21,6 +21,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
@@ -35,7 +36,6 @@ from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.testing.counting import CountingEnv
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC

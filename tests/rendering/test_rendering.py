@@ -16,6 +16,7 @@ pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
 
 import imageio.v2 as imageio
 from support.zoo import Script, ScriptedEnv
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, play, record, to_frames, write_video
 from marl_collect.cli.main import app
@@ -24,7 +25,6 @@ from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.rendering.overlay import Crop, caption
 from marl_collect.rendering.pictures import to_picture, to_png
-from marl_collect.testing.counting import CountingEnv
 
 # imageio's reader leaves closing a pipe to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.worlds import CountingWorlds
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
-from marl_collect.core.replay import SlotActions
+from marl_collect.core.replay import EpisodeActions, SlotActions
 from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
-from marl_collect.testing.counting import CountingEnv
 
 ACTION: Any = ("a", "action")
 
@@ -102,39 +102,60 @@ def slots(
     return expected
 
 
+def assert_taken(actions: SlotActions, expected: Any) -> None:
+    taken = actions.taken()
+    assert taken.lengths.tolist() == [len(episode) for episode in expected]
+    frames = [list(frame) for episode in expected for frame in episode]
+    assert [list(frame) for frame in taken.arrays.get(ACTION, ())] == frames
+
+
 def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
     actions = SlotActions([ACTION], 20)
     for seed in range(30):
         actions = SlotActions([ACTION], 20) if seed % 3 == 0 else actions
         actions.begin(np.arange(20))
         expected = slots(actions, 20, seed, seed)
-        for k, taken in enumerate(expected):
-            found = actions.of(k)
-            assert found is not None
-            assert [list(a) for a in found.get(ACTION, ())] == [list(a) for a in taken]
+        assert_taken(actions, expected)
+        loaded = SlotActions([ACTION], 20)
+        loaded.load(actions.taken())
+        assert_taken(loaded, expected)
+        actions = loaded if seed % 3 == 1 else actions
     held = sum(block.frames for block in actions._blocks)
     needed = sum(map(len, expected))
     assert held <= 2 * needed + 9 * 20 * 5
 
 
-def test_loaded_actions_are_continued() -> None:
-    actions = SlotActions([ACTION], 3)
-    before = np.arange(8).reshape(4, 2)
-    actions.load(0, {ACTION: before})
-    actions.load(1, None)
-    actions.load(2, {})
-    actions.append({ACTION: np.ones((3, 2, 2), np.int64)}, np.array([0, 0, 1]), 2)
-    first, second, third = (actions.of(k) for k in range(3))
-    assert first is not None
-    assert first[ACTION].tolist() == [*before.tolist(), [1, 1], [1, 1]]
-    assert second is None
-    assert third is not None
-    assert third[ACTION].tolist() == [[1, 1]]
+@pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 1000])
+def test_loaded_actions_are_continued(length: int) -> None:
+    actions = SlotActions([ACTION], 4)
+    before = np.arange(2 * length + 2).reshape(length + 1, 2)
+    lengths = np.array([length, -1, 0, 1])
+    actions.load(EpisodeActions(lengths, {ACTION: before}))
+    assert (actions.taken().lengths == lengths).all()
+    assert (actions.taken().arrays[ACTION] == before).all()
+    held = sum(block.frames for block in actions._blocks)
+    assert held <= 2 * (length + 1) + 4 * 64
+    slot = {ACTION: np.full((4, 2, 2), -1)}
+    actions.append(slot, np.array([0, 0, 1, 0]), 2)
+    taken = actions.taken()
+    assert taken.lengths.tolist() == [length + 2, -1, 1, 3]
+    new = [[-1, -1]]
+    expected = [*before[:-1].tolist(), *2 * new, *new, before[-1].tolist(), *2 * new]
+    assert taken.arrays[ACTION].tolist() == expected
     actions.begin(np.array([0, 1]))
-    for k in range(2):
-        none = actions.of(k)
-        assert none is not None
-        assert none[ACTION].shape == (0, 2)
+    assert actions.taken().lengths.tolist() == [0, 0, 1, 3]
+    assert actions.taken().arrays[ACTION].tolist() == expected[length + 2 :]
+
+
+def test_actions_of_some_episodes() -> None:
+    whole = EpisodeActions(np.array([2, -1, 0, 3]), {ACTION: np.arange(5)})
+    some = whole.take(np.array([3, 1, 0]))
+    assert some.lengths.tolist() == [3, -1, 2]
+    assert some.arrays[ACTION].tolist() == [2, 3, 4, 0, 1]
+    none = EpisodeActions(np.array([0]), {})
+    joined = EpisodeActions.join([none, some, whole])
+    assert joined.lengths.tolist() == [0, 3, -1, 2, 2, -1, 0, 3]
+    assert joined.arrays[ACTION].tolist() == [2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
 
 
 def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +164,9 @@ def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(4):
         slot = {ACTION: np.full((2, 2, 2), number)}
         actions.append(slot, np.array([0, 1]), 2)
-    assert actions.of(0) is None
-    last = actions.of(1)
-    assert last is not None
-    assert last[ACTION].tolist() == [[3, 3]]
+    assert actions.taken().lengths.tolist() == [-1, 1]
+    assert actions.taken().arrays[ACTION].tolist() == [[3, 3]]
     actions.append({ACTION: np.zeros((2, 1, 2))}, np.zeros(2, np.int64), 1)
-    assert actions.of(0) is None
+    assert actions.taken().lengths.tolist() == [-1, 2]
     actions.begin(np.array([0]))
-    assert actions.of(0) is not None
+    assert actions.taken().lengths.tolist() == [0, 2]

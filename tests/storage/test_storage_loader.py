@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import Dataset, DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")

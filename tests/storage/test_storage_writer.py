@@ -13,6 +13,7 @@ import pytest
 import torch
 from storage_journal import edit
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.core.interruption import Interruption
@@ -26,8 +27,7 @@ from marl_collect.storage import (
     Writer,
     open_dataset,
 )
-from marl_collect.storage.recording import write_batches
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.storage.recording import RecordArguments, collect_into
 
 FILES = {"journal.jsonl", "data-000000", ".lock"}
 
@@ -205,7 +205,7 @@ KILLED = """
 import sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
 description = DatasetDescription("counting", collector.description)
@@ -311,24 +311,20 @@ def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path) -> N
 
 
 def test_an_interruption_ends_a_recording_after_the_batch(tmp_path: Path) -> None:
+    arguments = RecordArguments(
+        tmp_path / "d",
+        CountingEnv,
+        frames_per_batch=20,
+        frames=2000,
+        max_frames_per_traj=5,
+    )
     with Interruption() as interruption:
 
         def interrupt(_: Any) -> None:
             # In a thread of its own, which no signal interrupts.
             interruption.number = signal.SIGINT
 
-        collector: Any = Collector(
-            [CountingEnv] * 2,
-            frames_per_batch=20,
-            total_frames=2000,
-            max_frames_per_traj=5,
-        )
-        writer = Writer(
-            tmp_path / "d", DatasetDescription("counting", collector.description)
-        )
-        write_batches(
-            collector, writer, on_episodes=interrupt, interruption=interruption
-        )
+        collect_into(arguments, on_episodes=interrupt, interruption=interruption)
     # The thread has a batch while the next one is collected.
     assert 1 <= len(open_dataset(tmp_path / "d")) <= 4
 

@@ -7,12 +7,12 @@ from typing import Any, final
 import numpy as np
 import pytest
 from gymnasium import spaces
+from workloads.counting import CountingEnv, CountingOptions, Fault
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.testing.check_env import ContractError, check_env
-from marl_collect.testing.counting import CountingEnv, CountingOptions, Fault
 
 pytest.importorskip("torch")
 

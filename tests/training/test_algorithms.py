@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect import describe
 from marl_collect.models import make_policy
 from marl_collect.models.saved_policy import load_policy
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.comparison import default_setups, every_setup, write_report
 from marl_collect.training.learner import Learner, learner_of, write_rewards

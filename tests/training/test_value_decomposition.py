@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import Collector, describe
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import ValueLearner
 

@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seed
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.tensordicts import assemble, flatten
-from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
     RunDescription,
 )
+from marl_collect.storage.encoding import repeats
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField, keys_from_json, root_of
+from marl_collect.storage.packed import Compression
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
@@ -175,8 +176,8 @@ class Block:
         seed, ids = header.runs[self.run].seed, self.frames.get(TRAJ_IDS)
         if seed is None or ids is None:
             return [None] * len(self.lengths)
-        numbers = ids[torch.from_numpy(self.ends)].tolist()
-        return [episode_seed(seed, n >> 32, n & 0xFFFFFFFF) for n in numbers]
+        ended = ids.numpy()[self.ends]
+        return [*episode_seeds(seed, ended >> 32, ended & 0xFFFFFFFF).tolist()]
 
     def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
         """Yield each episode, every key ``[T, ...]``."""
@@ -292,8 +293,7 @@ def stored_next(
     The last frames of episodes are always among them. Other formats store the next
     values of these frames only; ``with_next`` restores the others.
     """
-    differs = (_bytes(after)[:-1] != _bytes(root)[1:]).any(1)
-    differs = np.append(differs, True)
+    differs = ~repeats(after[None], root[None])[0]
     differs[ends] = True
     return np.flatnonzero(differs)
 
@@ -307,20 +307,15 @@ def with_next(
     return after
 
 
-def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.reshape(len(tensor), -1)
-
-
 def _check(header: Header, block: Block, before: int) -> None:
     frames = sum(block.lengths)
     for field in header.keys:
         tensor = block.frames.get(field.key)
-        found = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
-        if found != (frames, *field.shape, field.dtype):
+        actual = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
+        if actual != (frames, *field.shape, field.dtype):
             raise ValueError(
                 f"{'/'.join(field.key)} of the episodes from {before} on must be "
-                f"{[frames, *field.shape]} {field.dtype}, but is {found}. The source "
+                f"{[frames, *field.shape]} {field.dtype}, but is {actual}. The source "
                 "is damaged or was changed."
             )
     done = block.frames["next", "done"].reshape(frames).numpy()

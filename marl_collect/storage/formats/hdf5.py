@@ -194,11 +194,11 @@ def _array(file: Any, name: str) -> Any:
 
 
 def _name_of(root: str, key: Key) -> str:
-    return "/".join([root, *map(_encoded, key)])
+    return "/".join([root, *map(encoded, key)])
 
 
-def _encoded(name: str) -> str:
-    """Return one part of a key as a name in the file."""
+def encoded(name: str) -> str:
+    """Return one part of a key as a name in the file, as tensordict names files."""
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", name)
 
 

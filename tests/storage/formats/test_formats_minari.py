@@ -12,9 +12,9 @@ pytest.importorskip("minari", reason="needs the extra minari")
 import minari
 from formats_spaces import EverySpace
 from support.datasets import record_here
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect.storage import export_dataset, import_dataset
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [

@@ -9,13 +9,13 @@ import torch
 from formats_spaces import EverySpace
 from support.datasets import record_here
 from tensordict.nn import TensorDictModule
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect import record
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import Dataset, export_dataset, import_dataset
 from marl_collect.storage.files import size_of
 from marl_collect.storage.formats.registry import find_format
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
 def many_groups() -> Any:
