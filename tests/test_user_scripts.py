@@ -148,6 +148,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "takes no arguments.* pass it as policy_factory",
     ),
+    "a factory without return": (
+        lambda: run(lambda: None),
+        TypeError,
+        "factory of environment 0 must return an environment, but returned None: add",
+    ),
     "a policy factory without return": (
         lambda: run(line(), policy_factory=lambda: None),
         TypeError,
@@ -171,7 +176,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "logits for actions": (
         lambda: run(line(), network()),
         ValueError,
-        r"a/action has shape \[2, 4\] per environment, but line_v0 expects \[2\]",
+        r"a/action has shape \[2, 4\] .* line_v0 expects \[2\], int64. Take the argmax",
     ),
     "fractions for actions": (
         lambda: run(line(), act((2,), 0.7)),

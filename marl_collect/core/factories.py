@@ -207,6 +207,11 @@ def _built(
 ) -> TensorDictEnv:
     env = factory()
     if not isinstance(env, TensorDictEnv):
+        if env is None:
+            raise TypeError(
+                f"The factory of environment {index} must return an environment, but "
+                "returned None: add `return`."
+            )
         kind = f"{type(env).__module__}.{type(env).__name__}"
         advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
         page = "docs/environments.md."
