@@ -38,12 +38,12 @@ which needs its network.
 
 def arguments(task: str) -> dict[str, Any]:
     """Return the keyword arguments of a task and their defaults."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for kind in _classes(task):
         for name, parameter in inspect.signature(kind.__init__).parameters.items():
             if parameter.default is not parameter.empty:
-                found.setdefault(name, parameter.default)
-    return found
+                defaults.setdefault(name, parameter.default)
+    return defaults
 
 
 def build(task: str, options: dict[str, Any]) -> Any:

@@ -127,7 +127,7 @@ class _Job:
             display.say("building one environment to get its spaces")
             policy = request.policy.build(describe(self._factory))
             display.say(f"starting {request.workers} workers")
-            asked = RecordArguments(
+            arguments = RecordArguments(
                 self._path,
                 self._factory,
                 policy,
@@ -144,7 +144,7 @@ class _Job:
                 policy_description=request.policy.describe(),
             )
             collect_into(
-                asked,
+                arguments,
                 on_start=started,
                 on_episodes=wrote,
                 interruption=self._interruption,

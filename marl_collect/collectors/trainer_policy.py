@@ -64,8 +64,10 @@ class TrainerPolicy:
         self._walk: WeightWalk | None = None
         self._watch: SettingsWatch | None = None
         if isinstance(module, nn.Module):
-            policy_of = module.owner if isinstance(module, AssignedPolicies) else None
-            self.layout = WeightLayout.of(module, policy_of)
+            self.layout = WeightLayout.of(
+                module,
+                module.owner if isinstance(module, AssignedPolicies) else _only_policy,
+            )
             self._walk = WeightWalk(module)
             self._watch = SettingsWatch(module)
             self._structure = structure(module)
@@ -325,6 +327,11 @@ class WeightWalk:
         ]
         self._held.append((_END,))
         self._seen = list(chain.from_iterable(self._held))
+
+
+def _only_policy(tensor: str) -> str:
+    del tensor
+    return ""
 
 
 @final

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from marl_collect.core.random_actions import is_random
+from marl_collect.core.signature import ACTS, POLICY_ID
 from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
@@ -18,11 +19,6 @@ Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
 """From an episode's seed and the agents' names to the name of each agent's policy."""
 
 T = TypeVar("T", bound=TensorDictBase)
-POLICY_ID = "policy_id"
-ACTS = "acts"
-"""Name in a group of the environment's mask, where ``batch_of`` has restricted it."""
-NOBODY = -1
-"""The ``policy_id`` in frames with random actions (``init_random_frames``)."""
 
 
 @final

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Field, Key, Row, allocate
-from marl_collect.core.signature import PolicySignature
+from marl_collect.core.signature import NOBODY, POLICY_ID, PolicySignature
 from marl_collect.errors import PolicyError
-from marl_collect.policies.assigned import NOBODY, POLICY_ID, AssignedPolicies
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.by_row import Call, OwnRows, own_rows
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.runner import Generators, PolicyRunner

@@ -15,6 +15,7 @@ from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames, segment_name
 from marl_collect.storage.index import Index, join_indexes, key_difference
+from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
@@ -124,7 +125,8 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        return Trajectories(self._frames, self.contents, *self._frames.episode_spans())
+        positions = self._frames.episode_spans()
+        return Trajectories(EpisodeList(self._frames, self.contents, *positions))
 
     @cached_property
     def transitions(self) -> Transitions:

@@ -1,22 +1,24 @@
 """Reads frames of a dataset from mapped segments; no file stays open."""
 
+import ctypes
+import mmap
+import os
 import time
+import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, final
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import assemble
 from marl_collect.storage.checks import DatasetError, Folder, naming
-from marl_collect.storage.encoding import read_notes
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
+    ARRAYS,
     RECORDS,
     TAIL,
     BatchEntry,
@@ -27,9 +29,12 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes, Column
-from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Spans
-from marl_collect.storage.statistics import Range
+from marl_collect.storage.statistics import Range, read_notes
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 _DONE: Final = ("next", "done")
 _RECENT: Final = 50_000_000
@@ -100,10 +105,7 @@ class Segment:
         """Its listed bytes."""
         if self._map is None:
             self._inode = self.folder.locate(self.name, self.size).st_ino
-            # Unlike Python's mmap, torch keeps no copy of the descriptor open.
-            self._map = torch.from_file(
-                str(self.folder.local(self.name)), size=self.size, dtype=torch.uint8
-            ).numpy()
+            self._map = _mapped(self.folder.local(self.name), self.size)
         return self._map.data
 
     def windows(self, size: int) -> NDArray[Any]:
@@ -112,6 +114,35 @@ class Segment:
         return np.ndarray(
             (self.size - size + 1,), np.dtype((np.void, size)), self.content, 0, (1,)
         )
+
+
+def _mapped(path: Path, size: int) -> Bytes:
+    """Map a file for reading. Unlike Python's mmap, no descriptor stays open."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = libc.mmap(
+            None,
+            ctypes.c_size_t(size),
+            mmap.PROT_READ,
+            mmap.MAP_PRIVATE,
+            descriptor,
+            ctypes.c_longlong(0),
+        )
+    finally:
+        os.close(descriptor)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    # Arrays and views of the memory hold it; those that are left at exit may be read.
+    weakref.finalize(
+        memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size)
+    ).atexit = False
+    array = np.frombuffer(memory, np.uint8)
+    array.flags.writeable = False
+    return array
 
 
 @final
@@ -213,28 +244,45 @@ class StoredFrames:
         """Number of batches."""
         return len(self._entries)
 
-    def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
+    def read(self, numbers: NDArray[np.int64]) -> "dict[Key, torch.Tensor]":
         """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
 
         Raises:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
+        content = self._content(numbers)
+        return {item.key: _tensor(item, content[item.key]) for item in self.keys}
+
+    def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
+        """Copy frames as ``read`` does, without torch; float32 instead of bfloat16.
+
+        Raises:
+            DatasetError: as ``read``.
+        """
+        content = self._content(numbers)
+        return {
+            item.key: _array(content[item.key], item.shape, ARRAYS[item.dtype])
+            if item.dtype in ARRAYS
+            else _tensor(item, content[item.key]).float().numpy()
+            for item in self.keys
+        }
+
+    def _content(self, numbers: NDArray[np.int64]) -> dict[Key, Bytes]:
+        """Copy the bytes ``[n, size]`` of each key of some frames."""
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
         kinds = self._kind[batches]
         if len(kinds) and (kinds == kinds[0]).all():
             return self._read(int(kinds[0]), numbers, batches)
         out = {
-            item.key: torch.empty(
-                (len(numbers), *item.shape), dtype=dtype_of(item.dtype)
-            )
+            item.key: np.empty((len(numbers), item.nbytes), np.uint8)
             for item in self.keys
         }
         for kind in np.unique(kinds).tolist():
             chosen = np.flatnonzero(kinds == kind)
             some = self._read(kind, numbers[chosen], batches[chosen])
-            for key, tensor in some.items():
-                out[key][torch.from_numpy(chosen)] = tensor
+            for key, rows in out.items():
+                rows[chosen] = some[key]
         return out
 
     def in_group(self, key: Key) -> bool:
@@ -243,11 +291,11 @@ class StoredFrames:
 
     def nested(
         self,
-        tensors: Mapping[Key, torch.Tensor],
+        tensors: "Mapping[Key, torch.Tensor]",
         shape: Sequence[int],
         *,
         time: bool = True,
-    ) -> TensorDict:
+    ) -> "TensorDict":
         """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
 
         Args:
@@ -255,12 +303,15 @@ class StoredFrames:
             shape: batch size.
             time: whether the last dimension is time.
         """
+        from marl_collect.core.tensordicts import assemble
+        from marl_collect.storage.samples import Sample
+
         shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
         return assemble(shaped, shape, self._groups, time=time, kind=Sample)
 
     def _read(
         self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
-    ) -> dict[Key, torch.Tensor]:
+    ) -> dict[Key, Bytes]:
         """Read frames of batches whose layouts are of one kind."""
         layout = self._joined[kind]
         columns = self._columns.get(kind)
@@ -277,9 +328,7 @@ class StoredFrames:
             content[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
         if columns.packed:
             self._unpack(columns.packed, frames, batches, content)
-        return {
-            item.key: convert(content[item.key]) for item, convert in columns.tensors
-        }
+        return content
 
     def _read_pairs(
         self,
@@ -561,8 +610,8 @@ class StoredFrames:
         size, length = entry.shape
         if entry.frames == entry.count:
             return np.full(size, length)
-        (mask,) = self.only(VALID).read(self.frames(batch)).values()
-        rows = mask.numpy().reshape(size, length)
+        (mask,) = self.only(VALID).arrays(self.frames(batch)).values()
+        rows = mask.reshape(size, length)
         counts = rows.sum(1)
         if (
             counts.sum() != entry.frames
@@ -588,7 +637,7 @@ class StoredFrames:
             return
         length = self._entries[batch].shape[1]
         at = self.starts[batch] + episodes.environment * length + episodes.frame
-        if not bool(self.only(_DONE).read(at)[_DONE].all()):
+        if not bool(self.only(_DONE).arrays(at)[_DONE].all()):
             raise DatasetError(
                 f"{self.name} lists an episode in batch {batch} that ends where "
                 "('next', 'done') is False."
@@ -674,7 +723,6 @@ class _Columns:
         tails: what to read of tails.
         tail: the number of a record's tail.
         packed: the wanted packed keys.
-        tensors: the wanted keys, each with what makes a tensor of its bytes.
     """
 
     def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
@@ -691,17 +739,23 @@ class _Columns:
         }
         self.tail = Column(layout.record, 0, TAIL)
         self.packed = [key for key in layout.packed if key in self.sizes]
-        self.tensors = [(item, _converter(item)) for item in keys]
 
 
-def _converter(item: KeyField) -> Callable[[Bytes], torch.Tensor]:
-    """Return a function that makes a tensor ``[n, ...]`` of the bytes ``[n, size]``."""
-    dtype, shape = dtype_of(item.dtype), item.shape
-    if not item.nbytes:
-        return lambda content: torch.empty((len(content), *shape), dtype=dtype)
-    known = getattr(np, item.dtype.replace("bool", "bool_"), None)
-    if known is None:  # NumPy has no bfloat16.
-        return lambda content: (
-            torch.from_numpy(content).view(dtype).view(len(content), *shape)
-        )
-    return lambda content: torch.from_numpy(content.view(known).reshape(-1, *shape))
+def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return the bytes ``[n, size]`` of frames of a key as numbers ``[n, *shape]``."""
+    if not content.size:
+        return np.empty((len(content), *shape), dtype)
+    return content.view(dtype).reshape(-1, *shape)
+
+
+def _tensor(item: KeyField, content: Bytes) -> "torch.Tensor":
+    """Return the bytes ``[n, size]`` of frames of one key as a tensor."""
+    import torch
+
+    known = ARRAYS.get(item.dtype)
+    if known is not None:
+        return torch.from_numpy(_array(content, item.shape, known))
+    dtype = dtype_of(item.dtype)  # NumPy has no bfloat16.
+    if not content.size:
+        return torch.empty((len(content), *item.shape), dtype=dtype)
+    return torch.from_numpy(content).view(dtype).view(len(content), *item.shape)

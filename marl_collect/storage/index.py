@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-import torch
 
 from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import Key
@@ -36,6 +35,9 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.packed import ENTRY
 from marl_collect.storage.records import NOTHING, RecordLayout
+
+if TYPE_CHECKING:
+    import torch
 
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "marl_collect dataset"
@@ -58,8 +60,22 @@ TAIL: Final = 4
 otherwise the number of the tail that has them, counted from 1."""
 
 
-def dtype_of(name: Any) -> torch.dtype:
+ARRAYS: Final = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""NumPy's dtypes by torch's names. Data of these are read without torch, whose import
+takes seconds."""
+
+
+def dtype_of(name: Any) -> "torch.dtype":
     """Return the dtype of a name such as ``"float32"``."""
+    import torch
+
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise DatasetError(f"{name!r} is not a dtype of torch.")
@@ -82,7 +98,18 @@ class KeyField:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of one frame."""
-        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return (ARRAYS.get(self.dtype) or dtype_of(self.dtype)).itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the numbers are floating-point."""
+        known = ARRAYS.get(self.dtype)
+        return known.kind == "f" if known else dtype_of(self.dtype).is_floating_point
 
 
 @final
@@ -162,10 +189,9 @@ class Layout:
             if item.key not in positions:
                 continue
             begin, end = positions[item.key]
-            dtype = dtype_of(item.dtype)
-            wide[begin:end] = dtype.itemsize > 1
-            if dtype.is_floating_point:
-                needed = needed.widened(begin, end, dtype.itemsize)
+            wide[begin:end] = item.itemsize > 1
+            if item.is_float:
+                needed = needed.widened(begin, end, item.itemsize)
             elif item.key == TRAJ_IDS and self.is_new:
                 needed = needed.widened(begin, begin + _COUNTER, _COUNTER)
         return needed if self.is_new else current.joined(needed, wide)
@@ -569,7 +595,7 @@ def keys_from_json(data: Any) -> tuple[KeyField, ...]:
         raise DatasetError("A key is listed twice, or lies below another one.")
     for item in keys:
         sizes = [size for size in item.shape if size]
-        if math.prod(sizes) * dtype_of(item.dtype).itemsize > _LARGEST_FRAME:
+        if math.prod(sizes) * item.itemsize > _LARGEST_FRAME:
             raise DatasetError(
                 f"A frame of {'/'.join(item.key)} has the shape {list(item.shape)}, "
                 f"which is more than {_LARGEST_FRAME:,} bytes."

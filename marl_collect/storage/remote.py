@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-import torch
-
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16
@@ -128,6 +126,8 @@ class RemoteFolder(Folder):
             for made, nbytes in (path, size), (done, count):
                 with made.open("ab") as file:  # Files of other sizes have other names.
                     file.truncate(nbytes)
+            import torch
+
             blocks = torch.from_file(
                 str(done), shared=True, size=count, dtype=torch.uint8
             )

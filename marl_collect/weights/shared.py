@@ -12,12 +12,12 @@ The ``WeightBroadcaster`` alone decides which place holds which version and when
 may be overwritten. The tensors of a worker's module are views of the worker's own
 vector, so a pull copies bytes only.
 
-Each policy is one range of bytes with one version per place: the number of the write
-that changed it. Equal versions mean equal bytes, at the places and in all workers, so
-only ranges with other versions are copied. The version of a frozen policy, such as a
-member of a pool, changes only if its bytes have changed. All other policies get a new
-version with every write, and so do the buffers: trained parameters change anyway, and
-the module in a worker may have changed its own buffers. A single policy always travels.
+A range of bytes has one version per place: the number of the write that changed it.
+Equal versions mean equal bytes, at the places and in all workers, so only ranges with
+other versions are copied. The frozen parameters of a policy, such as an encoder or a
+member of a pool, are a range whose version changes only if its bytes have changed. All
+other weights get a new version with every write: trained parameters change anyway, and
+the module in a worker may have changed its own buffers.
 """
 
 import ctypes
@@ -65,14 +65,13 @@ _differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 @final
 @dataclass(frozen=True)
 class WeightRange:
-    """The weights in a vector that have one version: those of one policy.
+    """The weights in a vector that have one version.
 
     Attributes:
         tensors: the indices of the tensors.
         begin: where the range begins in the vector, in bytes.
         end: where it ends, in bytes.
-        frozen: whether these are the parameters of one of several policies, and none
-            of them requires a gradient.
+        frozen: whether these are parameters of one policy that require no gradient.
     """
 
     tensors: slice
@@ -92,7 +91,7 @@ class WeightLayout:
         dtypes: of the tensors.
         offsets: where the tensors begin, in bytes.
         nbytes: size of the vector.
-        ranges: of the policies. The buffers of several policies are the last range.
+        ranges: neighbouring frozen parameters of one policy, and what lies between.
         aliases: maps the other names of tied tensors to their first names.
     """
 
@@ -112,7 +111,9 @@ class WeightLayout:
 
         Args:
             module: a policy, or several policies.
-            policy_of: maps the name of a parameter to its policy; None for one policy.
+            policy_of: maps the name of a parameter to its policy. None for one range,
+                which always travels: torch must count what a module writes to frozen
+                parameters in a worker.
         """
         tensors = weight_tensors(module)
         first = {id(tensor): name for name, tensor in tensors.items()}
@@ -139,18 +140,17 @@ class WeightLayout:
             end += -(-size // ALIGNMENT) * ALIGNMENT
         nbytes = max(end, ALIGNMENT)
 
-        def owner(item: tuple[str, torch.Tensor]) -> str | None:
+        def frozen_in(item: tuple[str, torch.Tensor]) -> str | None:
             name, tensor = item
-            is_parameter = policy_of is not None and isinstance(tensor, nn.Parameter)
-            return policy_of(name) if policy_of and is_parameter else None
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            return policy_of(name) if policy_of and frozen else None
 
         edges = (*offsets, nbytes)
         ranges: list[WeightRange] = []
         stop = 0
-        for policy, group in groupby(tensors.items(), owner):
-            members = [tensor for _, tensor in group]
-            start, stop = stop, stop + len(members)
-            frozen = policy is not None and not any(t.requires_grad for t in members)
+        for policy, group in groupby(tensors.items(), frozen_in):
+            start, stop = stop, stop + len(list(group))
+            frozen = policy is not None
             ranges.append(
                 WeightRange(slice(start, stop), edges[start], edges[stop], frozen)
             )
@@ -430,7 +430,7 @@ class WeightWriter:
         return changed
 
     def _differs(self, number: int) -> bool:
-        """Return whether a policy has other bytes than those written last.
+        """Return whether a range has other bytes than those written last.
 
         Torch counts no writes through ``tensor.data`` or numpy, so nothing but the
         bytes tells.

@@ -260,11 +260,12 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
         assert (data == expected[index, : len(data)]).all()
 
 
-def test_state_of_other_workers_is_refused() -> None:
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_state_of_other_workers_is_refused(kind: Any) -> None:
     with MultiSyncCollector([CountingEnv] * 2, **options()) as first:
         state = first.state_dict()
     with (
-        MultiSyncCollector([CountingEnv], **options()) as second,
+        kind([CountingEnv], **options()) as second,
         pytest.raises(ValueError, match="2 workers"),
     ):
         second.load_state_dict(state)

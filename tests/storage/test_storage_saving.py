@@ -45,7 +45,7 @@ def test_the_seed_of_an_episode_follows_from_its_run(tmp_path: Path) -> None:
     write(tmp_path / "a", 3, ABOUT)
     write(tmp_path / "a", 2**40)
     trajectories = open_dataset(tmp_path / "a").trajectories
-    ids = trajectories.first(("collector", "traj_ids")).tolist()
+    ids = [int(t["collector", "traj_ids"][0]) for t in trajectories]
     runs = [trajectories.contents.runs[run].seed for run in trajectories.run_numbers]
     assert set(runs) == {3, 2**40}
     assert trajectories.seeds == [

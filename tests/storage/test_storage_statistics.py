@@ -21,8 +21,9 @@ from marl_collect.storage import (
     Writer,
     concatenate,
 )
+from marl_collect.storage.encoding import range_of
 from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.statistics import Range, range_of
+from marl_collect.storage.statistics import Range
 
 
 def check(dataset: Dataset) -> None:

@@ -130,6 +130,7 @@ def test_recurrent_networks_are_refused() -> None:
 def test_fewer_frames_than_before_training_are_refused() -> None:
     with pytest.raises(ValueError, match="frames is 100, but training begins after"):
         learner_of("vdn-local-shared", frames=100, **{"value.warm_up_frames": 101})
+    learner_of("vdn-local-shared", frames=101, **{"value.warm_up_frames": 101})
 
 
 def test_several_groups_are_refused() -> None:
