@@ -178,6 +178,15 @@ class _Probe:
             first = self._call(told, begins=True)
         except Exception as error:
             self._explain(error, told)
+            shapes = ", ".join(
+                f"{'/'.join(key)} {list(tensor.shape)}"
+                for key, tensor in self._observed.items()
+                if key in self._wanted or not self._wanted
+            )
+            error.add_note(
+                f"The policy was called on observations of {self._description.name}, "
+                f"[environments, agents, ...] in a group: {shapes}."
+            )
             raise
         self._check_provided(first, told)
         # The next frame: states and outputs at the root have values now.
@@ -402,11 +411,14 @@ class _Probe:
         expected = self._description.actions()[key]
         where = "/".join(key)
         if tuple(written.shape[1:]) != expected.shape:
+            advice = ""
+            if tuple(written.shape[1:-1]) == expected.shape:  # A value of each action.
+                advice = " Take the argmax, or sample from a distribution."
             raise ValueError(
                 f"The policy's action {where} has shape "
                 f"{list(written.shape[1:])} per environment, but "
                 f"{self._description.name} expects {list(expected.shape)}, "
-                f"{expected.dtype}."
+                f"{expected.dtype}.{advice}"
             )
         one_hot = self._description.groups[key[0]].one_hot
         if expected.dtype.kind in "iu" and written.is_floating_point() and not one_hot:

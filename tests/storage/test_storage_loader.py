@@ -335,10 +335,6 @@ def test_sequences_that_do_not_fit_are_refused(
         dataset.trajectories.sequences(**arguments)
 
 
-def test_earlier_arguments_are_refused_with_advice(dataset: Dataset) -> None:
-    earlier: dict[str, Any]
-    for earlier in {"of": "sequences"}, {"length": 3}:
-        with pytest.raises(TypeError, match=r"sequences\(length\)\.loader"):
-            dataset.loader(2, **earlier)
+def test_an_unknown_argument_is_refused_with_advice(dataset: Dataset) -> None:
     with pytest.raises(TypeError, match="Did you mean batch_size"):
         dataset.loader(batchsize=2)  # type: ignore[call-arg]
