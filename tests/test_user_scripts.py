@@ -317,6 +317,32 @@ def test_own_environment_and_training_run_from_stdin() -> None:
     assert done.stdout.split() == ["9", "4"]
 
 
+NEVER_CLOSED = """
+    from marl_collect import Collector
+    from workloads.counting import CountingEnv
+
+    def say(text):
+        print(text)
+
+    class Says(CountingEnv):
+        def close(self):
+            if not self._closed:
+                say("closed")
+            super().close()
+
+    collector = Collector(Says, frames_per_batch=10)
+    print(collector.next().numel())
+"""
+
+
+def test_a_collector_that_is_never_closed_closes_its_environments(
+    tmp_path: Path,
+) -> None:
+    """At exit, before the modules lose the names that ``close`` uses."""
+    done = run_python(script(NEVER_CLOSED, tmp_path))
+    assert (done.stdout.split(), done.stderr) == (["10", "closed"], "")
+
+
 ENDLESS = """
     from marl_collect import MultiSyncCollector
     from workloads.counting import CountingEnv, Fault

@@ -1,7 +1,7 @@
 """Splits rollouts into trajectories, and joins trajectories over batches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import numpy as np
@@ -163,14 +163,11 @@ class _Pieces:
         return len(self.numbers)
 
     def __getitem__(self, index: Any) -> "_Pieces":
-        return _Pieces(self.numbers[index], self.starts[index], self.lengths[index])
+        return _Pieces(*(array[index] for array in vars(self).values()))
 
     def __add__(self, other: "_Pieces") -> "_Pieces":
-        return _Pieces(
-            np.concatenate([self.numbers, other.numbers]),
-            np.concatenate([self.starts, other.starts]),
-            np.concatenate([self.lengths, other.lengths]),
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Pieces(*map(np.concatenate, pairs))
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of every frame, piece by piece."""
@@ -180,19 +177,18 @@ class _Pieces:
 _NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 3)
 _FIRST = 1
 """First position of a frame. Position 0 has zeros, which pad short trajectories."""
-_GROWTH = 2
-"""Size of the memory, relative to the frames in it when it was made."""
-_CHUNK = 4096
-"""Number of frames that are moved together. They fit in the cache."""
+_FULL, _GROWTH = 2, 3
+"""Size of the memory, relative to the frames in it: when a larger one is made, and of
+that one. With half of it free, few frames are in the way of a new batch."""
 
 
 @final
 class TrajectoryAssembler:
     """Joins the pieces of trajectories over batches until they are complete.
 
-    Every batch is copied to the end of one memory, ``[positions, ...]`` per key.
-    Complete trajectories are gathered from there with one call per key. When the memory
-    is full, the frames that are still needed move to its beginning.
+    Every batch is copied into one memory, ``[positions, ...]`` per key, after the last
+    batch or at the beginning. Frames there that are still needed move. Complete
+    trajectories are gathered with one call per key.
     """
 
     def __init__(
@@ -223,16 +219,16 @@ class TrajectoryAssembler:
         """Add the frames of a batch ``[B, T]``, which are copied."""
         if not self._memory:
             self._begin(batch)
-        begin, self._end = self._make_room(batch.numel()), self._end + batch.numel()
+        begin = self._make_room(batch.numel())
         for key, leaf in flatten(batch).items():
             target = self._memory[key][begin : self._end]
             torch.from_numpy(target).view(leaf.shape).copy_(leaf.detach())
-        ids = batch.get(_IDS).cpu().numpy()
+        ids = self._memory[_IDS][begin : self._end].reshape(batch.shape)
         starts = np.ones(ids.shape, np.bool_)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
         (first,) = starts.reshape(-1).nonzero()
         last = np.append(first[1:], ids.size) - 1
-        numbers = self._memory[_IDS][begin + first]
+        numbers = ids.reshape(-1)[first]
         valid = numbers != -1
         numbers, first, last = numbers[valid], first[valid], last[valid]
         done = self._memory["next", "done"][begin + last].reshape(len(last), -1)
@@ -297,7 +293,7 @@ class TrajectoryAssembler:
         complete, rank = present[whole], rank[whole]
         by_end = np.argsort(rank, kind="stable")
         numbers = rank + self._ended
-        complete = _Pieces(numbers, complete.starts, complete.lengths)
+        complete = replace(complete, numbers=numbers)
         self._complete += complete[by_end]
         self._ended += len(ended)
         # Others were cut and will not continue.
@@ -315,29 +311,45 @@ class TrajectoryAssembler:
 
     def _make_room(self, frames: int) -> int:
         """Return the position at which ``frames`` further frames fit."""
-        if self._end + frames <= self._capacity:
-            return self._end
         present = self._open + self._complete
-        order = np.argsort(present.starts)
-        positions = np.append(0, present[order].positions())
-        self._end = end = len(positions)
-        fits = end + frames <= self._capacity // _GROWTH
-        if not fits:
-            self._capacity = _GROWTH * (end + frames)
+        total = int(present.lengths.sum()) + frames
+        if _FIRST + _FULL * total > self._capacity:
+            self._capacity = _FIRST + _GROWTH * total
+            begin, moved = _FIRST, np.ones(len(present), np.bool_)
+        else:
+            begin, moved = self._range(present, self._end, frames)
+        positions = present[moved].positions()
         for key, memory in self._memory.items():
-            target = memory
-            if not fits:
+            values, target = memory.take(positions, 0), memory
+            if len(memory) < self._capacity:
                 target = np.empty((self._capacity, *memory.shape[1:]), memory.dtype)
-            # Frames move to lower positions, so none is overwritten before it moves.
-            for at in range(0, end, _CHUNK):
-                chunk = positions[at : at + _CHUNK]
-                target[at : at + len(chunk)] = memory.take(chunk, 0)
-            self._memory[key] = target
-        lengths = present.lengths[order]
-        present.starts[order] = _FIRST + lengths.cumsum() - lengths
+                target[:_FIRST] = 0
+                self._memory[key] = target
+            target[begin : begin + len(positions)] = values
+        lengths = present.lengths[moved]
+        present.starts[moved] = begin + lengths.cumsum() - lengths
         count = len(self._open)
         self._open, self._complete = present[:count], present[count:]
-        return end
+        self._end = begin + len(positions) + frames
+        return begin + len(positions)
+
+    def _range(
+        self, present: _Pieces, begin: int, frames: int
+    ) -> tuple[int, NDArray[np.bool_]]:
+        """Return the first position of a range, and the pieces in it.
+
+        The range has room for ``frames`` frames and these pieces.
+        """
+        moved = np.zeros(len(present), np.bool_)
+        while True:
+            end = begin + frames + int(present.lengths[moved].sum())
+            if end > self._capacity:
+                return self._range(present, _FIRST, frames)
+            starts = present.starts
+            touched = (starts < end) & (starts + present.lengths > begin)
+            if (touched == moved).all():
+                return begin, moved
+            moved = touched
 
     def _gather(self, positions: NDArray[np.int64]) -> TensorDictBase:
         """Return the frames at these positions, in the shape of ``positions``."""

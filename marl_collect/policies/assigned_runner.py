@@ -95,7 +95,7 @@ class AssignedRunner(PolicyRunner):
         self._lacking = [
             {
                 group: {key for key in actions if key[0] == group}
-                - runner.outputs.keys()
+                - runner.signature.outputs.keys()
                 for group in self._description.groups
             }
             for runner in self._runners
@@ -127,7 +127,9 @@ class AssignedRunner(PolicyRunner):
         self._unwritten = [
             [
                 (memory[key], _like(mine[key[0]], memory[key]))
-                for key in self._merged().keys() - {*runner.outputs, *runner.carried}
+                for key in self._merged().keys()
+                - runner.signature.outputs.keys()
+                - runner.signature.carried.keys()
                 if key[1:] != (POLICY_ID,)
             ]
             for runner, mine in zip(self._runners, self._mine, strict=True)
@@ -304,7 +306,9 @@ class AssignedRunner(PolicyRunner):
         return PolicySignature(
             outputs=outputs,
             carried=carried,
-            reads_is_init=any(runner.reads_is_init for runner in self._runners),
+            reads_is_init=any(
+                runner.signature.reads_is_init for runner in self._runners
+            ),
             private=frozenset().union(*(r.signature.private for r in self._runners)),
         )
 

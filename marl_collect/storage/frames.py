@@ -153,6 +153,8 @@ class StoredFrames:
         name: of the dataset in messages.
         keys: what is read.
         starts: ``[batches + 1]``, number of the first frame of each batch.
+        runs: ``[batches]``, the run that wrote each batch; runs of all folders are
+            numbered one after the other.
     """
 
     def __init__(self, name: str, parts: Sequence[tuple[Folder, Index]]) -> None:
@@ -192,23 +194,18 @@ class StoredFrames:
             runs += len(index.runs)
         table = np.array(columns, np.int64).reshape(-1, 8).T
         self._segment, self._layout, self._records, self._tails = table[:4]
-        self._n_tails, self._run, self._rows, self._length = table[4:]
+        self._n_tails, self.runs, self._rows, self._length = table[4:]
         counts = self._rows * self._length
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
-        # Layouts of the same places, and one layout for all contents of each kind.
-        self._kinds: list[int] = []
-        self._joined: list[Layout] = []
-        for layout in self._layouts:
-            alike = [layout.alike(other) for other in self._joined]
-            kind = alike.index(True) if True in alike else len(alike)
-            if kind == len(alike):
-                self._joined.append(layout)
-            else:
-                # Usually a later layout can store all that earlier ones can.
-                before = self._joined[kind]
-                self._joined[kind] = layout.fitting(before.record, before.tail)
-            self._kinds.append(kind)
+        # Each kind of layout has a number, and one layout for all of its contents.
+        kinds = list(dict.fromkeys(layout.kind for layout in self._layouts))
+        self._kinds = [kinds.index(layout.kind) for layout in self._layouts]
+        self._joined: dict[int, Layout] = {}
+        for kind, layout in zip(self._kinds, self._layouts, strict=True):
+            # Usually a later layout can store all that earlier ones can.
+            before = self._joined.get(kind, layout)
+            self._joined[kind] = layout.fitting(before.record, before.tail)
         self._kind = np.array(self._kinds, np.int64)[self._layout]
         self._columns: dict[int, _Columns] = {}
         self._whole: dict[tuple[int, bool], Column] = {}
@@ -684,7 +681,7 @@ class StoredFrames:
             episodes, batch, missing = episodes[longer], batch[longer], missing[longer]
             environment = table.environment[episodes]
             before = batch - 1  # -1 is refused: it would be the last batch.
-            lost = (before < 0) | (self._run[before] != self._run[batch])
+            lost = (before < 0) | (self.runs[before] != self.runs[batch])
             lost |= self._rows[before] <= environment
             for i in np.flatnonzero(lost)[:1].tolist():
                 raise DatasetError(

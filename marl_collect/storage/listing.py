@@ -59,8 +59,7 @@ class EpisodeList:
     @property
     def runs(self) -> NDArray[np.int64]:
         """Index in ``contents.runs`` of the run that wrote each episode, ``[n]``."""
-        runs = np.array([entry.run for entry in self.contents.batches], np.int64)
-        return runs[self.batches]
+        return self.frames.runs[self.batches]
 
     @property
     def seeds(self) -> list[int | None]:

@@ -113,7 +113,7 @@ class RemoteFolder(Folder):
             DatasetError: if it is missing.
         """
         store, root = self.store()
-        with self._found(name):
+        with self._existing(name):
             return bytes(store.cat_file(f"{root}/{name}"))
 
     def locate(self, name: str, size: int = 0) -> os.stat_result:
@@ -169,7 +169,7 @@ class RemoteFolder(Folder):
         store, root = self.store()
         begins, ends = (list(positions) for positions in zip(*pieces, strict=True))
         paths = [f"{root}/{name}"] * len(pieces)
-        with self._found(name):
+        with self._existing(name):
             contents = store.cat_ranges(paths, begins, ends, on_error="raise")
         with self.local(name).open("r+b") as file:
             for begin, end, content in zip(begins, ends, contents, strict=True):
@@ -185,7 +185,7 @@ class RemoteFolder(Folder):
                 os.fdatasync(file.fileno())
 
     @contextmanager
-    def _found(self, name: str) -> Iterator[None]:
+    def _existing(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:

@@ -6,7 +6,7 @@ frame plus ``b * T + t``.
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,14 @@ class Spans:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end - self.begin)])
 
     @property
+    def item_starts(self) -> NDArray[np.int64]:
+        """``[n + 1]``: where each item begins with all back to back, and the end."""
+        return self.starts[self.first]
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each item, ``[n]``."""
-        return np.diff(self.starts[self.first])
+        return np.diff(self.item_starts)
 
     def take(self, items: NDArray[np.int64]) -> "Spans":
         """Return the spans of some items, in this order."""
@@ -74,20 +79,22 @@ def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     return np.repeat(shift, counts) + np.arange(int(counts.sum()))
 
 
-def check_numbers(numbers: NDArray[np.int64], count: int, what: str) -> None:
-    """Check that numbers ``[n]``, which may count from the end, are of ``count`` items.
+def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Return numbers of ``count`` items, which may count from the end, from 0 on.
 
     Args:
-        numbers: to check.
+        numbers: integers of any shape.
         count: number of items.
         what: an item, for the error.
 
     Raises:
         IndexError: if one is out of range. It names the first one.
     """
-    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    array = np.asarray(numbers, np.int64)
+    wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
         raise IndexError(
             f"{what.capitalize()} {wrong[0]} is out of range: "
             f"there are {count} {what}s."
         )
+    return np.where(array < 0, array + count, array)

@@ -14,7 +14,7 @@ from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.moments import Moments, load_moments, save_moments
-from marl_collect.storage.spans import Spans, check_numbers
+from marl_collect.storage.spans import Spans, item_numbers
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -73,9 +73,7 @@ class Transitions(Loadable):
                 "The index must be an integer, a slice, a list of integers, or "
                 f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
             )
-        numbers = array.astype(np.int64)
-        check_numbers(numbers.reshape(-1), len(self), "frame")
-        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        numbers = item_numbers(array, len(self), "frame")
         frames = self._read(numbers.reshape(-1))
         return frames if numbers.ndim else frames[0]
 

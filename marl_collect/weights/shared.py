@@ -222,18 +222,18 @@ class WeightLayout:
                 tied in the policy differ in ``source``.
             TypeError: if ``source`` is none of these types.
         """
-        found = self._named(_by_name(source, what), module)
-        missing = self._missing(found)
-        own = {_memory_of(found[name]) for name in self.names if name in found}
+        by_name = self._named(_by_name(source, what), module)
+        missing = self._missing(by_name)
+        known = {_memory_of(by_name[name]) for name in self.names if name in by_name}
         surplus = [
             name
-            for name, tensor in found.items()
+            for name, tensor in by_name.items()
             if name not in self.names
             and name not in self.aliases
-            and _memory_of(tensor) not in own
+            and _memory_of(tensor) not in known
         ]
         if missing or surplus:
-            message = _other_names(what, missing, surplus, found)
+            message = _other_names(what, missing, surplus, by_name)
             if not surplus:
                 message += (
                     " If they are buffers with persistent=False, which a state_dict "
@@ -241,34 +241,34 @@ class WeightLayout:
                 )
             raise KeyError(message)
         for alias, name in self.aliases.items():
-            tied, first = found.get(alias), found[name]
+            tied, first = by_name.get(alias), by_name[name]
             if tied is not None and not _equal(tied, first):
                 raise ValueError(
                     f"{what}: {alias!r} and {name!r} are one tied tensor in the policy "
                     "that the workers were started with, but have different values. "
                     "Nothing was copied. Build a new collector for the untied policy."
                 )
-        tensors = [found[name] for name in self.names]
+        tensors = [by_name[name] for name in self.names]
         self.check(tensors, what)
         return tensors
 
     def _named(
-        self, given: dict[str, torch.Tensor], module: nn.Module | None
+        self, by_name: dict[str, torch.Tensor], module: nn.Module | None
     ) -> dict[str, torch.Tensor]:
         """Return tensors by the names of this layout, as far as they are known."""
-        if not self._missing(given):
-            return given
+        if not self._missing(by_name):
+            return by_name
         unsaved: dict[str, torch.Tensor] = {}
         if module is not None:
             saved = module.state_dict()
             unsaved = {n: b for n, b in module.named_buffers() if n not in saved}
-        inner = {f"{_INNER}{name}": tensor for name, tensor in given.items()}
+        inner = {f"{_INNER}{name}": tensor for name, tensor in by_name.items()}
         return min(
-            unsaved | given, unsaved | inner, key=lambda t: len(self._missing(t))
+            unsaved | by_name, unsaved | inner, key=lambda t: len(self._missing(t))
         )
 
-    def _missing(self, found: Mapping[str, torch.Tensor]) -> list[str]:
-        return [name for name in self.names if name not in found]
+    def _missing(self, by_name: Mapping[str, torch.Tensor]) -> list[str]:
+        return [name for name in self.names if name not in by_name]
 
 
 class Reader(Protocol):
@@ -295,7 +295,7 @@ class Handle(Protocol):
         """The layout of each vector."""
         ...
 
-    def attach(self, own: torch.Tensor) -> Reader:
+    def attach(self, vector: torch.Tensor) -> Reader:
         """Return the reader that fills the worker's vector, uint8 ``[nbytes]``."""
         ...
 
@@ -350,9 +350,9 @@ class WeightsHandle:
     memory: MemoryHandle
     layout: WeightLayout
 
-    def attach(self, own: torch.Tensor) -> Reader:
+    def attach(self, vector: torch.Tensor) -> Reader:
         """Attach the trainer's memory."""
-        return WeightReader(self, own)
+        return WeightReader(self, vector)
 
 
 @final
@@ -522,27 +522,24 @@ class WeightPublisher:
 class WeightReader:
     """The worker's end, which fills the vector of the worker's module."""
 
-    def __init__(self, handle: WeightsHandle, own: torch.Tensor) -> None:
+    def __init__(self, handle: WeightsHandle, vector: torch.Tensor) -> None:
         """Attach the trainer's memory; nothing is read yet.
 
         Args:
             handle: of the trainer's memory.
-            own: the worker's vector, uint8 ``[nbytes]``; its module's tensors are
+            vector: the worker's, uint8 ``[nbytes]``; its module's tensors are
                 views of it.
         """
         layout = handle.layout
-        vectors, self._versions = _places(Segment.attach(handle.memory), layout)
-        self._own = own
-        self._published = vectors
+        published, self._versions = _places(Segment.attach(handle.memory), layout)
+        self._vector = vector
+        self._published = published
+        parts = [slice(weights.begin, weights.end) for weights in layout.ranges]
         self._pairs = [
-            [
-                (own[weights.begin : weights.end], vector[weights.begin : weights.end])
-                for weights in layout.ranges
-            ]
-            for vector in vectors
+            [(vector[part], place[part]) for part in parts] for place in published
         ]
         self._has = [_NOTHING] * len(layout.ranges)
-        self._written = own._version
+        self._written = vector._version
 
     def pull(self, place: int) -> Sequence[int]:
         """Copy what differs at ``place``; the trainer does not change it meanwhile.
@@ -553,23 +550,23 @@ class WeightReader:
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
         if len(self._has) == 1:  # It always travels.
-            self._own.copy_(self._published[place])
+            self._vector.copy_(self._published[place])
             return [0]
         versions = self._versions[place].tolist()
         # torch counts the writes to the vector through any of its views. If a module
         # has written its own tensors, nothing is known about them.
-        if self._own._version != self._written:
+        if self._vector._version != self._written:
             self._has = [_NOTHING] * len(versions)
         changed = _differences(versions, self._has)
         for number in changed:
-            own, published = self._pairs[place][number]
-            own.copy_(published)
-        self._has, self._written = versions, self._own._version
+            target, source = self._pairs[place][number]
+            target.copy_(source)
+        self._has, self._written = versions, self._vector._version
         return changed
 
     def publish_own(self) -> None:
         """Write the worker's own weights to place 0, for all workers to read."""
-        self._published[0].copy_(self._own)
+        self._published[0].copy_(self._vector)
 
 
 def check_same_weights(
@@ -610,14 +607,14 @@ def _other_names(
     what: str,
     missing: Sequence[str],
     surplus: Sequence[str],
-    found: Iterable[str],
+    names: Iterable[str],
 ) -> str:
     differs = [
         f"{kind} {_listed(which)}"
         for kind, which in (("missing", missing), ("surplus", surplus))
         if which
     ]
-    shown = "" if surplus else f"; found {_listed(sorted(found))}"
+    shown = "" if surplus else f"; found {_listed(sorted(names))}"
     return (
         f"{what} must hold the tensors that the workers' policy was started with, but "
         f"{' and '.join(differs)}{shown}. Nothing was copied."

@@ -177,9 +177,9 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
 def test_without_a_live_display_a_line_a_minute_shows_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = 0
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("marl_collect.cli.training_progress.time", clock)
-    now = 0
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     log = tmp_path / "progress.log"
     progress = TrainingProgress(console, runs=1, frames=1000, log=log)

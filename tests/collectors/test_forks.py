@@ -17,6 +17,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 
 pytestmark = [
+    pytest.mark.forks,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     # Python 3.12 warns of forks in processes with threads, and torch starts threads.
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),

@@ -447,7 +447,7 @@ def test_workers_of_an_actor_fill_async_batches_together() -> None:
         **SHARED,
     ) as collector:
         seen: set[tuple[int, ...]] = set()
-        for _ in range(4):
+        while len(seen) < 2:  # A slow actor is overtaken any number of times.
             batch = collector.next()
             assert batch.batch_size == (2, 10)
             seen.add(tuple(environments(batch)))

@@ -327,7 +327,7 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:
     collector = RayCollector(masked, frames_per_batch=10)
     # A collector that is still open is shut down before the interpreter ends.
-    assert collector._pool in cleanup._pools
+    assert collector._pool in cleanup._open
     batch = collector.next()
     copy = batch.clone()
     collector.shutdown()

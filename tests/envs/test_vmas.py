@@ -182,3 +182,13 @@ def test_scenarios_are_found_by_name() -> None:
     for task in ("vmas/nothing", "navigation"):
         with pytest.raises(ValueError, match="^$"):
             FAMILY.find_task(task)
+
+
+def test_worlds_are_stepped_without_the_counters_of_autograd() -> None:
+    env = VmasEnv("navigation", 2)
+    env.begin(None, np.zeros(2, np.int64))
+    actions = {"agent": np.zeros((2, 4, 2), np.float32)}
+    env.advance(actions)
+    assert all(agent.state.pos.is_inference() for agent in env._env.world.agents)
+    assert not torch.is_inference_mode_enabled()
+    env.close()

@@ -61,7 +61,7 @@ def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
         runner.probe(memory)
         memory |= allocate(runner.signature.memory(env.description), (3,))
         fields = [*memory]
-        if runner.reads_is_init:
+        if runner.signature.reads_is_init:
             memory["is_init",] = np.zeros((3, 1), np.bool_)
         runner.bind(memory)
         rng = np.random.default_rng(0)

@@ -201,6 +201,8 @@ def test_small_pictures_are_enlarged_to_even_sides(tmp_path: Path) -> None:
 def test_a_png_has_the_pixels_and_checksums() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 7), np.uint8)
     picture = to_picture(pixels)  # Channels first, as some environments store them.
+    flat = np.zeros((4, 5, 3), np.uint8)  # Channels last, and few rows.
+    assert to_picture(flat).shape == flat.shape
     png = to_png(picture)
     assert np.array_equal(imageio.imread(png), pixels.transpose(1, 2, 0))
     chunks = png[8:]

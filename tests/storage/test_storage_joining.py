@@ -77,6 +77,7 @@ def test_joined_datasets_read_like_one(
     )
 
 
+@pytest.mark.forks
 def test_joined_datasets_are_loaded_in_epochs(
     joined: Dataset, datasets: list[Dataset]
 ) -> None:

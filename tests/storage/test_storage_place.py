@@ -181,6 +181,7 @@ def in_fork(work: Any) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.forks
 def test_a_fork_neither_holds_the_lock_nor_writes(
     collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:

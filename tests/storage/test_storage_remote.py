@@ -134,6 +134,7 @@ def forked() -> Iterator[Any]:
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.forks
 @pytest.mark.usefixtures("forked")
 def test_processes_that_load_share_the_fetched_files(
     place: tuple[str, dict[str, Any]], local: Path

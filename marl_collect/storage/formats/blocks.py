@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -160,24 +158,19 @@ class Block:
         frames: every key, ``[sum of lengths, ...]``.
         lengths: frames of each episode.
         run: index of the run in the header.
+        seeds: seed that each episode was reset with, None if it is unknown; they are
+            exported, and empty in an import.
     """
 
     frames: Mapping[Key, torch.Tensor]
     lengths: Sequence[int]
     run: int = 0
+    seeds: Sequence[int | None] = ()
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """Position of the last frame of each episode."""
         return np.cumsum(self.lengths) - 1
-
-    def seeds(self, header: Header) -> list[int | None]:
-        """Seed that each episode was reset with, None if it is unknown."""
-        seed, ids = header.runs[self.run].seed, self.frames.get(TRAJ_IDS)
-        if seed is None or ids is None:
-            return [None] * len(self.lengths)
-        ended = ids.numpy()[self.ends]
-        return [*episode_seeds(seed, ended >> 32, ended & 0xFFFFFFFF).tolist()]
 
     def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
         """Yield each episode, every key ``[T, ...]``."""
@@ -196,7 +189,7 @@ def read_blocks(
     for begin, end in header.cuts(trajectories.lengths.tolist(), runs):
         chosen = trajectories[begin:end]
         lengths = chosen.lengths.tolist()
-        yield Block(flatten(chosen.cat()), lengths, runs[begin])
+        yield Block(flatten(chosen.cat()), lengths, runs[begin], chosen.seeds)
         done += sum(lengths)
         progress(done, header.frames, chosen.episodes)
 

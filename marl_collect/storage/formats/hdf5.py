@@ -72,7 +72,7 @@ def _export(
                 array.resize(size + len(rows), axis=0)
                 array[size:] = values[rows]
                 stored[key].append(rows + begin)
-            seeds = [_NO_SEED if n is None else n for n in block.seeds(header)]
+            seeds = [_NO_SEED if n is None else n for n in block.seeds]
             runs = [block.run] * len(seeds)
             episodes += zip(block.lengths, runs, seeds, strict=True)
             begin = end

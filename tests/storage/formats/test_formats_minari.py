@@ -64,6 +64,15 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
         assert np.array_equal(episode.truncations, after["truncated"][:, 0])
 
 
+def test_episodes_of_several_runs_name_theirs(tmp_path: Path) -> None:
+    for seed in (4, 5):
+        dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, seed=seed)
+    export_dataset(dataset, "mine/runs-v0", "minari")
+    theirs = minari.load_dataset("mine/runs-v0")
+    about = theirs.storage.get_episode_metadata(range(4))
+    assert [episode["run"] for episode in about] == [0, 0, 1, 1]
+
+
 def test_minari_reads_every_space(tmp_path: Path) -> None:
     dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
     chosen = dataset.trajectories[1:]
