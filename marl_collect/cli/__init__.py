@@ -11,11 +11,13 @@ file                      contents
 ``compare.py``            options of ``marl-collect compare``
 ``comparing.py``          its implementation
 ``training_progress.py``  its live display
+``runs.py``               task and policy of a run of ``compare``
 ``policies.py``           builds the policy that ``--policy`` names
-``interruption.py``       handles Ctrl-C and SIGTERM without losing a batch
 ``summary.py``            tables of data, groups and spaces
 ``render.py``             ``marl-collect render``
 ``play.py``               ``marl-collect play``: returns of episodes
+``view.py``               ``marl-collect view``
+``viewer/``               its page, and what the page shows
 ``datasets.py``           ``marl-collect inspect`` and ``marl-collect export``
 ``histograms.py``         histograms of episodes, as text and as a picture
 ``tasks.py``              finds tasks by name, through entry points

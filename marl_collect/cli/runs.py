@@ -1,4 +1,4 @@
-"""What commands play: a task and a policy, or those of a run of ``compare``."""
+"""What commands play: a task and a policy, which a run of ``compare`` may give."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import PROGRESS
 
 pytest_plugins = ["support.ray_cluster"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -84,7 +85,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
         str(tmp_path),
     ]
     monkeypatch.setattr(sys, "argv", arguments)
-    table, batch_done = tmp_path / f"{curve}.csv", Checkpoint.batch_done
+    table, batch_done = tmp_path / PROGRESS, Checkpoint.batch_done
     written = []
 
     def note(checkpoint: Checkpoint) -> None:
@@ -113,7 +114,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
 def test_an_interrupted_example_goes_on_exactly(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, curve, library = RUNS[name]
+    settings, _, library = RUNS[name]
     pytest.importorskip(library)
     importlib.import_module("matplotlib").use("agg")
     batch_done = Checkpoint.batch_done
@@ -147,7 +148,7 @@ def test_an_interrupted_example_goes_on_exactly(
     files = [tmp_path / folder / "policy.pt" for folder in ("straight", "stopped")]
     one, two = (load_policy(file).state_dict() for file in files)
     assert all(torch.equal(value, two[key]) for key, value in one.items())
-    curves = [file.with_name(f"{curve}.csv").read_text() for file in files]
+    curves = [file.with_name(PROGRESS).read_text() for file in files]
     assert curves[0] == curves[1]
 
 
