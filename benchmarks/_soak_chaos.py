@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv, CountingError, Fault
 
 INSIDE_SECONDS = 8.0  # Mean time until an environment fails.
 OUTSIDE_SECONDS = 0.7  # Mean time between two signals.

@@ -33,11 +33,11 @@ from harness.turns import Alternative, measure
 from rich.console import Console
 from rich.table import Table
 from tensordict.nn import TensorDictModule
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import MultiAgentMLP
-from marl_collect.testing.counting import CountingEnv
 
 NODES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 STORE = 500_000_000

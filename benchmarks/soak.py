@@ -16,10 +16,10 @@ from typing import Any
 
 from _soak_chaos import Chaos, make_factory
 from _soak_checks import Checks, Leaks, ViolationError, constant_policy
+from workloads.counting import CountingError
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import worker_error_of
-from marl_collect.testing.counting import CountingError
 
 WORKERS, ENVIRONMENTS, FRAMES = 3, 2, 20
 ROUND_SECONDS = 12.0

@@ -5,11 +5,10 @@
     python examples/behaviour_cloning.py --teacher policy.pt    # of another example
 
 The teacher of simple_spread sends agent i to landmark i. Writes the dataset, the losses
-and returns (``curve.csv``, ``curve.png``) and ``policy.pt`` to ``--out``.
+and returns (``progress.csv``, ``curve.png``) and ``policy.pt`` to ``--out``.
 """
 
 import argparse
-import csv
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tensordict import TensorDictBase
 from marl_collect import describe, evaluate, record
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import load_policy, make_policy, save_policy
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--teacher", default=None, help="file of a policy")
@@ -107,8 +107,7 @@ for step in range(1, args.steps + 1):
     optimizer.step()
     if step % args.every == 0 or step == args.steps:
         rows.append((step, loss.item(), mean_return(student)))
-        with (args.out / "curve.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("step", "loss", "return"), *rows])
+        write_table(args.out, [("step", "loss", "return"), *rows])
         print(f"step {step:>6,}, loss {loss.item():.3f}, return {rows[-1][2]:.1f}")
 
 save_policy(args.out / "policy.pt", student, description, **network)

@@ -24,19 +24,26 @@ try:
     from benchmarl.models import MlpConfig
 
     from marl_collect.interop.benchmarl import Experiment
+    from marl_collect.training.run_folder import write_table
 except ImportError as error:
     install = 'pip install "marl-collect[benchmarl,mpe]"'
     raise SystemExit(f"{error}: {install}") from error
 
 
 class Progress(Callback):
-    """Prints progress."""
+    """Prints progress, and writes it for ``marl-collect view FOLDER``."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = [("frames", "return")]
 
     def on_batch_collected(self, _batch):
-        """Print the mean return of the episodes that ended in the batch."""
+        """Record the mean return of the episodes that ended in the batch."""
         done = self.experiment.n_iters_performed
         mean = self.experiment.mean_return
         print(f"iteration {done}: mean return {mean:.2f}", flush=True)
+        self.rows.append((self.experiment.total_frames, float(mean)))
+        write_table(self.experiment.folder_name, self.rows)
 
 
 config = ExperimentConfig.get_from_yaml()

@@ -7,6 +7,7 @@ Adversaries chase one agent. Each team has its own actor, critic and replay buff
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -17,6 +18,8 @@ parser.add_argument("--frames", type=int, default=1000, help="per iteration")
 parser.add_argument("--updates", type=int, default=100, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=128, help="frames")
 parser.add_argument("--seed", type=int, default=0)
+out = Path("runs", Path(__file__).stem)
+parser.add_argument("--out", type=Path, default=out)
 arguments = parser.parse_args()
 
 try:
@@ -168,6 +171,9 @@ for group in groups:
     }
 
 # Training
+arguments.out.mkdir(parents=True, exist_ok=True)
+table = arguments.out / "progress.csv"  # for `marl-collect view`
+table.write_text(",".join(["iteration", *groups]) + "\n")
 for iteration, batch in enumerate(collector):
     trained = groups
     if iteration >= arguments.iterations // 2:
@@ -188,10 +194,14 @@ for iteration, batch in enumerate(collector):
     for explorer in explorers.values():
         explorer[-1].step(batch.numel())
     collector.update_policy_weights_()
+    row = [str(iteration)]
     for group in groups:
         ended = batch["next", group, "done"]
         returns = batch["next", group, "episode_reward"][ended]
         print(f"iteration {iteration}: mean return of {group} {returns.mean():.2f}")
+        row.append(str(returns.mean().item()))
+    with table.open("a") as file:
+        file.write(",".join(row) + "\n")
 collector.shutdown()
 
 # The trained policies

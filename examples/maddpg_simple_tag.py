@@ -5,7 +5,7 @@
 
 Both groups learn. An actor sees one agent's observation, a critic the observations and
 actions of all agents. In evaluations one group plays against random actions. Writes
-``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 
 Source:
     Lowe et al., "Multi-Agent Actor-Critic for Mixed Cooperative-Competitive
@@ -26,6 +26,7 @@ from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=100_000)
@@ -206,8 +207,8 @@ with (
                 f"{collector.frames:>9,} frames, return against random actions: "
                 + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
             )
-            checkpoint.write_table(
-                "returns.csv",
+            write_table(
+                args.out,
                 [header, *rows],
             )
         checkpoint.batch_done()

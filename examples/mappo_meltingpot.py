@@ -6,7 +6,7 @@
 The critic sees the pictures of all players. Both networks are trained on sequences that
 begin with the stored states. Players share one network, which gets their identities. An
 evaluation is that of a visitor: one player acts with the policy, the others at random.
-Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from marl_collect.models import (
     set_recurrent_mode,
 )
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
@@ -214,7 +215,7 @@ with (
             checkpoint.print(
                 "{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1])
             )
-            checkpoint.write_table("returns.csv", [HEADER, *rows])
+            write_table(args.out, [HEADER, *rows])
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)

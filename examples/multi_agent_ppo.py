@@ -7,6 +7,7 @@ Three agents share one policy; a centralised critic sees all observations (MAPPO
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
@@ -19,6 +20,8 @@ parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--frames", type=int, default=4000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=400, help="frames")
+out = Path("runs", Path(__file__).stem)
+parser.add_argument("--out", type=Path, default=out)
 arguments = parser.parse_args()
 
 try:
@@ -135,6 +138,9 @@ loss_module.make_value_estimator(ValueEstimators.GAE, gamma=0.99, lmbda=0.9)
 optimizer = torch.optim.Adam(loss_module.parameters(), lr=3e-4)
 
 # Training
+arguments.out.mkdir(parents=True, exist_ok=True)
+table = arguments.out / "progress.csv"  # for `marl-collect view`
+table.write_text("iteration,return\n")
 for iteration, batch in enumerate(collector):
     with torch.no_grad():
         loss_module.value_estimator(
@@ -154,6 +160,8 @@ for iteration, batch in enumerate(collector):
     ended = batch["next", "agent", "done"]
     returns = batch["next", "agent", "episode_reward"][ended]
     print(f"iteration {iteration}: mean return {returns.mean():.2f}")
+    with table.open("a") as file:
+        file.write(f"{iteration},{returns.mean()}\n")
 collector.shutdown()
 
 # The trained policy

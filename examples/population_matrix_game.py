@@ -5,7 +5,7 @@
 
 In each episode two members of the population, chosen by the episode's seed, meet in the
 iterated prisoner's dilemma. Each member learns from its own frames only. Writes
-``returns.csv``, ``returns.png`` and a file per member to ``--out``.
+``progress.csv``, ``returns.png`` and a file per member to ``--out``.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="prisoners_dilemma_in_the_matrix__repeated")
@@ -169,7 +170,7 @@ with (
             checkpoint.print(
                 f"{collector.frames:>9,} frames, reward per frame: {shown}"
             )
-            checkpoint.write_table("returns.csv", [("frames", *names, "random"), *rows])
+            write_table(args.out, [("frames", *names, "random"), *rows])
         checkpoint.batch_done()
 
 for name, policy in policies.items():

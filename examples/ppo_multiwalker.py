@@ -4,7 +4,7 @@
     python examples/ppo_multiwalker.py                   # IPPO
     python examples/ppo_multiwalker.py --critic central  # MAPPO
 
-Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. For a video:
+Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. For a video:
 ``marl-collect render multiwalker_v9 --policy FOLDER/policy.pt``.
 """
 
@@ -18,6 +18,7 @@ from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--critic", choices=["own", "central"], default="own")
@@ -128,9 +129,7 @@ with (
         checkpoint.print(
             f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"
         )
-        checkpoint.write_table(
-            "returns.csv", [("frames", "return_per_agent", "random"), *rows]
-        )
+        write_table(args.out, [("frames", "return_per_agent", "random"), *rows])
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)

@@ -4,7 +4,7 @@
     python examples/ppo_ray.py --actors 2                  # a Ray on this machine
     python examples/ppo_ray.py --actors 16 --address auto  # this machine's cluster
 
-``ppo_multiwalker.py`` is the same without Ray. Writes ``returns.csv``, ``returns.png``
+``ppo_multiwalker.py`` is the same without Ray. Writes ``progress.csv``, ``returns.png``
 and ``policy.pt`` to ``--out``.
 """
 
@@ -18,6 +18,7 @@ from marl_collect import RayCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--address", default=None, help="of a running cluster")
@@ -133,9 +134,7 @@ with (
         checkpoint.print(
             f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"
         )
-        checkpoint.write_table(
-            "returns.csv", [("frames", "return_per_agent", "random"), *rows]
-        )
+        write_table(args.out, [("frames", "return_per_agent", "random"), *rows])
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)

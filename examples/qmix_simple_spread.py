@@ -3,7 +3,7 @@
     pip install "marl-collect[mpe,compare]"
     python examples/qmix_simple_spread.py
 
-Writes ``returns.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 
 Sources:
     Rashid et al., "QMIX", arXiv 1803.11485.
@@ -32,6 +32,7 @@ from marl_collect.models import (
     save_policy,
 )
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=150_000)
@@ -202,7 +203,7 @@ with (
                 f"{collector.frames:>9,} frames, return of the team "
                 f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
             )
-            checkpoint.write_table("returns.csv", [("frames", "return_team"), *rows])
+            write_table(args.out, [("frames", "return_team"), *rows])
         checkpoint.batch_done()
 
 # The same network with a categorical head: its likeliest action is the best one.

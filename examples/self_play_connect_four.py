@@ -7,7 +7,7 @@ The policy ``main`` is trained. It plays a quarter of the games against itself, 
 quarter against ``rival``, in each batch a version that is sampled from all past ones,
 and half of them against random actions. Each move is also learned on the mirrored
 board. At the end, the last version plays against all versions that were evaluated.
-Writes ``wins.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
+Writes ``progress.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from marl_collect import MultiSyncCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--frames", type=int, default=300_000)
@@ -202,7 +203,7 @@ with (
             checkpoint.print(
                 "{:>9,} frames, {:.1%} won against random actions".format(*rows[-1])
             )
-            checkpoint.write_table("wins.csv", [("frames", "random"), *rows])
+            write_table(args.out, [("frames", "random"), *rows])
         checkpoint.batch_done()
 
 for index, version in enumerate(versions):
@@ -211,7 +212,7 @@ for index, version in enumerate(versions):
 for row in rows[:-1]:
     print(f"wins against the version of {row[0]:,} frames: {row[2]:.1%}")
 
-checkpoint.write_table("wins.csv", [("frames", "random", "version"), *rows])
+write_table(args.out, [("frames", "random", "version"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
 frames, *curves = zip(*rows, strict=True)
 plt.plot(frames, curves[0], label="against random actions")

@@ -248,17 +248,17 @@ def _notes(exception: BaseException) -> Sequence[object]:
 
 def _chain(exception: BaseException) -> list[tuple[str, BaseException]]:
     """Return an exception and its causes, last first, each with its introduction."""
-    found: list[tuple[str, BaseException]] = []
+    links: list[tuple[str, BaseException]] = []
     seen: set[int] = set()
     link, said = exception, ""
     while id(link) not in seen:
         seen.add(id(link))
-        found.append((said, link))
+        links.append((said, link))
         if link.__cause__ is not None:
             link, said = link.__cause__, "The direct cause of the next one:"
         elif link.__context__ is not None and not link.__suppress_context__:
             link, said = link.__context__, "Being handled when the next one was raised:"
-    return found
+    return links
 
 
 def _text_length(exception: BaseException) -> int:

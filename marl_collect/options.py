@@ -127,63 +127,67 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for each in declared(type(self)):
-            value = getattr(self, each.name)
-            if not each.option.checked:
+        for entry in declared(type(self)):
+            value = getattr(self, entry.name)
+            if not entry.option.checked:
                 continue
-            found = _checked(each, value)
-            if found is not value:
-                object.__setattr__(self, each.name, found)
+            converted = _checked(entry, value)
+            if converted is not value:
+                object.__setattr__(self, entry.name, converted)
 
 
 def declared(kind: type[Options]) -> tuple[Declared, ...]:
     """Return the options of a class, in the order of their declaration."""
-    own: Any = kind  # Type checkers consider classes unhashable.
-    return _declared(own)
+    hashable: Any = kind  # Type checkers consider classes unhashable.
+    return _declared(hashable)
 
 
 @functools.cache
 def _declared(kind: Any) -> tuple[Declared, ...]:
     hints = get_type_hints(kind, include_extras=True)
-    found = []
-    for each in fields(kind):
-        hint = hints[each.name]
+    declarations = []
+    for entry in fields(kind):
+        hint = hints[entry.name]
         if get_origin(hint) is Annotated:
             option = next(a for a in hint.__metadata__ if isinstance(a, Option))
-            found.append(Declared(each.name, hint.__origin__, each.default, option))
-    return tuple(found)
+            declarations.append(
+                Declared(entry.name, hint.__origin__, entry.default, option)
+            )
+    return tuple(declarations)
 
 
 def values(kind: type[Options], options: Options) -> dict[str, Any]:
     """Return the values that ``options`` has for the options of ``kind``."""
-    return {each.name: getattr(options, each.name) for each in declared(kind)}
+    return {entry.name: getattr(options, entry.name) for entry in declared(kind)}
 
 
 def changed(kind: type[Options], options: Options) -> dict[str, Any]:
     """Return the values that differ from the defaults."""
     return {
-        each.name: value
-        for each in declared(kind)
-        if not _same(value := getattr(options, each.name), each.default)
+        entry.name: value
+        for entry in declared(kind)
+        if not _same(value := getattr(options, entry.name), entry.default)
     }
 
 
 def only(*accepted: Any) -> Callable[[Any], bool]:
     """Return a predicate for ``RejectedKeyword``: is a value one of ``accepted``?"""
-    return lambda value: any(_same(value, each) for each in accepted)
+    return lambda value: any(_same(value, choice) for choice in accepted)
 
 
-def refuse(options: Options, place: str) -> None:
-    """Reject options that were changed but are not accepted in ``place``.
+def refuse(options: Options, caller: str) -> None:
+    """Reject options that were changed but are not accepted in ``caller``.
 
     Raises:
         TypeError: if there is one. The message has the option and the reason.
     """
     kind = type(options)
     for name in changed(kind, options):
-        why = next(e.option.not_in.get(place) for e in declared(kind) if e.name == name)
+        why = next(
+            e.option.not_in.get(caller) for e in declared(kind) if e.name == name
+        )
         if why is not None:
-            raise TypeError(f"{place} takes no {name}: {why}.")
+            raise TypeError(f"{caller} takes no {name}: {why}.")
 
 
 def require(name: str, value: Any, kind: Any, option: Option) -> Any:
@@ -267,7 +271,7 @@ def parse(
         ValueError: if a value is out of bounds.
     """
     arguments = _with_present_names(kind, caller, keywords)
-    known = {each.name: each for each in fields(kind)}
+    known = {entry.name: entry for entry in fields(kind)}
     for name, value in list(arguments.items()):
         if name in known:
             continue
@@ -277,15 +281,15 @@ def parse(
         if not other.accepts(value):
             raise TypeError(f"{caller} takes no {name}: {other.advice}.")
         del arguments[name]
-    positional = [name for name, each in known.items() if not each.kw_only]
+    positional = [name for name, entry in known.items() if not entry.kw_only]
     missing = [
         name
-        for name, each in known.items()
-        if each.default is MISSING and name not in arguments
+        for name, entry in known.items()
+        if entry.default is MISSING and name not in arguments
         if name not in positional[: len(args)]
     ]
     if missing:
-        texts = {each.name: f": {each.option.help}" for each in declared(kind)}
+        texts = {entry.name: f": {entry.option.help}" for entry in declared(kind)}
         raise TypeError(f"{missing[0]} must be given{texts.get(missing[0], '')}.")
     return kind(*args, **arguments)
 
@@ -328,25 +332,27 @@ def _describe(wrapper: Any, wrapped: Any, kind: Any) -> None:
     functools.update_wrapper(wrapper, wrapped)
     del wrapper.__wrapped__  # Otherwise inspect would show its signature.
     hints = get_type_hints(kind)
-    own = inspect.Parameter
+    param = inspect.Parameter
     parameters = [
-        own(
-            each.name,
-            own.KEYWORD_ONLY if each.kw_only else own.POSITIONAL_OR_KEYWORD,
-            default=own.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
+        param(
+            entry.name,
+            param.KEYWORD_ONLY if entry.kw_only else param.POSITIONAL_OR_KEYWORD,
+            default=param.empty if entry.default is MISSING else entry.default,
+            annotation=hints[entry.name],
         )
-        for each in fields(kind)
+        for entry in fields(kind)
     ]
     nearest = {name: n for n, name in enumerate(_by_class(kind))}
-    parameters.sort(key=lambda p: (p.kind, p.default is not own.empty, nearest[p.name]))
+    parameters.sort(
+        key=lambda p: (p.kind, p.default is not param.empty, nearest[p.name])
+    )
     before = list(inspect.signature(wrapped).parameters.values())[:-1]
     signature = inspect.signature(wrapped).replace(parameters=[*before, *parameters])
     wrapper.__signature__ = signature
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     lines = [inspect.getdoc(wrapped) or "", "", "Arguments:"]
-    for each in sorted(declared(kind), key=lambda each: nearest[each.name]):
-        text = f"{each.name}: {each.option.help}."
+    for entry in sorted(declared(kind), key=lambda entry: nearest[entry.name]):
+        text = f"{entry.name}: {entry.option.help}."
         lines.append(
             textwrap.fill(text, 84, initial_indent="    ", subsequent_indent="        ")
         )
@@ -355,7 +361,7 @@ def _describe(wrapper: Any, wrapped: Any, kind: Any) -> None:
 
 def _by_class(kind: Any) -> list[str]:
     """Return the names of all fields, those of a class before those of its base."""
-    names = [each.name for each in fields(kind)]
+    names = [entry.name for entry in fields(kind)]
     ranks = {
         name: next(n for n, c in enumerate(kind.__mro__) if name in c.__annotations__)
         for name in names
@@ -366,30 +372,30 @@ def _by_class(kind: Any) -> list[str]:
 # From types to checks
 
 
-def _checked(each: Declared, value: Any) -> Any:
+def _checked(entry: Declared, value: Any) -> Any:
     """Check a value and convert it to the type of its option.
 
     Raises:
         TypeError: if it has another type.
         ValueError: if it is out of bounds or not one of the choices.
     """
-    _, kind, default, option = each
+    _, kind, default, option = entry
     if any(_same(value, off) for off in option.off):
         return default
-    found = _fit(value, kind)
-    if found is _NO:
+    converted = _fit(value, kind)
+    if converted is _NO:
         choices = any(get_origin(part) is Literal for part in _parts(kind))
         error = ValueError if choices else TypeError
-        raise error(_expected(each, value))
-    for number in _numbers(found):
+        raise error(_expected(entry, value))
+    for number in _numbers(converted):
         low, high = option.at_least, option.at_most
         if (
             (option.positive and not number > 0)
             or (low is not None and number < low)
             or (high is not None and number > high)
         ):
-            raise ValueError(_expected(_violated(each, found, number), value))
-    return found
+            raise ValueError(_expected(_violated(entry, converted, number), value))
+    return converted
 
 
 def _violated(declared_option: Declared, value: Any, number: float) -> Declared:
@@ -437,7 +443,7 @@ def _fit(value: Any, kind: Any) -> Any:  # noqa: C901, PLR0911 - one case per ty
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         fitting = (_fit(value, part) for part in get_args(kind))
-        return next((found for found in fitting if found is not _NO), _NO)
+        return next((converted for converted in fitting if converted is not _NO), _NO)
     if origin is Literal:
         return next((c for c in get_args(kind) if _same(value, c)), _NO)
     if kind in (None, NoneType):
@@ -471,25 +477,27 @@ def _number(value: Any, kind: Any) -> Any:
 def _sequence(value: Any, kind: Any) -> Any:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         return _NO
-    found = [_fit(part, kind) for part in value]
-    if any(part is _NO for part in found):
+    converted = [_fit(part, kind) for part in value]
+    if any(part is _NO for part in converted):
         return _NO
-    same = all(part is given for part, given in zip(found, value, strict=True))
-    return value if same else found
+    same = all(
+        part is original for part, original in zip(converted, value, strict=True)
+    )
+    return value if same else converted
 
 
 # From types to words
 
 
-def _expected(each: Declared, value: Any) -> str:
-    hint = f" {each.option.hint}" if each.option.hint else ""
-    found = reprlib.repr(value)
-    return f"{each.name} must be {type_words(each)}, but is {found}.{hint}"
+def _expected(entry: Declared, value: Any) -> str:
+    hint = f" {entry.option.hint}" if entry.option.hint else ""
+    shown = reprlib.repr(value)
+    return f"{entry.name} must be {type_words(entry)}, but is {shown}.{hint}"
 
 
-def type_words(each: Declared) -> str:
+def type_words(entry: Declared) -> str:
     """Return the values that an option takes, such as "an integer of at least 1"."""
-    _, kind, _, option = each
+    _, kind, _, option = entry
     parts = _parts(kind)
     words = [_words(part, option) for part in parts if get_origin(part) is not Literal]
     literals = (part for part in parts if get_origin(part) is Literal)

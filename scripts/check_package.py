@@ -47,12 +47,12 @@ assert not home.is_relative_to(sys.argv[1]), f"imported from the checkout: {home
 assert (home.parent / "py.typed").exists()
 assert (home.parent / "cli" / "viewer" / "page.html").exists()
 from marl_collect import Collector
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 batch = next(iter(Collector(CountingEnv, frames_per_batch=10, total_frames=10)))
 assert batch.shape == (1, 10)
 print(marl_collect.__version__, home)
 """
-COUNTING = "marl_collect.testing.counting:CountingEnv"
+COUNTING = "workloads.counting:CountingEnv"
 WEIGHTS = """
 import torch
 from marl_collect.envs import PettingZooEnv
@@ -65,7 +65,7 @@ torch.save(policy.state_dict(), "weights.pt")
 _INFO = "marl-collect info {}"
 _RAY = """
 from marl_collect.distributed import RayCollector
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 with RayCollector(
     CountingEnv, frames_per_batch=20, total_frames=20, ray_init_config={"num_cpus": 2}
 ) as collector:
@@ -73,7 +73,7 @@ with RayCollector(
 """
 _TORCHRL = """
 from marl_collect.interop.torchrl import to_torchrl
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
 """
 _BENCHMARL = """
@@ -142,15 +142,14 @@ def run(*command: object, folder: Path, **variables: str) -> str:
     Raises:
         SystemExit: if it fails.
     """
-    kept = {
-        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
+    ours = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
+    ours["PYTHONPATH"] = str(ROOT / "benchmarks")  # It has an environment to try.
     shown = " ".join(str(part) for part in command)
     begin = time.monotonic()
     done = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
-        env=kept | variables,
+        env=ours | variables,
         capture_output=True,
         text=True,
         timeout=_DEADLINE,

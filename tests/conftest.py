@@ -19,6 +19,11 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Small networks on busy cores: a second thread costs more than it computes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Programs that tests start import `workloads.counting` too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[1] / "benchmarks")]
+    + [path for path in [os.environ.get("PYTHONPATH")] if path]
+)
 
 # No deadline: a slow machine is not a failing test. The same examples in every run.
 hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)

@@ -188,3 +188,46 @@ def test_listed_tests_exist() -> None:
         name, _, function = line.partition("[")[0].partition("::")
         source = (TESTS.parent / name).read_text()
         assert f"def {function.rpartition('::')[2]}(" in source or not function, line
+
+
+FORKS = """
+import os
+import sys
+import types
+
+pytest_plugins = ["support.ray_cluster"]
+PID = os.environ.setdefault("PID_WITH_RAY", str(os.getpid()))
+ray = sys.modules.setdefault("ray", types.ModuleType("ray"))
+ray.is_initialized = lambda: os.getpid() == int(PID)
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+
+def test_forks_it():
+    fork()
+
+@pytest.mark.forks
+def test_forks_another():
+    fork()
+    assert os.getpid() != int(PID)
+
+@pytest.mark.forks
+def test_fails_in_another():
+    assert os.getpid() == int(PID)
+"""
+
+
+def test_a_process_with_ray_is_not_forked(tmp_path: Path) -> None:
+    run = run_alone(tmp_path, FORKS, "", "-n0", "-rA")
+    lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", run.stdout, re.MULTILINE)
+    assert sorted(lines) == [
+        ("ERROR", "forks_it"),
+        ("FAILED", "fails_in_another"),
+        ("PASSED", "forks_another"),
+        ("PASSED", "forks_it"),
+        ("PASSED", "passes"),
+    ], run.stdout
+    assert "mark the test `forks`" in run.stdout
+    assert ", in fork\n" in run.stdout

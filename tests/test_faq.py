@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv, Fault, stuck
 
 from marl_collect import MultiSyncCollector, play, write_video
 from marl_collect.cli.main import app
 from marl_collect.cli.tasks import find_factory
-from marl_collect.testing.counting import CountingEnv, Fault, stuck
 
 pytest.importorskip("mpe2", reason="needs the extra mpe")
 

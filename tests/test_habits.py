@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 import marl_collect
 from marl_collect import (
@@ -30,7 +31,6 @@ from marl_collect import (
 from marl_collect.models import make_policy
 from marl_collect.options import declared
 from marl_collect.storage import BackgroundWriter, EpisodeWriter, Writer
-from marl_collect.testing.counting import CountingEnv
 
 OPTIONS = [Collector, MultiSyncCollector, MultiAsyncCollector, RayCollector]
 

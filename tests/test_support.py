@@ -214,7 +214,7 @@ FORK_SERVER = """
 import os, sys
 from pathlib import Path
 from marl_collect import MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 with MultiSyncCollector(CountingEnv, frames_per_batch=10) as collector:
     collector.next()
@@ -246,7 +246,7 @@ app()
 def test_that_is_interrupted():
     arguments = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
     program = start_python(
-        "-c", COLLECT, "collect", "marl_collect.testing.counting:CountingEnv",
+        "-c", COLLECT, "collect", "workloads.counting:CountingEnv",
         *arguments, "--policy", "random", "--out", "data",
     )
     program.wait()

@@ -148,6 +148,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "takes no arguments.* pass it as policy_factory",
     ),
+    "a factory without return": (
+        lambda: run(lambda: None),
+        TypeError,
+        "factory of environment 0 must return an environment, but returned None: add",
+    ),
     "a policy factory without return": (
         lambda: run(line(), policy_factory=lambda: None),
         TypeError,
@@ -171,7 +176,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "logits for actions": (
         lambda: run(line(), network()),
         ValueError,
-        r"a/action has shape \[2, 4\] per environment, but line_v0 expects \[2\]",
+        r"a/action has shape \[2, 4\] .* line_v0 expects \[2\], int64. Take the argmax",
     ),
     "fractions for actions": (
         lambda: run(line(), act((2,), 0.7)),
@@ -312,9 +317,35 @@ def test_own_environment_and_training_run_from_stdin() -> None:
     assert done.stdout.split() == ["9", "4"]
 
 
+NEVER_CLOSED = """
+    from marl_collect import Collector
+    from workloads.counting import CountingEnv
+
+    def say(text):
+        print(text)
+
+    class Says(CountingEnv):
+        def close(self):
+            if not self._closed:
+                say("closed")
+            super().close()
+
+    collector = Collector(Says, frames_per_batch=10)
+    print(collector.next().numel())
+"""
+
+
+def test_a_collector_that_is_never_closed_closes_its_environments(
+    tmp_path: Path,
+) -> None:
+    """At exit, before the modules lose the names that ``close`` uses."""
+    done = run_python(script(NEVER_CLOSED, tmp_path))
+    assert (done.stdout.split(), done.stderr) == (["10", "closed"], "")
+
+
 ENDLESS = """
     from marl_collect import MultiSyncCollector
-    from marl_collect.testing.counting import CountingEnv, Fault
+    from workloads.counting import CountingEnv, Fault
 
     slow = Fault("sleep", "step", repeat=True, seconds=0.05)
     collector = MultiSyncCollector([lambda: CountingEnv(fault=slow)] * 2,

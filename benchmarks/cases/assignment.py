@@ -21,8 +21,12 @@ from marl_collect.models import make_policy
 
 TASKS = ("simple_spread_v3", "multiwalker_v9", "connect_four_v3", "coins")
 COUNTS = (2, 7)
-LEARNERS = {"simple_spread_v3": "shared", "coins": "small"}
-"""Tasks with 3 and 2 agents, and their networks."""
+LEARNERS = {
+    "simple_spread_v3": "shared",
+    "coins": "small",
+    "commons_harvest__open": "small",
+}
+"""Tasks with 3, 2 and 7 agents, and their networks."""
 ENVS = 8
 NETWORKS: dict[str, dict[str, Any]] = {
     "shared": {},

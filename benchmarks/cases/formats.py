@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from harness.turns import Alternative
+from workloads.counting import CountingEnv, CountingOptions
 
 from cases.case import Case
 from cases.datasets import folder, remove, size
 from marl_collect import record
 from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.registry import find_format
-from marl_collect.storage.formats.table import FORMATS
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 EPISODES = 2000
 MINARI_ID = "short-v0"

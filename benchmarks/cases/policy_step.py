@@ -79,7 +79,7 @@ def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
             memory["agents", "action_mask"].fill(True)
         runner.probe(memory)
         memory |= allocate(runner.signature.memory(what), (n_envs,))
-        if runner.reads_is_init:
+        if runner.signature.reads_is_init:
             memory[IS_INIT] = np.zeros((n_envs, 1), np.bool_)
         runner.bind(memory)
     if not fused.explain().startswith("Fused"):

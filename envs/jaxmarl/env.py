@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -13,8 +11,13 @@ from typing_extensions import override
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.errors import imports_of
 from marl_collect.envs.jaxmarl import library
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+
+with imports_of("jaxmarl"):
+    import jax
+    import jax.numpy as jnp
 
 _Space = spaces.Space[Any]
 

@@ -6,6 +6,8 @@ import io
 import warnings
 from typing import Any, Final
 
+from marl_collect.envs.errors import imports_of
+
 TASKS: Final = {
     "MPE_simple_v3": "SimpleMPE",
     "MPE_simple_adversary_v3": "SimpleAdversaryMPE",
@@ -36,12 +38,12 @@ which needs its network.
 
 def arguments(task: str) -> dict[str, Any]:
     """Return the keyword arguments of a task and their defaults."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for kind in _classes(task):
         for name, parameter in inspect.signature(kind.__init__).parameters.items():
             if parameter.default is not parameter.empty:
-                found.setdefault(name, parameter.default)
-    return found
+                defaults.setdefault(name, parameter.default)
+    return defaults
 
 
 def build(task: str, options: dict[str, Any]) -> Any:
@@ -84,7 +86,8 @@ def episode_limit(task: str, env: Any) -> int | None:
 
 
 def _environments() -> Any:
-    with contextlib.redirect_stdout(io.StringIO()):  # The import prints two lines.
+    # The import prints two lines.
+    with imports_of("jaxmarl"), contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl.environments
     return jaxmarl.environments
 

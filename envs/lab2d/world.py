@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Field
+from marl_collect.envs.errors import imports_of
 from marl_collect.errors import ClosedError
 
 _LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
@@ -24,15 +25,10 @@ def import_dmlab2d() -> Any:
     """Return the module ``dmlab2d``.
 
     Raises:
-        ImportError: if it is missing; names the extra to install.
+        MissingPackageError: if it is missing; names the extra to install.
     """
-    try:
+    with imports_of("dmlab2d"):
         import dmlab2d
-    except ImportError as error:
-        raise ImportError(
-            "Lab2d environments need the package dmlab2d, which cannot be imported "
-            f"({error}). Install it with: pip install 'marl-collect[dmlab2d]'"
-        ) from error
     return dmlab2d
 
 

@@ -2,10 +2,12 @@
 
 from typing import Any, final
 
-from gymnasium_robotics import mamujoco_v1
-
+from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+
+with imports_of("mamujoco"):
+    from gymnasium_robotics import mamujoco_v1
 
 
 @final

@@ -5,11 +5,14 @@ from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
-from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 from typing_extensions import override
 
+from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+
+with imports_of("openspiel"):
+    from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
 
 @final

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -128,7 +129,8 @@ def _library() -> Any:
     if missing:
         sys.modules[name].register = lambda **_: None  # type: ignore[attr-defined]
     try:
-        from overcooked_ai_py.mdp import overcooked_mdp
+        with imports_of("overcooked"):
+            from overcooked_ai_py.mdp import overcooked_mdp
     finally:
         for module in missing:
             del sys.modules[module]

@@ -23,7 +23,7 @@ from marl_collect.options import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
-class Family:
+class TaskPackage:
     """Tasks that are installed together.
 
     Attributes:
@@ -42,17 +42,17 @@ class Family:
 _ATARI = "pettingzoo.atari"
 
 FAMILIES = {
-    "sisl": Family(
+    "sisl": TaskPackage(
         "pettingzoo.sisl",
         "pettingzoo[sisl]",
         extra={"multiwalker": ("Box2D",), "pursuit": ("scipy",)},
     ),
-    "butterfly": Family(
+    "butterfly": TaskPackage(
         "pettingzoo.butterfly",
         "pettingzoo[butterfly]",
         extra={"pistonball": ("pymunk",)},
     ),
-    "classic": Family(
+    "classic": TaskPackage(
         "pettingzoo.classic",
         "pettingzoo[classic]",
         extra={
@@ -62,13 +62,13 @@ FAMILIES = {
             "texas_holdem": ("rlcard",),
         },
     ),
-    "atari": Family(
+    "atari": TaskPackage(
         _ATARI,
         "pettingzoo[atari]",
         requires=("pygame", "multi_agent_ale_py"),
     ),
-    "mpe": Family("mpe2", "mpe2"),
-    "magent": Family("magent2.environments", "magent2"),
+    "mpe": TaskPackage("mpe2", "mpe2"),
+    "magent": TaskPackage("magent2.environments", "magent2"),
 }
 
 _SAME_FAMILY = {"mpe2": "mpe", "magent2": "magent"}
@@ -276,7 +276,7 @@ def _installed() -> list[str]:
     return [f"{key}/{t}" for key, family in FAMILIES.items() for t in _tasks(family)]
 
 
-def _import(family: Family, name: str, task: str) -> ModuleType:
+def _import(family: TaskPackage, name: str, task: str) -> ModuleType:
     try:
         with warnings.catch_warnings():
             # PettingZoo 1.27 deprecates these modules in favour of a registry, which
@@ -292,7 +292,7 @@ def _import(family: Family, name: str, task: str) -> ModuleType:
         ) from error
 
 
-def _tasks(family: Family) -> list[str]:
+def _tasks(family: TaskPackage) -> list[str]:
     try:
         spec = importlib.util.find_spec(family.package)
     except ModuleNotFoundError:
@@ -312,7 +312,7 @@ def _missing_roms() -> str:
     return "" if any(roms) else DOWNLOAD_ROMS
 
 
-def _missing(family: Family, task: str) -> str:
+def _missing(family: TaskPackage, task: str) -> str:
     needed = list(family.requires)
     for stem, modules in family.extra.items():
         if task.startswith(stem):

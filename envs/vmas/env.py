@@ -5,16 +5,19 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
-import vmas
 from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
-from vmas.simulator.environment import Environment
 
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+
+with imports_of("vmas"):
+    import vmas
+    from vmas.simulator.environment import Environment
 
 _Space = spaces.Space[Any]
 

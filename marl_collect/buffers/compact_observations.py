@@ -68,19 +68,19 @@ def join(
         parts: last observations of each batch.
         firsts: first row of each batch in the joined batch.
     """
-    found = [
+    present = [
         (part, first)
         for part, first in zip(parts, firsts, strict=True)
         if part is not None
     ]
-    if not found:
+    if not present:
         return None
     return LastObservations(
-        rows=torch.cat([part.rows + first for part, first in found]),
-        frames=torch.cat([part.frames for part, _ in found]),
+        rows=torch.cat([part.rows + first for part, first in present]),
+        frames=torch.cat([part.frames for part, _ in present]),
         observations={
-            key: torch.cat([part.observations[key] for part, _ in found])
-            for key in found[0][0].observations
+            key: torch.cat([part.observations[key] for part, _ in present])
+            for key in present[0][0].observations
         },
     )
 

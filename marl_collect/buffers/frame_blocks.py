@@ -33,10 +33,10 @@ class FrameBlocks:
 
     def drain(self) -> dict[Key, NDArray[Any]]:
         """Return and forget all recorded values, ``[frames, ...]``."""
-        found: dict[Key, NDArray[Any]] = {}
+        values: dict[Key, NDArray[Any]] = {}
         for piece in self._pieces:
-            found |= piece.drain()
-        return found
+            values |= piece.drain()
+        return values
 
 
 @final
@@ -80,11 +80,11 @@ def _side_by_side(arrays: Arrays) -> list[dict[Key, NDArray[Any]]]:
     end, memory = 0, -1
     for key in sorted(arrays, key=lambda key: _address(arrays[key])):
         array = arrays[key]
-        begin, own = _address(array), id(_owner(array))
-        if own != memory or begin - end > ALIGNMENT:
+        begin, owner = _address(array), id(_owner(array))
+        if owner != memory or begin - end > ALIGNMENT:
             pieces.append({})
         pieces[-1][key] = array
-        end, memory = begin + array.nbytes, own
+        end, memory = begin + array.nbytes, owner
     return pieces
 
 

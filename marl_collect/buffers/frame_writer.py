@@ -166,8 +166,8 @@ class SlotWriter:
     def ended(self, rows: NDArray[np.int64], frame: int) -> None:
         """Keep the omitted next observations of environments at ``frame``."""
         if self.omits and len(rows):
-            kept = {key: self._memory[key][rows] for key in self._omitted}
-            self.last.append(LastObservation(rows, frame, kept))
+            observations = {key: self._memory[key][rows] for key in self._omitted}
+            self.last.append(LastObservation(rows, frame, observations))
 
     def began(self, rows: NDArray[np.int64], frame: int) -> None:
         """Write the roots of environments whose episodes begin at ``frame``."""

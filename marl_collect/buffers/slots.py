@@ -109,8 +109,8 @@ class Slots:
         weakref.finalize(owner, self._free.append, slot).atexit = False
         storage = torch.from_numpy(owner).untyped_storage()
         return {
-            key: torch.empty(0, dtype=dtype).set_(storage, *place)
-            for key, dtype, place in self._views
+            key: torch.empty(0, dtype=dtype).set_(storage, *view)
+            for key, dtype, view in self._views
         }
 
     def close(self) -> None:

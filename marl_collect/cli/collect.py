@@ -127,13 +127,12 @@ def collect(  # noqa: PLR0913 - one argument per option
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """
-    from marl_collect.storage.compression import check_compression
+    from marl_collect.storage.packed import check_compression
 
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     with user_errors(ValueError, OSError):
-        what = what_to_play(task, policy, env, max_frames_per_traj, default="mlp")
-        acting = PolicyRequest(what.policy, centralised, share_params, seed)
-        acting.check()
+        acting = PolicyRequest(policy or "", centralised, share_params, seed)
+        what = what_to_play(task, acting, env, max_frames_per_traj, default="mlp")
         check_compression(compression)
     request = CollectRequest(
         task=what.task,
@@ -144,7 +143,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         envs_per_worker=envs_per_worker,
         frames_per_batch=frames_per_batch,
         max_frames_per_traj=what.max_frames_per_traj,
-        policy=acting,
+        policy=what.policy,
         seed=seed,
         out=out,
         compression=compression,

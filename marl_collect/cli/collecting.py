@@ -7,7 +7,7 @@ is finished, and the folder is printed.
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
-    from marl_collect.storage import Writer
+    from marl_collect.storage import EndedEpisode, Writer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CollectRequest:
     @property
     def batch_frames(self) -> int:
         """Frames per batch, a multiple of the number of environments."""
-        from marl_collect.storage.whole import BATCH_FRAMES
+        from marl_collect.storage.episode_writer import BATCH_FRAMES
 
         size = self.workers * self.envs_per_worker
         if self.episodes is not None:
@@ -95,7 +95,7 @@ class _Job:
         self._interruption = interruption
         self._path = request.out or free_folder(Path("runs"), request.task)
         self._writer: Writer | None = None
-        self._seconds = 0.0
+        self._started = self._seconds = 0.0
 
     def run(self) -> None:
         """Collect until all frames are collected or a signal arrives."""
@@ -103,74 +103,52 @@ class _Job:
         from marl_collect.cli.progress import ProgressDisplay
         from marl_collect.parallel_env.describe import describe
         from marl_collect.storage.appending import check_target
+        from marl_collect.storage.recording import RecordArguments, collect_into
 
         request = self._request
         check_target(self._path)
-        show = not request.quiet
+        compression: Any = request.compression
         whole = request.episodes is not None
         total = request.episodes or request.frames
         unit: Literal["frames", "episodes"] = "episodes" if whole else "frames"
-        display = ProgressDisplay(err, request.task, total, unit, enabled=show)
+        display = ProgressDisplay(
+            err, request.task, total, unit, enabled=not request.quiet
+        )
+
+        def started(collector: "MultiSyncCollector", writer: "Writer") -> None:
+            self._writer, self._started = writer, time.perf_counter()
+            display.count(collector.steps_so_far)
+
+        def wrote(episodes: "Sequence[EndedEpisode]") -> None:
+            self._seconds = time.perf_counter() - self._started
+            display.add(episodes)
+
         with display:
             display.say("building one environment to get its spaces")
-            description = describe(self._factory)
-            policy = request.policy.build(description)
+            policy = request.policy.build(describe(self._factory))
             display.say(f"starting {request.workers} workers")
-            with self._start(policy) as collector:
-                self._collect(collector, display)
-
-    def _start(self, policy: Any) -> "MultiSyncCollector":
-        from marl_collect.collectors import MultiSyncCollector
-
-        request = self._request
-        return MultiSyncCollector(
-            self._factory,
-            policy,
-            frames_per_batch=request.batch_frames,
-            total_frames=request.frames if request.episodes is None else None,
-            num_workers=request.workers,
-            envs_per_worker=request.envs_per_worker,
-            max_frames_per_traj=request.max_frames_per_traj,
-            seed=request.seed,
-        )
-
-    def _collect(self, collector: "MultiSyncCollector", display: Any) -> None:
-        from marl_collect.storage.recording import write_batches
-
-        self._writer = self._open_writer(collector)
-        display.count(collector.steps_so_far)
-        begin = time.perf_counter()
-        try:
-            write_batches(
-                collector,
-                self._writer,
-                self._request.episodes,
-                on_episodes=display.add,
+            arguments = RecordArguments(
+                self._path,
+                self._factory,
+                policy,
+                frames_per_batch=request.batch_frames,
+                episodes=request.episodes,
+                frames=None if whole else request.frames,
+                num_workers=request.workers,
+                envs_per_worker=request.envs_per_worker,
+                max_frames_per_traj=request.max_frames_per_traj,
+                seed=request.seed,
+                task=request.task,
+                env_kwargs=request.env_kwargs,
+                compression=compression,
+                policy_description=request.policy.describe(),
+            )
+            collect_into(
+                arguments,
+                on_start=started,
+                on_episodes=wrote,
                 interruption=self._interruption,
             )
-        finally:
-            self._seconds = time.perf_counter() - begin
-
-    def _open_writer(self, collector: "MultiSyncCollector") -> "Writer":
-        from marl_collect.storage import DatasetDescription, RunDescription, Writer
-
-        request = self._request
-        description = DatasetDescription(
-            request.task, collector.description, request.env_kwargs
-        )
-        run = RunDescription(
-            seed=request.seed,
-            policy=request.policy.describe(),
-            options={
-                "episodes": request.episodes,
-                "workers": request.workers,
-                "envs_per_worker": request.envs_per_worker,
-                "frames_per_batch": request.batch_frames,
-                "max_frames_per_traj": request.max_frames_per_traj,
-            },
-        )
-        compression: Any = self._request.compression
-        return Writer(self._path, description, run, compression=compression)
 
     def report(self) -> None:
         """Print what was collected and where it is."""

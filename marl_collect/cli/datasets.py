@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from marl_collect.cli.arguments import Compression
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
-from marl_collect.storage.formats.table import FORMATS
+from marl_collect.storage.formats import FORMATS
 
 _Format = Annotated[
     str,
@@ -117,17 +117,15 @@ def _runs(contents: "Index") -> list[tuple[str, str]]:
     """Return what is printed about the runs of a dataset."""
     rows: list[tuple[str, str]] = []
     for number, run in enumerate(contents.runs):
-        frames = sum(b.frames for b in contents.batches if b.run == number)
+        frames = contents.run_frames(number)
         policy = ", ".join(f"{k}={v}" for k, v in run.policy.items()) or "not described"
         rows.append(
             (f"run {number}", f"{frames:,} frames, {run.started}, seed {run.seed}")
         )
         rows.append(("", f"policy: {policy}"))
-        # Only what differs from the run before: most runs have the same versions.
-        before = contents.runs[number - 1].versions if number else {}
-        changed = [f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v]
-        if changed:
-            rows.append(("", f"versions: {', '.join(changed)}"))
+        versions = contents.new_versions(number)
+        if versions:
+            rows.append(("", f"versions: {versions}"))
     return rows
 
 

@@ -61,8 +61,8 @@ def info(
     from marl_collect.cli.tasks import find_factory, parse_settings, task_settings
 
     with user_errors(ValueError, ImportError):
-        given = parse_settings(env or [])
-        factory = find_factory(task, given)
+        chosen = parse_settings(env or [])
+        factory = find_factory(task, chosen)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.cli.summary import (
         environment_keys,
@@ -72,9 +72,9 @@ def info(
     )
     from marl_collect.parallel_env.describe import describe
 
-    with environment_errors(task, given):
+    with environment_errors(task, chosen):
         description = describe(factory)
-    settings = task_settings(task) | given
+    settings = task_settings(task) | chosen
     end = "one agent is done" if description.done_on_any else "all agents are done"
     rows = [
         ("task", task),
@@ -88,7 +88,7 @@ def info(
     out.print(groups_table(description))
     out.print(keys_table(environment_keys(description), title="Keys"))
     if settings:
-        out.print(_settings_table(settings, given))
+        out.print(_settings_table(settings, chosen))
 
 
 def _time_limit(description: "EnvDescription", settings: Mapping[str, Any]) -> str:
@@ -100,12 +100,12 @@ def _time_limit(description: "EnvDescription", settings: Mapping[str, Any]) -> s
     return "not known; --max-frames-per-traj sets one"
 
 
-def _settings_table(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Table:
+def _settings_table(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> Table:
     """Return a table of the keyword arguments that ``--env KEY=VALUE`` sets."""
     table = Table(title="Settings (--env KEY=VALUE)")
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     for name, value in settings.items():
-        mark = " (given)" if name in given else ""
+        mark = " (given)" if name in chosen else ""
         table.add_row(name, f"{value!r}{mark}")
     return table

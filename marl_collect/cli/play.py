@@ -13,12 +13,9 @@ from marl_collect.cli.arguments import (
     Stochastic,
     Task,
 )
-from marl_collect.cli.consoles import err, out, user_errors
-from marl_collect.cli.environment_errors import environment_errors
+from marl_collect.cli.consoles import err, out
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.runs import what_to_play
-from marl_collect.cli.tasks import find_factory
-from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
+from marl_collect.cli.runs import playing
 
 
 def play(  # noqa: PLR0913 - one argument per option
@@ -40,28 +37,21 @@ def play(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect play multiwalker_v9 --policy weights.pt`, or
     `marl-collect play runs/walk/ippo-local-shared/seed_0`
     """
-    with user_errors(ValueError, ImportError, OSError):
-        what = what_to_play(task, policy, env, max_frames_per_traj, default="random")
-        task, settings = what.task, what.env_kwargs
-        acting = PolicyRequest(what.policy, centralised, share_params, seed)
-        acting.check()
-        factory = find_factory(task, settings)
-    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
-    with environment_errors(task, settings):
+    acting = PolicyRequest(policy or "", centralised, share_params, seed)
+    preparing = playing(task, acting, env, max_frames_per_traj)
+    with preparing as (what, factory, description, module):
         from marl_collect.evaluation.evaluator import evaluate
-        from marl_collect.parallel_env.describe import describe
 
-        description = describe(factory)
-        with err.status(Text(f"{task}: playing {episodes} episodes")):
+        with err.status(Text(f"{what.task}: playing {episodes} episodes")):
             played = evaluate(
-                acting.build(description),
+                module,
                 factory,
                 episodes=episodes,
                 deterministic=not stochastic,
                 max_frames_per_traj=what.max_frames_per_traj,
                 seeds=seed,
             )
-    table = Table(title=f"{task}: {episodes} episodes")
+    table = Table(title=f"{what.task}: {episodes} episodes")
     columns = ["episode", "frames", "team", *(f"{g}, mean" for g in description.groups)]
     for column in columns:
         table.add_column(column, justify="right")

@@ -17,7 +17,8 @@ class PolicyRequest:
 
     Attributes:
         source: ``"mlp"``, ``"random"``, or a path: a file of ``save_policy``, the
-            folder of a run of ``compare``, or the ``state_dict`` of an MLP.
+            folder of a run of ``compare``, or the ``state_dict`` of an MLP. Empty if
+            ``what_to_play`` is to choose it.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         seed: of the weights.

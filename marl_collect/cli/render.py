@@ -18,11 +18,8 @@ from marl_collect.cli.arguments import (
     Task,
 )
 from marl_collect.cli.consoles import err, out, user_errors
-from marl_collect.cli.environment_errors import environment_errors
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.cli.runs import what_to_play
-from marl_collect.cli.tasks import find_factory
-from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
+from marl_collect.cli.runs import playing
 
 
 def render(  # noqa: PLR0913 - one argument per option
@@ -54,18 +51,12 @@ def render(  # noqa: PLR0913 - one argument per option
     with user_errors(ValueError, ImportError, OSError):
         from marl_collect.rendering.video import check_video
 
-        what = what_to_play(task, policy, env, max_frames_per_traj, default="random")
-        task, settings = what.task, what.env_kwargs
-        acting = PolicyRequest(what.policy, centralised, share_params, seed)
-        acting.check()
         check_video(target)
-        factory = find_factory(task, settings, pictures=True)
-    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
-    with environment_errors(task, settings):
-        from marl_collect.parallel_env.describe import describe
+    acting = PolicyRequest(policy or "", centralised, share_params, seed)
+    preparing = playing(task, acting, env, max_frames_per_traj, pictures=True)
+    with preparing as (what, factory, _, module):
         from marl_collect.rendering import play, write_video
 
-        module = acting.build(describe(factory))
         pictures = play(
             factory,
             module,
@@ -75,7 +66,7 @@ def render(  # noqa: PLR0913 - one argument per option
             seed=seed,
             overlay=overlay,
         )
-        with err.status(Text(f"{task}: playing")):
+        with err.status(Text(f"{what.task}: playing")):
             count = write_video(target, pictures, fps=fps)
     out.print(
         f"{target}: {episodes} episode{'s'[: episodes > 1]}, {count:,} pictures",

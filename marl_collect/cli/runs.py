@@ -1,13 +1,21 @@
-"""Runs of ``marl-collect compare`` as what other commands play: task and settings."""
+"""What commands play: a task and a policy, or those of a run of ``compare``."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from marl_collect.cli.policies import MLP, RANDOM
-from marl_collect.cli.tasks import is_own, is_task, parse_settings
+from marl_collect.cli.consoles import user_errors
+from marl_collect.cli.environment_errors import environment_errors
+from marl_collect.cli.policies import MLP, RANDOM, PolicyRequest
+from marl_collect.cli.tasks import find_factory, is_own, is_task, parse_settings
+from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
+
+if TYPE_CHECKING:
+    from marl_collect.core.description import EnvDescription
 
 
 @dataclass(frozen=True)
@@ -17,19 +25,19 @@ class Play:
     Attributes:
         task: name of the task.
         env_kwargs: keyword arguments of the environment.
-        policy: as for ``PolicyRequest``.
+        policy: that acts; its source has been checked.
         max_frames_per_traj: limit of an episode; None for the environment's own.
     """
 
     task: str
     env_kwargs: dict[str, Any]
-    policy: str
+    policy: PolicyRequest
     max_frames_per_traj: int | None
 
 
 def what_to_play(
     task: str,
-    policy: str | None,
+    policy: PolicyRequest,
     env: list[str] | None,
     max_frames_per_traj: int | None,
     *,
@@ -40,29 +48,67 @@ def what_to_play(
     Args:
         task: name of a task, or the folder of a run. A folder with the name of a task
             is given as ``./NAME``.
-        policy: as for ``PolicyRequest``; None is the run's, or the default. With the
-            policy of a run of the same task, the run's settings apply.
+        policy: without a source it is the run's, or the default. With the policy of a
+            run of the same task, the run's settings apply.
         env: settings that replace the run's, as ``KEY=VALUE``.
         max_frames_per_traj: replaces the run's; None leaves it.
-        default: policy without a run.
+        default: the policy's source without a run.
 
     Raises:
-        ValueError: if a setting has no value, or the folder's configuration is damaged.
+        ValueError: if a setting has no value, the folder's configuration is damaged, or
+            the policy's source is unknown.
         FileNotFoundError: if the folder has no run, or several.
     """
     settings = parse_settings(env or [])
-    config = None
+    config, source = None, policy.source
     if not is_own(task) and Path(task).is_dir() and not is_task(task):
         config = _config(Path(task))
-        policy, task = policy or task, config["task"]
-    elif policy not in (None, MLP, RANDOM) and Path(policy).exists():
-        run_config = _config_of(Path(policy))
+        source, task = source or task, config["task"]
+    elif source not in ("", MLP, RANDOM) and Path(source).exists():
+        run_config = _config_of(Path(source))
         config = run_config if run_config and run_config["task"] == task else None
     if config is not None:
         settings = config["env_kwargs"] | settings
         limit = config["options"].get("max_frames_per_traj")
         max_frames_per_traj = max_frames_per_traj or limit
-    return Play(task, settings, policy or default, max_frames_per_traj)
+    policy = replace(policy, source=source or default)
+    policy.check()
+    return Play(task, settings, policy, max_frames_per_traj)
+
+
+@contextmanager
+def playing(
+    task: str,
+    policy: PolicyRequest,
+    env: list[str] | None,
+    max_frames_per_traj: int | None,
+    *,
+    pictures: bool = False,
+) -> "Iterator[tuple[Play, Callable[[], Any], EnvDescription, Any]]":
+    """Prepare what a command plays, and report errors of preparing and playing it.
+
+    Args:
+        task: as for ``what_to_play``, like the next three.
+        policy: random actions by default.
+        env: settings of the environment.
+        max_frames_per_traj: limit of an episode.
+        pictures: as for ``find_factory``.
+
+    Yields:
+        What to play, the environment's factory and description, and the policy.
+
+    Raises:
+        typer.Exit: after an error, which has been printed.
+    """
+    with user_errors(ValueError, ImportError, OSError):
+        play = what_to_play(task, policy, env, max_frames_per_traj, default=RANDOM)
+        factory = find_factory(play.task, play.env_kwargs, pictures=pictures)
+    start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
+    with environment_errors(play.task, play.env_kwargs):
+        from marl_collect.parallel_env.describe import describe
+
+        description = describe(factory)
+        yield play, factory, description, play.policy.build(description)
 
 
 def _config_of(policy: Path) -> dict[str, Any] | None:

@@ -65,10 +65,10 @@ def is_task(name: str) -> bool:
 
 def available_tasks() -> dict[str, str]:
     """Return each task's name and the command that installs what it lacks."""
-    found: dict[str, str] = {}
+    tasks: dict[str, str] = {}
     for provider in _providers():
-        found |= provider.available_tasks()
-    return found
+        tasks |= provider.available_tasks()
+    return tasks
 
 
 def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, Any]:
@@ -150,10 +150,10 @@ def _explain(task: str, hints: Sequence[str]) -> str:
 
 
 def _providers() -> list[TaskProvider]:
-    found = providers()
-    if not found:
+    registered = providers()
+    if not registered:
         raise ValueError(
             "No tasks are registered: install the package, for example with "
             "`pip install -e .` in a checkout."
         )
-    return found
+    return registered

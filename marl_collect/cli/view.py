@@ -3,7 +3,7 @@
 import os
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,6 @@ from marl_collect.cli.tasks import find_factory, is_own
 if TYPE_CHECKING:
     from marl_collect.cli.viewer import server
     from marl_collect.cli.viewer.episodes import Episodes
-    from marl_collect.storage.dataset import Dataset
-    from marl_collect.storage.description import DatasetDescription
 
 
 def view(
@@ -60,7 +58,7 @@ def view(
 
     The page plays an episode: its stored pictures, or those of its actions repeated in
     the environment; rewards, returns, actions, masks, and what the policy wrote. For a
-    folder of `compare`, or of a training loop that writes a table (.csv), it shows
+    folder of `compare`, or of a training loop that writes progress.csv, it shows
     curves, the state of each run and links to datasets, also while they train. It is
     served to this machine only, until Ctrl-C.
 
@@ -101,15 +99,12 @@ def _contents(
         ValueError: if the dataset is damaged, the folder has no runs, or there is no
             such task or episode.
     """
-    from marl_collect.storage import open_dataset
-
     try:
-        dataset = open_dataset(path)
+        shown = _episodes(path, task)
     except FileNotFoundError:
         if not Path(path).is_dir():
             raise
     else:
-        shown = _episodes(dataset, task)
         chosen = shown.known(chosen)
         answers = _answers(lambda _: shown, chosen if saved else None)
         return answers, _requests(shown, chosen)
@@ -121,7 +116,7 @@ def _contents(
 
     @cache
     def episodes(data: int) -> "Episodes":
-        return _episodes(open_dataset(runs.dataset(data)), task)
+        return _episodes(runs.dataset(data), task)
 
     def about(data: int | None = None) -> Any:
         return runs.about() if data is None else episodes(data).about()
@@ -144,26 +139,36 @@ def _answers(
     }
 
 
-def _episodes(dataset: "Dataset", task: str | None) -> "Episodes":
+def _episodes(path: str | Path, task: str | None) -> "Episodes":
+    """Open a dataset.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is damaged, or there is no such task.
+    """
     from marl_collect.cli.viewer.episodes import Episodes
+    from marl_collect.storage.index import Index
+    from marl_collect.storage.remote import open_folder
 
-    return Episodes(dataset, _factory(dataset.contents.description, task))
-
-
-def _factory(
-    about: "DatasetDescription", task: str | None
-) -> "Callable[[], Any] | str":
-    """Return what builds the environment that draws episodes, or why nothing does."""
+    folder = open_folder(path, None, None)
+    contents = Index.load(folder)
+    about = contents.description
     kwargs = dict(about.env_kwargs)
     if task is not None:
-        return find_factory(task, kwargs, pictures=True)
-    if is_own(about.task):  # Its code is not run because a file says so.
+        factory = find_factory(task, kwargs, pictures=True)
+        return Episodes(folder, contents, lambda: factory)
+    return Episodes(folder, contents, partial(_recorded_factory, about.task, kwargs))
+
+
+def _recorded_factory(task: str, kwargs: dict[str, Any]) -> "Callable[[], Any] | str":
+    """Return what builds the environment of a dataset's task, or why nothing does."""
+    if is_own(task):  # Its code is not run because a file says so.
         return (
-            f"{about.task} is code outside the registered families. If you trust it, "
-            f"add --task {about.task} to draw the episodes."
+            f"{task} is code outside the registered families. If you trust it, "
+            f"add --task {task} to draw the episodes."
         )
     try:
-        return find_factory(about.task, kwargs, pictures=True)
+        return find_factory(task, kwargs, pictures=True)
     except (ValueError, ImportError) as error:
         return f"The episodes cannot be drawn. {error}"
 

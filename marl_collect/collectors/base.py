@@ -394,10 +394,13 @@ class CollectorBase:
         ``stats()["cut_trajectories"]`` lists the trajectories that were cut.
 
         Raises:
-            ValueError: if workers, environments or weights differ; nothing changes.
+            KeyError: if the mapping is not the state of a collector; nothing changes.
+            ValueError: if workers, environments, weights or ``trajs_per_batch`` differ;
+                nothing changes.
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
+            self._delivery.check(state_dict["trajectories"])
             running = self._backend.load(states)
             warn_if_not_resumed(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)

@@ -32,6 +32,7 @@ from marl_collect.core.random_actions import is_random
 from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
+from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import make_rollout
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
 from marl_collect.rollout.loop import ProgressReporter
@@ -84,6 +85,7 @@ class SingleBackend(Backend):
                 self._engine.close()
             raise
         self.weights = OwnWeights(self._policy)
+        cleanup.register(self)
 
     @property
     @override
@@ -118,7 +120,7 @@ class SingleBackend(Backend):
             traj_ids=options.track_traj_ids,
             step_count=options.max_frames_per_traj is not None,
             policy_version=options.track_policy_version,
-            is_init=runner.reads_is_init,
+            is_init=runner.signature.reads_is_init,
             compact_obs=options.compact_obs,
         )
         fields = batch_fields(self.description, runner.signature, contents)
@@ -217,7 +219,7 @@ class SingleBackend(Backend):
             "seconds_in_resets": self._seconds["resets"],
         }
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float = 0.0) -> None:
         """Close the environments and release the slots."""
         del timeout  # Closing does not wait.
         self._engine.close()

@@ -49,28 +49,30 @@ class TrainerPolicy:
         layout: of the workers' weights; None if there are none.
     """
 
-    def __init__(self, module: Any, given: Any = None) -> None:
+    def __init__(self, module: Any, passed: Any = None) -> None:
         """Record the initial weights and settings of ``module``.
 
         Args:
             module: the policy with its weights.
-            given: the policy that the user passed. It may be wrapped in ``module`` or
+            passed: the policy that the user passed. It may be wrapped in ``module`` or
                 have no weights yet.
         """
         self.module = module
         self.layout: WeightLayout | None = None
         inner = module.module if isinstance(module, TensorDictModule) else None
-        self._wrapped = given if given is not None and given is inner else None
+        self._wrapped = passed if passed is not None and passed is inner else None
         self._walk: WeightWalk | None = None
         self._watch: SettingsWatch | None = None
         if isinstance(module, nn.Module):
-            policy_of = module.owner if isinstance(module, AssignedPolicies) else None
-            self.layout = WeightLayout.of(module, policy_of)
+            self.layout = WeightLayout.of(
+                module,
+                module.owner if isinstance(module, AssignedPolicies) else _only_policy,
+            )
             self._walk = WeightWalk(module)
             self._watch = SettingsWatch(module)
             self._structure = structure(module)
         self._hold({} if self._walk is None else self._walk.tensors())
-        self._copied = _Copied.of(given, module)
+        self._copied = _Copied.of(passed, module)
         self._published = self._marks()
         self._unnoticed = 0
         self._warned = False
@@ -186,12 +188,12 @@ class TrainerPolicy:
         Raises:
             ValueError: if weights are given in more than one way.
         """
-        given = [source for source in sources if source is not None]
-        if len(given) + (weights_dict is not None) > 1:
+        passed = [source for source in sources if source is not None]
+        if len(passed) + (weights_dict is not None) > 1:
             raise ValueError(
                 "Pass only one of policy_or_weights, weights, policy and weights_dict."
             )
-        source = given[0] if given else None
+        source = passed[0] if passed else None
         if weights_dict is None and model_id is None:
             return self.tensors(source)
         return self.merged(weights_dict or {model_id or _ALL: source})
@@ -207,10 +209,9 @@ class TrainerPolicy:
         """
         if set(weights) == {_ALL} and self.submodule(_ALL) is self.module:
             return self.tensors(weights[_ALL])
-        own = self.tensors()
+        merged = self.tensors()
         # By identity, because a tied weight is named after another submodule.
-        number = {id(tensor): index for index, tensor in enumerate(own)}
-        merged = list(own)
+        number = {id(tensor): index for index, tensor in enumerate(merged)}
         for path, source in weights.items():
             submodule = self.submodule(path)
             if source is None:
@@ -231,13 +232,13 @@ class TrainerPolicy:
         Raises:
             KeyError: if there is none. The message lists the existing paths.
         """
-        own = self.module
-        if isinstance(own, AssignedPolicies) and path in own.names:
-            return own.module(path)
+        module = self.module
+        if isinstance(module, AssignedPolicies) and path in module.names:
+            return module.module(path)
         if path == _ALL:
-            return self.module
-        if isinstance(self.module, nn.Module):
-            modules = dict(self.module.named_modules())
+            return module
+        if isinstance(module, nn.Module):
+            modules = dict(module.named_modules())
             if path in modules:
                 return modules[path]
             raise KeyError(
@@ -327,26 +328,31 @@ class WeightWalk:
         self._seen = list(chain.from_iterable(self._held))
 
 
+def _only_policy(tensor: str) -> str:
+    del tensor
+    return ""
+
+
 @final
 class _Copied:
     """The module without weights that the user passed; the collector uses a copy."""
 
-    def __init__(self, given: nn.Module) -> None:
-        self._given: nn.Module | None = given
-        self._marks = self._look(given)
+    def __init__(self, passed: nn.Module) -> None:
+        self._passed: nn.Module | None = passed
+        self._marks = self._look(passed)
 
     @classmethod
-    def of(cls, given: Any, module: Any) -> "_Copied | None":
-        if not isinstance(given, nn.Module) or not isinstance(module, nn.Module):
+    def of(cls, passed: Any, module: Any) -> "_Copied | None":
+        if not isinstance(passed, nn.Module) or not isinstance(module, nn.Module):
             return None
-        inside = any(each is given for each in module.modules())
-        return None if inside else cls(given)
+        inside = any(inner is passed for inner in module.modules())
+        return None if inside else cls(passed)
 
     def warn_if_trained(self) -> None:
         """Warn once if the passed module got weights or changed."""
-        given = self._given
-        if given is not None and self._look(given) != self._marks:
-            self._given = None
+        passed = self._passed
+        if passed is not None and self._look(passed) != self._marks:
+            self._passed = None
             warn(
                 "The policy that you passed had no weights yet, so this collector uses "
                 "an initialised copy: collector.policy. The module that you passed has "
@@ -386,18 +392,18 @@ def prepare(
         for name in policy.names:
             if policy[name] is not None:
                 try:
-                    own = prepare(policy[name], description, seed, trust=trust)
+                    prepared = prepare(policy[name], description, seed, trust=trust)
                 except Exception as error:
                     error.add_note(f"The policy is policies[{name!r}].")
                     raise
-                policy.replace(name, own)
+                policy.replace(name, prepared)
         return policy
     if not trust:
         policy = on_tensordicts(policy, description)
     if not isinstance(policy, nn.Module):
         return policy
     if lazy_tensors(policy):
-        policy = infer_lazy(policy, fake_input(description, policy=policy))
+        policy = infer_lazy(policy, fake_input(description, policy))
         return materialize(policy, device="cpu", seed=seed)
     if not meta_tensors(policy):
         return policy
@@ -411,33 +417,30 @@ def prepare(
 def needs_description(policy: Any, *, trust: bool) -> bool:
     """Return whether ``prepare`` needs the description of the environments."""
     if isinstance(policy, AssignedPolicies):
-        each = (policy[name] for name in policy.names)
-        return any(one and needs_description(one, trust=trust) for one in each)
+        policies = (policy[name] for name in policy.names)
+        return any(one and needs_description(one, trust=trust) for one in policies)
     if not trust and not takes_tensordicts(policy):
         return True
     return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
 
 
-def fake_input(
-    description: EnvDescription, batch: int = 1, policy: Any = None
-) -> TensorDict:
-    """Return a frame of zeros, ``[batch]``, in which every action is legal.
+def fake_input(description: EnvDescription, policy: Any) -> TensorDict:
+    """Return a frame of zeros, ``[1]``, in which every action is legal.
 
     Args:
         description: has the observations.
-        batch: number of environments.
         policy: adds its hidden states, if it declares their shapes, and ``is_init``.
     """
-    arrays = allocate(description.observed(), (batch,))
+    arrays = allocate(description.observed(), (1,))
     for key, array in arrays.items():
         if key[1:] in (("action_mask",), ("mask",)):
             array.fill(True)
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    tensors[IS_INIT] = torch.ones(batch, 1, dtype=torch.bool)
+    tensors[IS_INIT] = torch.ones(1, 1, dtype=torch.bool)
     for key, shape in state_shapes(policy).items():
-        tensors.setdefault(key, torch.zeros(batch, *shape))
-    return assemble(tensors, (batch,), n_agents)
+        tensors.setdefault(key, torch.zeros(1, *shape))
+    return assemble(tensors, (1,), n_agents)
 
 
 def warn_if_uncopyable(policy: Any) -> None:
@@ -445,9 +448,9 @@ def warn_if_uncopyable(policy: Any) -> None:
     if not isinstance(policy, nn.Module):
         return
     # Weights can be large, so they are excluded from this test copy.
-    kept = {id(tensor): tensor for tensor in weight_tensors(policy).values()}
+    weights = {id(tensor): tensor for tensor in weight_tensors(policy).values()}
     try:
-        copy.deepcopy(policy, kept)
+        copy.deepcopy(policy, weights)
     except Exception as error:  # noqa: BLE001 - its __deepcopy__ may raise anything
         warn(
             f"The policy {type(policy).__name__} cannot be copied "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_collect.core.batch import RowEnv
 from marl_collect.core.batched import BatchedEnv
@@ -25,6 +25,7 @@ _BATCH_ADVICE = {
 }
 """By whether it consists of the worlds of one simulator."""
 
+Built = TypeVar("Built")
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -90,16 +91,8 @@ def build(
             same object twice.
         ValueError: if the environments differ in groups or spaces.
     """
-    built: list[TensorDictEnv] = []
-    try:
-        for index, factory in enumerate(factories, first):
-            building(index)
-            built.append(_built(factory, index, built))
-        return _join(built, first)
-    except BaseException as error:
-        failing(error)
-        _close_all(built)
-        raise
+    indices = range(first, first + len(factories))
+    return _build(factories, indices, partial(_join, first=first), building, failing)
 
 
 def build_singles(
@@ -109,42 +102,39 @@ def build_singles(
     building: Callable[[int], None] = _ignore,
     failing: Callable[[BaseException], None] = _ignore,
 ) -> list[RowEnv]:
-    """Build the single environments of a batch in this process.
+    """Build the single environments of a batch in this process, as ``build`` does.
 
     Args:
         factories: one per environment.
-        indices: indices of the environments, as the user counts them.
-        building: called with each index before its environment is built.
-        failing: called with an error before the environments built so far are closed.
+        indices: of the environments, as the user counts them.
+        building: as for ``build``.
+        failing: as for ``build``.
 
     Raises:
-        TypeError: if a factory returns something other than a single environment.
-        ValueError: if the environments differ in groups or spaces.
+        TypeError: also if a factory returns a batch.
     """
+    return _build(factories, indices, partial(_singles, indices), building, failing)
+
+
+def _build(
+    factories: Sequence[Factory],
+    indices: Sequence[int],
+    finish: Callable[[list[Any]], Built],
+    building: Callable[[int], None],
+    failing: Callable[[BaseException], None],
+) -> Built:
     built: list[Any] = []
     try:
         for index, factory in zip(indices, factories, strict=True):
             building(index)
-            env = _built(factory, index, built)
-            if env.batch_size:
-                env.close()
-                raise TypeError(
-                    f"The factory of environment {index} must return a single "
-                    f"environment, but returned the batch {type(env).__name__}. Pass "
-                    f"{_BATCH_ADVICE[isinstance(env, (BatchedEnv, EnvWrapper))]}."
-                )
-            built.append(env)
-            check_alike(
-                built[0].description,
-                env.description,
-                f"environment {index}",
-                f"environment {indices[0]}",
-            )
+            built.append(_built(factory, index, built))
+            who, reference = f"environment {index}", f"environment {indices[0]}"
+            check_alike(built[0].description, built[-1].description, who, reference)
+        return finish(built)
     except BaseException as error:
         failing(error)
         _close_all(built)
         raise
-    return built
 
 
 def _close_all(envs: Sequence[TensorDictEnv]) -> None:
@@ -217,6 +207,11 @@ def _built(
 ) -> TensorDictEnv:
     env = factory()
     if not isinstance(env, TensorDictEnv):
+        if env is None:
+            raise TypeError(
+                f"The factory of environment {index} must return an environment, but "
+                "returned None: add `return`."
+            )
         kind = f"{type(env).__module__}.{type(env).__name__}"
         advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
         page = "docs/environments.md."
@@ -239,19 +234,23 @@ def _built(
     return env
 
 
-def _join(built: Sequence[TensorDictEnv], first: int) -> EnvBatch:
-    for index, env in enumerate(built[1:], first + 1):
-        check_alike(
-            built[0].description,
-            env.description,
-            f"environment {index}",
-            f"environment {first}",
-        )
-    singles: list[Any] = [env for env in built if not env.batch_size]
-    if len(singles) == len(built):
-        return SerialBatch(singles, first)
+def _singles(indices: Sequence[int], built: list[Any]) -> list[RowEnv]:
+    for index, env in zip(indices, built, strict=True):
+        if env.batch_size:
+            raise TypeError(
+                f"The factory of environment {index} must return a single "
+                f"environment, but returned the batch {type(env).__name__}. Pass "
+                f"{_BATCH_ADVICE[isinstance(env, (BatchedEnv, EnvWrapper))]}."
+            )
+    return built
+
+
+def _join(built: list[Any], first: int) -> EnvBatch:
+    if not any(env.batch_size for env in built):
+        return SerialBatch(built, first)
     if len(built) == 1:
-        return built[0].engine()
+        engine: EnvBatch = built[0].engine()
+        return engine
     raise TypeError(
         f"A {type(built[0]).__name__} is a batch, so its factory must be the only one "
         f"in its process, but this process has {len(built)} factories. Build one batch "

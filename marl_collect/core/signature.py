@@ -10,6 +10,12 @@ from marl_collect.errors import PolicyError
 
 IS_INIT = ("is_init",)
 """Key of the flag that is True in the first frame of an episode."""
+POLICY_ID = "policy_id"
+"""Name in a group of the index of each agent's policy."""
+NOBODY = -1
+"""The ``policy_id`` in frames with random actions (``init_random_frames``)."""
+ACTS = "acts"
+"""Name in a group of the environment's mask, where ``batch_of`` has restricted it."""
 _OWN = "_policy"
 
 

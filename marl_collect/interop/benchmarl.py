@@ -136,10 +136,10 @@ def our_task(task: Task | TaskClass) -> TaskClass:
         An ``OurPettingZooTask`` or ``OurMeltingPotTask`` for a task of these families,
         else the task itself.
     """
-    found = task.get_from_yaml() if isinstance(task, Task) else task
-    if type(found) not in _OURS:
-        return found
-    return _OURS[type(found)](name=found.name, config=found.config)
+    built = task.get_from_yaml() if isinstance(task, Task) else task
+    if type(built) not in _OURS:
+        return built
+    return _OURS[type(built)](name=built.name, config=built.config)
 
 
 @final

@@ -111,7 +111,7 @@ class _OurEnv(EnvBase):
         ours: Any = self._ours
         picture = ours.render()
         pictures = picture if self.batch_size else [picture]
-        if any(each is None for each in pictures):
+        if any(image is None for image in pictures):
             raise ValueError(
                 "The environment renders no pictures. Build it with rendering, for "
                 'example PettingZooEnv(..., render_mode="rgb_array").'

@@ -78,19 +78,19 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
             f"The environment has the action {name!r} at the root: expected 'action', "
             "or ('group', 'action'). Rename it with RenameTransform."
         )
-    found = actions[prefix] if prefix else actions
-    if list(found.keys()) != ["action"]:
+    taken = actions[prefix] if prefix else actions
+    if list(taken.keys()) != ["action"]:
         raise TypeError(
-            f"Group {name!r} has the actions {list(found.keys())}: expected one, named "
+            f"Group {name!r} has the actions {list(taken.keys())}: expected one, named "
             "'action'. Rename it with RenameTransform."
         )
-    lead = tuple(found.shape) if prefix else ()
+    lead = tuple(taken.shape) if prefix else ()
     if prefix and len(lead) != 1:
         raise TypeError(
             f"Group {name!r} has the batch size {list(lead)}: expected [n_agents]."
         )
     n = lead[0] if lead else 1
-    action = found["action"]
+    action = taken["action"]
     if isinstance(action, MultiOneHot):
         raise TypeError(
             f"{name}/action has the spec {action}: expected MultiCategorical. Most "
@@ -150,16 +150,16 @@ def _reward(env: EnvBase, name: str, prefix: Key, n: int) -> Key:
     Raises:
         TypeError: if none of these exists, or not with a value per agent.
     """
-    found = _leaves(env.full_reward_spec_unbatched)
-    choices = [key for key in ((*prefix, "reward"), ("reward",)) if key in found]
-    if not prefix and len(found) == 1:
-        choices += found
+    rewards = _leaves(env.full_reward_spec_unbatched)
+    choices = [key for key in ((*prefix, "reward"), ("reward",)) if key in rewards]
+    if not prefix and len(rewards) == 1:
+        choices += rewards
     if choices:
         _check_rows(env.full_reward_spec_unbatched, choices[0], name, n)
         return choices[0]
     raise TypeError(
         f"The reward of group {name!r} is ambiguous: expected "
-        f"{(*prefix, 'reward')!r} or 'reward', but found {found}. Rename it with "
+        f"{(*prefix, 'reward')!r} or 'reward', but found {rewards}. Rename it with "
         "RenameTransform."
     )
 
@@ -171,16 +171,16 @@ def _flags(env: EnvBase, name: str, prefix: Key, n: int) -> Key | None:
         TypeError: if neither exists, or not with a value per agent.
     """
     spec = env.full_done_spec_unbatched
-    found = [key[:-1] for key in _leaves(spec) if key[-1] == "done"]
-    choices = [key for key in (prefix, ()) if key in found]
-    if not prefix and len(found) == 1:
-        choices += found
+    prefixes = [key[:-1] for key in _leaves(spec) if key[-1] == "done"]
+    choices = [key for key in (prefix, ()) if key in prefixes]
+    if not prefix and len(prefixes) == 1:
+        choices += prefixes
     if choices:
         _check_rows(spec, (*choices[0], "done"), name, n)
         return choices[0] or None
     raise TypeError(
         f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
-        f"'done', but found {[(*each, 'done') for each in found]}. Rename them with "
+        f"'done', but found {[(*path, 'done') for path in prefixes]}. Rename them with "
         "RenameTransform."
     )
 

@@ -128,25 +128,25 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
     return cast("Space", _space(spec, shape[len(lead) :], len(lead), where))
 
 
-def _space(spec: TensorSpec, own: Shape, dims: int, where: str) -> spaces.Space[Any]:
+def _space(spec: TensorSpec, shape: Shape, dims: int, where: str) -> spaces.Space[Any]:
     # MultiCategorical and Binary are subclasses of Categorical, so test them first.
     if isinstance(spec, MultiCategorical):
         return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
     if isinstance(spec, (Binary, OneHot)):
-        return spaces.MultiBinary(own or (1,))
+        return spaces.MultiBinary(shape or (1,))
     if isinstance(spec, Categorical):
         n = int(spec.space.n)
-        return spaces.MultiDiscrete(np.full(own, n)) if own else spaces.Discrete(n)
+        return spaces.MultiDiscrete(np.full(shape, n)) if shape else spaces.Discrete(n)
     if isinstance(spec, (Bounded, Unbounded)):
         if spec.dtype == torch.bool:
-            return spaces.MultiBinary(own or (1,))
+            return spaces.MultiBinary(shape or (1,))
         low, high = (
             bound.expand(spec.shape).cpu().numpy()
             for bound in (spec.space.low, spec.space.high)
         )
         rows = tuple(range(dims))
         dtype: Any = low.dtype
-        return spaces.Box(low.min(rows), high.max(rows), own, dtype)
+        return spaces.Box(low.min(rows), high.max(rows), shape, dtype)
     raise TypeError(
         f"{where} has the spec {spec}: expected Bounded, Unbounded, Categorical, "
         "OneHot, MultiCategorical, Binary, or a Composite of these. Remove or convert "

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from marl_collect.core.random_actions import is_random
+from marl_collect.core.signature import ACTS, POLICY_ID
 from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
@@ -18,11 +19,6 @@ Assign: TypeAlias = Callable[[int, tuple[str, ...]], Mapping[str, str]]
 """From an episode's seed and the agents' names to the name of each agent's policy."""
 
 T = TypeVar("T", bound=TensorDictBase)
-POLICY_ID = "policy_id"
-ACTS = "acts"
-"""Name in a group of the environment's mask, where ``batch_of`` has restricted it."""
-NOBODY = -1
-"""The ``policy_id`` in frames with random actions (``init_random_frames``)."""
 
 
 @final
@@ -102,8 +98,8 @@ class AssignedPolicies(nn.Module):
     def module(self, name: str) -> nn.Module:
         """Return the submodule of this name, ``Called`` for a callable."""
         if name in self._given:
-            found: nn.Module = getattr(self, name)
-            return found
+            policy: nn.Module = getattr(self, name)
+            return policy
         if name not in self._places:
             names = list(dict.fromkeys((*self._given, *self.names)))
             raise KeyError(f"There is no policy {name!r}: found {names}.")
@@ -138,8 +134,8 @@ class AssignedPolicies(nn.Module):
         self.module(name)
         return [
             index
-            for index, (each, (pool, _)) in enumerate(self._places.items())
-            if name in (each, pool)
+            for index, (policy, (pool, _)) in enumerate(self._places.items())
+            if name in (policy, pool)
         ]
 
     def played(self, policy_ids: Mapping[str, Any], returns: Mapping[str, Any]) -> None:
@@ -162,9 +158,9 @@ class AssignedPolicies(nn.Module):
                 continue
             pool = getattr(self, name)
             learners = [
-                own
-                for own, each in enumerate(self.names)
-                if _is_form_of(self.module(each), pool.policy)
+                learner
+                for learner, policy in enumerate(self.names)
+                if _is_form_of(self.module(policy), pool.policy)
             ]
             if not learners and pool.uses_results:
                 warn(
@@ -173,7 +169,9 @@ class AssignedPolicies(nn.Module):
                     f"the policies {list(self._given)}. Pass the same module to both: "
                     'policies={"main": net, "past": PolicyPool(net)}.'
                 )
-            played = [np.mean(means[own]) for own in learners if own in means]
+            played = [
+                np.mean(means[learner]) for learner in learners if learner in means
+            ]
             if played:
                 ahead = played[0] - np.mean(means[index])
                 pool.played(place, 0.5 * (np.sign(ahead) + 1))
@@ -263,18 +261,18 @@ class AssignedPolicies(nn.Module):
         valid = out.get(("collector", "mask"), None)
         for group in groups:
             ids = out[group, POLICY_ID]
-            own = torch.isin(ids, torch.tensor(indices, device=ids.device))
+            acted = torch.isin(ids, torch.tensor(indices, device=ids.device))
             acts = out.get((group, "mask"), None)
-            acts = torch.ones_like(own) if acts is None else acts
+            acts = torch.ones_like(acted) if acts is None else acts
             if valid is not None:  # Padding has the id 0 as well.
-                own, acts = own & valid.unsqueeze(-1), acts & valid.unsqueeze(-1)
+                acted, acts = acted & valid.unsqueeze(-1), acts & valid.unsqueeze(-1)
             out[group, ACTS] = acts
             for key in ((group, "mask"), ("next", group, "mask")):
                 mask = out.get(key, None)
                 if mask is not None:
-                    out[key] = mask & own
+                    out[key] = mask & acted
                 elif key[0] == group:
-                    out[key] = own
+                    out[key] = acted
         return out
 
     def _check_name(self, name: Any) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Field, Key, Row, allocate
-from marl_collect.core.signature import PolicySignature
+from marl_collect.core.signature import NOBODY, POLICY_ID, PolicySignature
 from marl_collect.errors import PolicyError
-from marl_collect.policies.assigned import NOBODY, POLICY_ID, AssignedPolicies
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.by_row import Call, OwnRows, own_rows
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
@@ -95,7 +95,7 @@ class AssignedRunner(PolicyRunner):
         self._lacking = [
             {
                 group: {key for key in actions if key[0] == group}
-                - runner.outputs.keys()
+                - runner.signature.outputs.keys()
                 for group in self._description.groups
             }
             for runner in self._runners
@@ -127,7 +127,9 @@ class AssignedRunner(PolicyRunner):
         self._unwritten = [
             [
                 (memory[key], _like(mine[key[0]], memory[key]))
-                for key in self._merged().keys() - {*runner.outputs, *runner.carried}
+                for key in self._merged().keys()
+                - runner.signature.outputs.keys()
+                - runner.signature.carried.keys()
                 if key[1:] != (POLICY_ID,)
             ]
             for runner, mine in zip(self._runners, self._mine, strict=True)
@@ -225,21 +227,21 @@ class AssignedRunner(PolicyRunner):
         fields = runner.signature.memory(self._description)
         private = {k: f for k, f in fields.items() if k not in shared}
         actions = self._description.actions()
-        own = allocate(private | actions, (len(self._ids),))
+        outputs = allocate(private | actions, (len(self._ids),))
         if isinstance(runner, FusedRunner) and self._copied[index] < _COPIES:
             self._copied[index] += 1
-            runner.module.bind(shared | own)
+            runner.module.bind(shared | outputs)
             part = own_rows(
                 runner.module,
-                shared | own,
+                shared | outputs,
                 self._description,
                 memory,
                 self._episodes(index),
             )
             if part is not None:
                 return part
-        runner.bind(shared | own)
-        return AllRows(runner, own, memory, self._mine[index])
+        runner.bind(shared | outputs)
+        return AllRows(runner, outputs, memory, self._mine[index])
 
     def _episodes(self, index: int) -> dict[str, NDArray[np.bool_]]:
         """Return who acts with a policy in the tried episodes, ``[T, n]`` by group.
@@ -277,19 +279,19 @@ class AssignedRunner(PolicyRunner):
         carried: dict[Key, Field] = {}
         owners: dict[tuple[str, Key], str] = {}
         for name, runner in zip(self._policies.names, self._runners, strict=True):
-            own = runner.signature
-            self._check(name, own)
-            for kind, found, fields in (
-                ("", outputs, own.outputs),
-                ("next/", carried, own.carried),
+            signature = runner.signature
+            self._check(name, signature)
+            for kind, merged, fields in (
+                ("", outputs, signature.outputs),
+                ("next/", carried, signature.carried),
             ):
                 for key, leaf in fields.items():
                     first = owners.setdefault((kind, key), name)
-                    if found.setdefault(key, leaf) != leaf:
+                    if merged.setdefault(key, leaf) != leaf:
                         raise PolicyError(
                             f"The policies {first!r} and {name!r} write "
                             f"{kind}{'/'.join(key)} with different shapes or dtypes "
-                            f"({found[key]} and {leaf}), so a batch cannot store "
+                            f"({merged[key]} and {leaf}), so a batch cannot store "
                             "both: let one of them write to another key."
                         )
         for key in outputs.keys() & carried.keys():
@@ -304,25 +306,27 @@ class AssignedRunner(PolicyRunner):
         return PolicySignature(
             outputs=outputs,
             carried=carried,
-            reads_is_init=any(runner.reads_is_init for runner in self._runners),
+            reads_is_init=any(
+                runner.signature.reads_is_init for runner in self._runners
+            ),
             private=frozenset().union(*(r.signature.private for r in self._runners)),
         )
 
-    def _check(self, name: str, own: PolicySignature) -> None:
+    def _check(self, name: str, signature: PolicySignature) -> None:
         """Check that what a policy writes can be stored by agent."""
         who = f"The policy {name!r} acts for some of the agents, but"
-        changed = own.apart | own.removed
+        changed = signature.apart | signature.removed
         if changed:
             raise PolicyError(
                 f"{who} changes {_names(changed)}, which all policies read: write to "
                 "another key."
             )
-        if own.kept:
+        if signature.kept:
             raise PolicyError(
-                f"{who} reads {_names(own.kept)}, which it wrote in the previous "
+                f"{who} reads {_names(signature.kept)}, which it wrote in the previous "
                 'frame: write it under "next", as a state of each agent.'
             )
-        for key, leaf in {**own.outputs, **own.carried}.items():
+        for key, leaf in {**signature.outputs, **signature.carried}.items():
             group = self._description.groups.get(key[0])
             if group is None or leaf.shape[:1] != (group.n_agents,):
                 raise PolicyError(
@@ -340,8 +344,8 @@ class AssignedRunner(PolicyRunner):
         for k, seed in self._pending.items():
             self._ids[k] = self._chosen(seed)
         self._pending.clear()
-        for group, own in self._ids_of.items():
-            self._memory[group, POLICY_ID][...] = own
+        for group, ids in self._ids_of.items():
+            self._memory[group, POLICY_ID][...] = ids
         # States are read by all policies that compute all rows before one is replaced.
         acting: list[tuple[str, Call]] = []
         alone: list[tuple[str, Call]] = []
@@ -351,8 +355,8 @@ class AssignedRunner(PolicyRunner):
             part, mine = self._parts[index], self._mine[index]
             groups = [
                 group
-                for group, own in self._ids_of.items()
-                if np.equal(own, index, out=mine[group]).any()
+                for group, ids in self._ids_of.items()
+                if np.equal(ids, index, out=mine[group]).any()
             ]
             for target, where in self._unwritten[index]:
                 np.copyto(target, 0, where=where)
@@ -380,28 +384,32 @@ class AllRows:
     def __init__(
         self,
         runner: PolicyRunner,
-        own: Mapping[Key, NDArray[Any]],
+        outputs: Mapping[Key, NDArray[Any]],
         memory: Row,
         mine: Mapping[str, NDArray[np.bool_]],
     ) -> None:
         """Use a runner.
 
         Args:
-            runner: of the policy, bound to ``own`` and to the observations.
-            own: its outputs and states, ``[K, ...]`` per key.
+            runner: of the policy, bound to ``outputs`` and to the observations.
+            outputs: its outputs and states, ``[K, ...]`` per key.
             memory: of the step loop.
             mine: whether an agent acts with this policy, ``[K, n]`` by group. It is
                 read in every frame.
         """
         self._runner = runner
         carried = runner.signature.carried
-        loading = [_copying([(own[key], memory[key], _EVERYWHERE)]) for key in carried]
+        loading = [
+            _copying([(outputs[key], memory[key], _EVERYWHERE)]) for key in carried
+        ]
         self.acting = [*loading, runner.act]
         copies: dict[str, list[_Copy]] = {}
         for key in {**runner.signature.outputs, **carried}:
             where = _like(mine[key[0]], memory[key])
-            copies.setdefault(key[0], []).append((memory[key], own[key], where))
-        self.storing = {group: _copying(each) for group, each in copies.items()}
+            copies.setdefault(key[0], []).append((memory[key], outputs[key], where))
+        self.storing = {
+            group: _copying(group_copies) for group, group_copies in copies.items()
+        }
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames."""
@@ -423,19 +431,19 @@ def _agents(description: EnvDescription) -> list[tuple[str, str]]:
         ValueError: if two agents have the same name, because ``assign`` tells agents
             apart by their names.
     """
-    found = [
+    agents = [
         (agent, name)
         for name, group in description.groups.items()
         for agent in group.agents
     ]
-    names = [agent for agent, _ in found]
+    names = [agent for agent, _ in agents]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise ValueError(
             f"{description.name} has several agents called {double}, so policies "
             "cannot be assigned by name."
         )
-    return found
+    return agents
 
 
 def _copying(copies: Sequence[_Copy]) -> Call:

@@ -163,7 +163,7 @@ class OwnRows:
     def equals_all_rows(self) -> bool:
         """Return whether the copies compute what the policy does, on random inputs."""
         module, memory = self._module, self._memory
-        kept = {key: array.copy() for key, array in memory.items()}
+        saved = {key: array.copy() for key, array in memory.items()}
         frames = RandomFrames(self._description, memory)
         mine = {
             group: rows.compared(len(memory["done",]))
@@ -187,14 +187,14 @@ class OwnRows:
                     if key not in groups:
                         continue
                     rows = mine[key[0]]
-                    expected, found = value.numpy()[rows], memory[key][rows]
-                    close = np.isclose(found, expected, _RTOL, _ATOL, equal_nan=True)
+                    expected, actual = value.numpy()[rows], memory[key][rows]
+                    close = np.isclose(actual, expected, _RTOL, _ATOL, equal_nan=True)
                     unlike += int((~close | ~np.isfinite(expected)).sum())
                     total += close.size
         finally:
             for stream in module.noise.streams:
                 stream.slot = None
-            for key, array in kept.items():
+            for key, array in saved.items():
                 memory[key][...] = array
         return unlike <= _UNLIKE * total
 
@@ -288,11 +288,11 @@ class _GroupRows:
         for k, i in rows:
             by_copy.setdefault(0 if self._part.alike else i, []).append((k, i))
         calls: list[Call] = []
-        for number, own in by_copy.items():
+        for number, rows_of_copy in by_copy.items():
             first = 0
-            for size in sizes_of_runs(len(own), self._flops):
+            for size in sizes_of_runs(len(rows_of_copy), self._flops):
                 run = self._run(number, size)
-                part = own[first : first + size]
+                part = rows_of_copy[first : first + size]
                 calls.append(run.call(part, self._memory, streams))
                 first += size
         return calls
@@ -349,7 +349,9 @@ class _Run:
         self.runner.bind(self._own)
         read = _keys(policy, "in_keys")
         self._read = [
-            key for key in self._own if any(key[: len(each)] == each for each in read)
+            key
+            for key in self._own
+            if any(key[: len(prefix)] == prefix for prefix in read)
         ]
         self._written = [*signature.outputs, *signature.carried]
 
@@ -366,31 +368,31 @@ class _Run:
         """
         filled = rows + rows[-1:] * (self._size - len(rows))
         load = [
-            copying(own, theirs)
+            copying(ours, theirs)
             for key in self._read
-            for own, theirs in self._pairs(key, filled, memory)
+            for ours, theirs in self._pairs(key, filled, memory)
         ]
         store = [
-            copying(theirs, own)
+            copying(theirs, ours)
             for key in self._written
-            for own, theirs in self._pairs(key, rows, memory)
+            for ours, theirs in self._pairs(key, rows, memory)
         ]
         act = self.runner.act
         places = np.array([k * self._n_agents + i for k, i in filled])
         noise = [
             (
-                own.array.reshape(self._size, -1),
-                stream.slot.reshape(len(stream.slot), -1, own.array.shape[-1]),
+                ours.array.reshape(self._size, -1),
+                stream.slot.reshape(len(stream.slot), -1, ours.array.shape[-1]),
             )
-            for own, stream in zip(self._module.noise.streams, streams, strict=True)
+            for ours, stream in zip(self._module.noise.streams, streams, strict=True)
             if stream.slot is not None
         ]
 
         def run(frame: int) -> None:
             for copy_row in load:
                 copy_row()
-            for own, sampled in noise:
-                np.take(sampled[frame], places, 0, own, "clip")
+            for ours, sampled in noise:
+                np.take(sampled[frame], places, 0, ours, "clip")
             act(frame)
             for copy_row in store:
                 copy_row()
@@ -401,13 +403,13 @@ class _Run:
         self, key: Key, rows: list[tuple[int, int]], memory: Row
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the memory of each row here and in the step loop."""
-        own, theirs = self._own[key], memory[key]
+        ours, theirs = self._own[key], memory[key]
         of_agents = key[0] == self._group
         for row, (k, i) in enumerate(rows):
             if of_agents:
-                yield own[row, 0, ...], theirs[k, i, ...]
+                yield ours[row, 0, ...], theirs[k, i, ...]
             else:
-                yield own[row, ...], theirs[k, ...]
+                yield ours[row, ...], theirs[k, ...]
 
 
 def own_rows(
@@ -442,8 +444,8 @@ def own_rows(
             alike = {group: part.alike for group, part in parts.items()}
             if not is_worth_it(episodes, alike, module.size, flops):
                 return None
-            own = OwnRows(module, bound, description, memory, parts, flops, state)
-            return own if own.equals_all_rows() else None
+            copies = OwnRows(module, bound, description, memory, parts, flops, state)
+            return copies if copies.equals_all_rows() else None
         except _CannotBeSplitError:
             return None
 
@@ -572,7 +574,7 @@ def _parts(policy: Any, description: EnvDescription) -> dict[str, nn.Module]:
         children = [*(inner.values() if isinstance(inner, nn.ModuleDict) else inner)]
     for parts in (children, [policy]):
         groups = [_groups_of(part) & description.groups.keys() for part in parts]
-        names = [name for found in groups for name in found]
+        names = [name for part_groups in groups for name in part_groups]
         if len(parts) == len(names) == len(set(names)):
             return dict(zip(names, parts, strict=True))
     return {}

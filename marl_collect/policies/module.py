@@ -175,27 +175,27 @@ class ModuleRunner(PolicyRunner):
         """
         if self._exchange is not None:
             self._exchange.send()
-        tensors, given = self._inputs, self._input
+        tensors, tensordict = self._inputs, self._input
         if self._probed.fresh:
             tensors = {key: tensor.clone() for key, tensor in tensors.items()}
             everything = tensors
             if self._remembers:
                 everything = tensors | {k: t.clone() for k, t in self._kept.items()}
-            given = self._assemble(everything)
+            tensordict = self._assemble(everything)
         fixed = [tensors[key] for key in self._fixed]
         before = list(map(_VERSION, fixed))
         self.noise.give(self._noise_there)
         try:
-            out = self._policy(given)
+            out = self._policy(tensordict)
         finally:
             self.noise.take_back()
-        left = [_entry(given, key) for key in self._fixed]
+        left = [_entry(tensordict, key) for key in self._fixed]
         if list(map(_VERSION, fixed)) != before or not all(map(is_, left, fixed)):
             raise self._begins_to_change(fixed, before, left)
-        if out is None or out is given:
-            values = [given.get(key, None) for key in self._keys]
+        if out is None or out is tensordict:
+            values = [tensordict.get(key, None) for key in self._keys]
         else:
-            values = [self._result(key, out, given) for key in self._keys]
+            values = [self._result(key, out, tensordict) for key in self._keys]
             for key in self._fixed:
                 if not _is_kept(out.get(key, None), tensors[key]):
                     raise _begins(key)
@@ -223,9 +223,9 @@ class ModuleRunner(PolicyRunner):
     def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
         return assemble(tensors, (self.size,), self._n_agents)
 
-    def _result(self, key: Key, out: TensorDictBase, given: TensorDictBase) -> Any:
+    def _result(self, key: Key, out: TensorDictBase, tensordict: TensorDictBase) -> Any:
         value = out.get(key, None)
-        return given.get(key, None) if value is None else value
+        return tensordict.get(key, None) if value is None else value
 
     def _check_fits(self, values: list[torch.Tensor]) -> None:
         """Raise if shapes differ, or dtypes cannot be cast safely."""
@@ -259,22 +259,22 @@ class ModuleRunner(PolicyRunner):
         self._input = self._assemble(self._inputs)
 
 
-def _is_kept(value: Any, given: torch.Tensor) -> bool:
+def _is_kept(value: Any, original: torch.Tensor) -> bool:
     """Return whether a policy returned an input unchanged, perhaps as a copy."""
-    if value is None or value is given:
+    if value is None or value is original:
         return True
-    return isinstance(value, torch.Tensor) and same(value, given)
+    return isinstance(value, torch.Tensor) and same(value, original)
 
 
 def _entry(tensordict: Any, key: Key) -> Any:
     """Return an entry, None if there is none; faster than `TensorDict.get`."""
-    found = tensordict
+    value = tensordict
     for name in key:
-        content = getattr(found, "_tensordict", None)
+        content = getattr(value, "_tensordict", None)
         if not isinstance(content, dict):  # Another class: lazily stacked, for example.
             return tensordict.get(key, None)
-        found = content.get(name)
-    return found
+        value = content.get(name)
+    return value
 
 
 def _begins(key: Key) -> PolicyError:

@@ -154,12 +154,12 @@ class PolicyPool(nn.Module):
 
     def add(self, place: int) -> None:
         """Keep the present version of the policy at ``place``, whatever the rules."""
-        own = _tensors(self.policy).values()
+        present = _tensors(self.policy).values()
         with torch.no_grad():
-            for kept, tensor in zip(
-                _tensors(self.members[place]).values(), own, strict=True
+            for copied, tensor in zip(
+                _tensors(self.members[place]).values(), present, strict=True
             ):
-                kept.copy_(tensor)
+                copied.copy_(tensor)
         # Without updates in between, versions differ by their numbers all the same.
         self.versions[place] = max(int(self.updates), int(self.versions.max()) + 1)
         self.games[place] = self.wins[place] = 0

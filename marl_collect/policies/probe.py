@@ -76,7 +76,7 @@ def probe(
         TypeError, ValueError: if an output cannot be stored; names the key.
     """
     with undisturbed(policy):
-        found = _Probe(
+        calls = _Probe(
             _double(policy),
             policy,
             description,
@@ -84,14 +84,14 @@ def probe(
             device,
             every_action=every_action,
         )
-        return found.result()
+        return calls.result()
 
 
 @contextmanager
 def undisturbed(policy: Any) -> Iterator[None]:
     """Restore random generators and the policy's buffers on exit."""
     buffers = list(policy.buffers()) if isinstance(policy, nn.Module) else []
-    kept = [buffer.detach().clone() for buffer in buffers]
+    saved = [buffer.detach().clone() for buffer in buffers]
     devices = {b.device for b in buffers if b.device.type == "cuda"}
     if isinstance(policy, nn.Module):
         devices |= {p.device for p in policy.parameters() if p.device.type == "cuda"}
@@ -103,7 +103,7 @@ def undisturbed(policy: Any) -> Iterator[None]:
             random.setstate(ours)
             np.random.set_state(theirs)  # noqa: NPY002
             with torch.no_grad():
-                for buffer, before in zip(buffers, kept, strict=True):
+                for buffer, before in zip(buffers, saved, strict=True):
                     if not same(buffer, before):
                         buffer.copy_(before)
 
@@ -178,6 +178,15 @@ class _Probe:
             first = self._call(told, begins=True)
         except Exception as error:
             self._explain(error, told)
+            shapes = ", ".join(
+                f"{'/'.join(key)} {list(tensor.shape)}"
+                for key, tensor in self._observed.items()
+                if key in self._wanted or not self._wanted
+            )
+            error.add_note(
+                f"The policy was called on observations of {self._description.name}, "
+                f"[environments, agents, ...] in a group: {shapes}."
+            )
             raise
         self._check_provided(first, told)
         # The next frame: states and outputs at the root have values now.
@@ -193,24 +202,24 @@ class _Probe:
         }
         second = self._call(left | states, begins=False)
         self._check_alike(first, second)
-        found = self._probe_result(first, second, told.keys())
-        self._check_actions(found.signature.outputs)
-        return found
+        result = self._probe_result(first, second, told.keys())
+        self._check_actions(result.signature.outputs)
+        return result
 
     def _init_keys(self, policy: Any) -> set[Key]:
-        found = set(self._wanted)
+        keys = set(self._wanted)
         for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
             name = getattr(module, "is_init_key", None)
             if isinstance(name, (str, tuple)):
-                found.add(_key(name))
-        nested = sorted("/".join(key) for key in found if key[-1:] == IS_INIT != key)
+                keys.add(_key(name))
+        nested = sorted("/".join(key) for key in keys if key[-1:] == IS_INIT != key)
         if nested:
             raise KeyError(
                 f"The policy reads {nested}, but is_init exists only at the root, "
                 "because an episode begins for all agents at once: read "
                 '"is_init" at the root.'
             )
-        return found
+        return keys
 
     def _unprovided(self) -> set[Key]:
         observed = self._description.observed()
@@ -225,17 +234,17 @@ class _Probe:
         inputs = {key: self._there(tensor) for key, tensor in inputs.items()}
         before = {key: tensor.clone() for key, tensor in inputs.items()}
         versions = {key: tensor._version for key, tensor in inputs.items()}
-        given = assemble(inputs, (self._size,), self._n_agents)
+        tensordict = assemble(inputs, (self._size,), self._n_agents)
         notes = _Notes(inputs)
-        watch(given, notes.asked)
+        watch(tensordict, notes.asked)
         with notes:
-            out = self._acting(given)
+            out = self._acting(tensordict)
         if out is not None and not is_tensor_collection(out):
             raise TypeError(
                 "The policy must return a TensorDict, or None if it writes into its "
                 f"input, but returned {type(out).__name__}."
             )
-        left = flatten(given)
+        left = flatten(tensordict)
         changed = {
             key
             for key, tensor in inputs.items()
@@ -244,7 +253,7 @@ class _Probe:
             or not same(tensor, before[key])
         }
         written = dict(left)
-        if out is not None and out is not given:
+        if out is not None and out is not tensordict:
             written |= flatten(out)
         removed = inputs.keys() - written.keys()
         written = {
@@ -257,7 +266,7 @@ class _Probe:
         values = {key: self._here(key, tensor) for key, tensor in written.items()}
         self._check_own(values, before)
         notes.forget()
-        del given, out, left, written
+        del tensordict, out, left, written
         held = _is_held(inputs)
         return _Call(values, frozenset(removed), notes.asked, notes.read, changed, held)
 
@@ -348,8 +357,8 @@ class _Probe:
         }
         outputs |= {key: observed[key] for key in promised - outputs.keys() - removed}
         taken = (description.row().keys() | states) - actions.keys()
-        own = observed.keys() | states | {IS_INIT}
-        changed = frozenset((first.changed | second.changed) & own)
+        provided = observed.keys() | states | {IS_INIT}
+        changed = frozenset((first.changed | second.changed) & provided)
         begins = first.asked | first.read | second.read
         return ProbeResult(
             signature=PolicySignature(
@@ -378,10 +387,10 @@ class _Probe:
             actions = [key for key in actions if key[0] in groups] or actions
         for key in actions:
             if key not in outputs:
-                found = sorted("/".join(key) for key in outputs)
+                written = sorted("/".join(key) for key in outputs)
                 raise KeyError(
                     f"The policy must write the action {'/'.join(key)}, but wrote "
-                    f"{found}. Add it to the module's out_keys."
+                    f"{written}. Add it to the module's out_keys."
                 )
 
     def _field(self, key: Key, values: Tensors) -> Field:
@@ -402,11 +411,14 @@ class _Probe:
         expected = self._description.actions()[key]
         where = "/".join(key)
         if tuple(written.shape[1:]) != expected.shape:
+            advice = ""
+            if tuple(written.shape[1:-1]) == expected.shape:  # A value of each action.
+                advice = " Take the argmax, or sample from a distribution."
             raise ValueError(
                 f"The policy's action {where} has shape "
                 f"{list(written.shape[1:])} per environment, but "
                 f"{self._description.name} expects {list(expected.shape)}, "
-                f"{expected.dtype}."
+                f"{expected.dtype}.{advice}"
             )
         one_hot = self._description.groups[key[0]].one_hot
         if expected.dtype.kind in "iu" and written.is_floating_point() and not one_hot:
@@ -443,10 +455,11 @@ class _Probe:
             raise self._not_provided(unknown)
 
     def _not_provided(self, keys: set[Key]) -> KeyError:
-        found = sorted("/".join(key) for key in self._description.observed())
+        available = sorted("/".join(key) for key in self._description.observed())
         return KeyError(
             f"The policy reads {sorted('/'.join(k) for k in keys)}, but "
-            f"{self._description.name} provides {found}. Change the module's in_keys."
+            f"{self._description.name} provides {available}. "
+            "Change the module's in_keys."
         )
 
     def _check_alike(self, first: "_Call", second: "_Call") -> None:
@@ -501,19 +514,19 @@ class _Notes(OperationObserver):
 
     def ran(self, operation: TensorOp) -> None:
         """Record what the operation read."""
-        found = {
+        sources = {
             self._keys[memory]
             for memory in map(_memory, tensors((operation.args, operation.kwargs)))
             if memory in self._keys
         }
-        if found:
+        if sources:
             made = {_memory(tensor) for tensor in tensors(operation.result)}
-            if operation.function in _COPIES and len(found) == 1:
+            if operation.function in _COPIES and len(sources) == 1:
                 # No other tensor may have its memory.
                 self._copies.append(operation.result)
-                self._keys |= dict.fromkeys(made, *found)
+                self._keys |= dict.fromkeys(made, *sources)
             elif not made or not made <= self._keys.keys():
-                self.read |= found
+                self.read |= sources
 
     def passed_on(self, written: Mapping[Key, Any]) -> None:
         """Record inputs that are also outputs, under another key."""
@@ -592,10 +605,10 @@ def _double(policy: Any) -> Any:
 def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
     """Return whether a reference to one of ``inputs``, or a view, still exists."""
     # The last entry is a reference count of a tensor that was never shared.
-    found = {**inputs, (): torch.zeros(1)}
+    held = {**inputs, (): torch.zeros(1)}
     inputs.clear()
-    counts = [sys.getrefcount(found[key]) for key in found]
-    uses = [_USES(found[key].untyped_storage()._cdata) for key in found]  # noqa: SLF001
+    counts = [sys.getrefcount(held[key]) for key in held]
+    uses = [_USES(held[key].untyped_storage()._cdata) for key in held]  # noqa: SLF001
     return max(counts) > counts[-1] or max(uses) > uses[-1]
 
 

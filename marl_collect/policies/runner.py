@@ -13,7 +13,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.core.description import EnvDescription, Fields, Row, bytes_of
+from marl_collect.core.description import EnvDescription, Row, bytes_of
+from marl_collect.core.seeding import noise_generator
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 
@@ -38,21 +39,6 @@ class PolicyRunner(abc.ABC):
 
         The rollout sets carried states to zero at the beginning of an episode.
         """
-
-    @property
-    def outputs(self) -> Fields:
-        """The keys that ``act`` writes, including actions; see `PolicySignature`."""
-        return self.signature.outputs
-
-    @property
-    def carried(self) -> Fields:
-        """The states that ``act`` reads and replaces with those of the next frame."""
-        return self.signature.carried
-
-    @property
-    def reads_is_init(self) -> bool:
-        """Whether ``("is_init",)`` must be in the memory."""
-        return self.signature.reads_is_init
 
     @property
     def must_observe(self) -> bool:
@@ -149,8 +135,6 @@ class Generators:
 
     def of(self, stream: int) -> list[np.random.Generator]:
         """Return one generator per environment for this stream."""
-        from marl_collect.core.seeding import noise_generator
-
         stream += self._first
         if stream not in self._made:
             self._made[stream] = [
@@ -168,8 +152,6 @@ class Generators:
             k: position of the environment.
             seed: of the episode.
         """
-        from marl_collect.core.seeding import noise_generator
-
         self._origins[k] = (seed, 0)
         for stream, made in self._made.items():
             made[k] = noise_generator(seed, 0, stream, self._generation)

@@ -112,7 +112,7 @@ def _key_called(name: str, description: EnvDescription) -> Key | None:
 def _refusal(
     policy: Any, arguments: list[inspect.Parameter] | None, description: EnvDescription
 ) -> str:
-    found = "*args" if arguments is None else [a.name for a in arguments]
+    names = "*args" if arguments is None else [a.name for a in arguments]
     observed = [key for key in description.observed() if "observation" in key]
     actions = list(description.actions())
     name = getattr(policy, "__name__", type(policy).__name__)
@@ -123,7 +123,7 @@ def _refusal(
             "take one TensorDict."
         )
     return (
-        f"The policy {name} takes {found}, which are not observations of "
+        f"The policy {name} takes {names}, which are not observations of "
         f"{description.name}. Wrap it: TensorDictModule(policy, in_keys="
         f"{observed}, out_keys={actions}); or let it take one argument annotated as "
         "TensorDict."

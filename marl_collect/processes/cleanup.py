@@ -1,6 +1,7 @@
-"""Closes the pools that are still open when this process exits."""
+"""Closes pools and environments that are still open when this process exits."""
 
 import atexit
+import contextlib
 import threading
 import weakref
 from typing import Final, Protocol
@@ -12,28 +13,29 @@ _EXIT_SECONDS: Final = 3.0
 
 
 class Closable(Protocol):
-    """A pool."""
+    """Owns processes or environments."""
 
     def close(self, timeout: float = ...) -> object:
-        """End its processes within ``timeout`` seconds."""
+        """End or close them within ``timeout`` seconds. May be called twice."""
         ...
 
 
-_pools: Final = weakref.WeakSet[Closable]()
+_open: Final = weakref.WeakSet[Closable]()
 _exiting = False
 
 
-def register(pool: Closable) -> None:
-    """Close ``pool`` at exit if it is still open then."""
-    _pools.add(pool)
+def register(owner: Closable) -> None:
+    """Close ``owner`` at exit, while modules still have what its environments use."""
+    _open.add(owner)
 
 
 def close_all() -> None:
-    """Close every pool of this process. Called when the process exits."""
+    """Close what this process owns, even if an error is raised. Called at exit."""
     global _exiting
     _exiting = True
-    for pool in list(_pools):
-        pool.close(timeout=_EXIT_SECONDS)
+    with contextlib.ExitStack() as stack:
+        for owner in list(_open):
+            stack.callback(owner.close, timeout=_EXIT_SECONDS)
 
 
 def ends_with_the_process(thread: threading.Thread) -> bool:

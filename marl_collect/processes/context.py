@@ -52,13 +52,9 @@ class WorkerContext:
         self.line.cells[MESSAGES_READ] += 1
         return pickle.loads(data)
 
-    def has_message(self, wait: float = 0.0) -> bool:
-        """Return whether ``receive`` would return or raise without blocking.
-
-        Args:
-            wait: seconds to wait for a message.
-        """
-        return self.connection.poll(wait)
+    def has_message(self) -> bool:
+        """Return whether ``receive`` would return or raise without blocking."""
+        return self.connection.poll()
 
     def send(self, message: object) -> None:
         """Send a message to the trainer; ``WorkerPool.receive`` returns it.

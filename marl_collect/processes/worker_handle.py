@@ -24,9 +24,7 @@ SOCKET_SECONDS: Final = 60
 """How long one read or write of a socket may block when the other process is stopped in
 the middle of a message. A whole message may take longer."""
 
-_EXIT_SECONDS: Final = (
-    1.0  # From the end of a process's socket to the end of the process.
-)
+_EXIT_SECONDS: Final = 1.0  # From the end of a socket to that of its process.
 _NOW: Final = 0.0  # A deadline that has passed.
 _READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop sending.
 

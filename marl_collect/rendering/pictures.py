@@ -38,8 +38,9 @@ def take(env: SingleEnv) -> Picture:
     if image is None:
         raise ValueError(
             f"{env.description.name} renders no picture. Build PettingZoo's "
-            "environments with render_mode='rgb_array' (on the command line: --env "
-            "render_mode=rgb_array); your own must return an image from render()."
+            "environments with render_mode='rgb_array'; `marl-collect render` and "
+            "`view` pass it to a factory that takes it. An environment of your own "
+            "must return an image from render()."
         )
     return np.array(image, np.uint8)
 

@@ -58,7 +58,7 @@ def play(
         )
         max_frames_per_traj = max_frames
     require_factory(create_env_fn, "create_env_fn")
-    taken: list[tuple[bool, Picture]] = []
+    taken: list[Picture] = []
     filmed = _Filmed(require_single(create_env_fn()), taken.append, overlay=overlay)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     collector = Collector(
@@ -75,20 +75,20 @@ def play(
             before = collector.stats()["episodes"]
             collector.next()
             ended += collector.stats()["episodes"] - before
-            if ended == episodes and taken[-1][0]:
-                taken.pop()  # The first picture of the next episode.
-            yield from (picture for _, picture in taken)
+            if ended == episodes:
+                taken.pop()  # The first picture of the next episode, which has begun.
+            yield from taken
             taken.clear()
 
 
 @final
 class _Filmed(EnvWrapper):
-    """Passes on a picture after each reset (with True) and step (with False)."""
+    """Passes on a picture after each reset and step."""
 
     def __init__(
         self,
         env: SingleEnv,
-        show: Callable[[tuple[bool, Picture]], None],
+        show: Callable[[Picture], None],
         *,
         overlay: bool,
     ) -> None:
@@ -113,14 +113,14 @@ class _Filmed(EnvWrapper):
         self._episode += 1
         self._step = 0
         self._returns = {n: np.zeros(len(agents)) for n, agents in self._agents.items()}
-        self._show((True, self._picture()))
+        self._show(self._picture())
 
     @override
     def after_step(self) -> None:
         self._step += 1
         for name, returns in self._returns.items():
             returns += self.row[name, "reward"][:, 0]
-        self._show((False, self._picture()))
+        self._show(self._picture())
 
     def _picture(self) -> Picture:
         picture = take(self._filmed)

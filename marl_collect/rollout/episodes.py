@@ -15,7 +15,7 @@ from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.replay import EpisodeActions, RecordedEpisodes, SlotActions
 from marl_collect.core.seeding import episode_seeds
-from marl_collect.policies.assigned import POLICY_ID
+from marl_collect.core.signature import POLICY_ID
 
 Arrays = Mapping[Key, NDArray[Any]]
 EPISODE_BITS = 32

@@ -5,10 +5,11 @@ file                      content
 ========================  =====================================================
 ``recording.py``          ``record``: collects, and writes in a thread meanwhile
 ``writer.py``             ``Writer``: adds batches to a dataset
-``whole.py``              ``EpisodeWriter``: writes complete episodes only
+``episode_writer.py``     ``EpisodeWriter``: writes complete episodes only
 ``episodes.py``           finds episodes in batches
 ``appending.py``          appends so that a crash loses nothing; ``label``
 ``dataset.py``            opens a dataset as a list of TensorDicts
+``listing.py``            where its episodes are
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``windows.py``            parts of episodes: sequences, n-step transitions
@@ -20,7 +21,7 @@ file                      content
 ``copying.py``            ``copy``: between folders and object stores
 ``formats/``              exports to other formats, imports from them
 ``index.py``              the journal: description, runs, layouts, batches
-``chunks.py``             encodes a batch
+``encoding.py``           encodes a batch
 ``records.py``            small keys: rows of bytes without constant bytes
 ``packed.py``             large frames, compressed one by one
 ``frames.py``             reads frames by their numbers
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     )
     from marl_collect.storage.description import Metadata as Metadata
     from marl_collect.storage.description import RunDescription as RunDescription
+    from marl_collect.storage.episode_writer import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.formats.registry import export_dataset as export_dataset
     from marl_collect.storage.formats.registry import import_dataset as import_dataset
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.transitions import Transitions as Transitions
-    from marl_collect.storage.whole import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.writer import Writer as Writer
 
 __getattr__, __dir__ = lazy.attach(__name__)

@@ -114,21 +114,18 @@ class DatasetFiles(Closing):
                     errno.ENOENT, "The dataset was removed while a writer had it open"
                 )
         layouts = self.index.layouts
-        equal = [n for n, known in enumerate(layouts) if known.equals(entry.layout)]
-        if not equal:
+        equal = (n for n, known in enumerate(layouts) if known.equals(entry.layout))
+        number = next(equal, len(layouts))
+        if number == len(layouts):
             self.note({"layout": entry.layout.to_json()})
-            equal = [len(layouts) - 1]
         entry = replace(
-            entry,
-            layout=layouts[equal[0]],
-            segment=self._segment,
-            offset=self._end,
+            entry, layout=layouts[number], segment=self._segment, offset=self._end
         )
         written = _write_all(self._data, parts)
         if written != entry.end - self._end:
             raise AssertionError((written, entry))
         self._sync(self._data)
-        self.note({"batch": entry.to_json(equal[0])})
+        self.note({"batch": entry.to_json(number)})
         self._end = entry.end
         return entry
 

@@ -1,13 +1,12 @@
 """The card of a dataset: what it holds and how to load it, as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from gymnasium import spaces
 
 from marl_collect.core.description import Key, stored_action
-from marl_collect.storage.description import Metadata, RunDescription
+from marl_collect.storage.description import Metadata
 from marl_collect.storage.index import Index
 from marl_collect.storage.statistics import Range, Statistics, Summary
 
@@ -51,7 +50,6 @@ def card(contents: Index, statistics: Statistics) -> str:
         _keys(contents, statistics.ranges),
         "## Runs",
         _runs(contents),
-        *_versions(contents.runs),
         "## Loading",
         _LOADING.strip(),
     ]
@@ -145,36 +143,20 @@ def _keys(contents: Index, ranges: Mapping[Key, Range]) -> str:
 
 
 def _runs(contents: Index) -> str:
-    rows = []
-    for place, run in enumerate(contents.runs):
-        frames = sum(b.frames for b in contents.batches if b.run == place)
-        policy = ", ".join(f"{k}={v}" for k, v in run.policy.items())
-        options = ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None)
-        rows.append(
-            (str(place), f"{frames:,}", str(run.seed), run.started, policy, options)
+    rows = [
+        (
+            str(number),
+            f"{contents.run_frames(number):,}",
+            str(run.seed),
+            run.started,
+            ", ".join(f"{k}={v}" for k, v in run.policy.items()),
+            ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None),
+            contents.new_versions(number),
         )
-    return _table(("run", "frames", "seed", "started", "policy", "options"), rows)
-
-
-def _versions(runs: Sequence[RunDescription]) -> list[str]:
-    return [
-        f"Versions of {places}: {', '.join(f'{k} {v}' for k, v in versions.items())}."
-        for places, versions in equal_versions(runs)
+        for number, run in enumerate(contents.runs)
     ]
-
-
-def equal_versions(
-    runs: Sequence[RunDescription],
-) -> list[tuple[str, Mapping[str, str]]]:
-    """Return the versions of consecutive runs once, with the numbers of these runs."""
-    found = []
-    numbered = enumerate(runs)
-    for _, same in groupby(numbered, lambda item: dict(item[1].versions)):
-        items = list(same)
-        first, last = items[0][0], items[-1][0]
-        name = f"run {first}" if first == last else f"runs {first} to {last}"
-        found.append((name, items[0][1].versions))
-    return found
+    columns = ("run", "frames", "seed", "started", "policy", "options", "new versions")
+    return _table(columns, rows)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from marl_collect.core.description import Key
 
 _DEEPEST: Final = 100
@@ -125,14 +123,6 @@ def key_of(data: Any) -> Key:
         if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", part)):
             raise DatasetError(f"{data!r} is not a key of a batch.")
     return tuple(data)
-
-
-def dtype_of(name: Any) -> torch.dtype:
-    """Return the dtype of a name such as ``"float32"``."""
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(dtype, torch.dtype):
-        raise DatasetError(f"{name!r} is not a dtype of torch.")
-    return dtype
 
 
 def integer(data: Mapping[str, Any], name: str, below: int | None = None) -> int:

@@ -15,8 +15,8 @@ from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames, segment_name
 from marl_collect.storage.index import Index, join_indexes, key_difference
+from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.moments import MomentsFile
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.statistics import Statistics
@@ -125,17 +125,14 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        return Trajectories(self._frames, self.contents, *self._frames.episode_spans())
+        positions = self._frames.episode_spans()
+        return Trajectories(EpisodeList(self._frames, self.contents, *positions))
 
     @cached_property
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
-        file = None
-        if len(self.parts) == 1:
-            ((folder, index),) = self.parts
-            shapes = {item.key: self._frames.element_shape(item) for item in index.keys}
-            file = MomentsFile(folder, (index.size, index.checksum), shapes)
-        return Transitions(self._frames, self._frames.all_spans(), file)
+        part = self.parts[0] if len(self.parts) == 1 else None
+        return Transitions(self._frames, self._frames.all_spans(), part)
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> Loader:
@@ -227,12 +224,12 @@ def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
 
 
 def _check_alike(first: Dataset, other: Dataset) -> None:
-    expected, found = first.contents, other.contents
+    contents, others = first.contents, other.contents
     different = difference(
-        expected.description.to_json(), found.description.to_json()
+        contents.description.to_json(), others.description.to_json()
     ) or (
-        key_difference(expected.keys, found.keys)
-        if expected.keys and found.keys  # A dataset without batches has none.
+        key_difference(contents.keys, others.keys)
+        if contents.keys and others.keys  # A dataset without batches has none.
         else None
     )
     if different is not None:

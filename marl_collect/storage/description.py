@@ -142,12 +142,12 @@ def _typed(data: Mapping[str, Any], name: str, *types: type) -> Any:
 
 
 def difference(
-    expected: Mapping[Any, Any], found: Mapping[Any, Any], where: str = ""
+    expected: Mapping[Any, Any], actual: Mapping[Any, Any], where: str = ""
 ) -> tuple[Any, Any, Any] | None:
     """Return the path of the first entry that differs, and both of its values."""
-    for name in [*expected, *(n for n in found if n not in expected)]:
+    for name in [*expected, *(n for n in actual if n not in expected)]:
         path = f"{where}/{name}" if where else name
-        a, b = expected.get(name), found.get(name)
+        a, b = expected.get(name), actual.get(name)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             inner = difference(a, b, path)
             if inner:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import TRAJ_IDS, VALID
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 @final
@@ -178,7 +180,7 @@ class EpisodeFinder:
         self._last_ended: dict[int, int] = {}
         """Each environment's trajectory that ended last."""
 
-    def add(self, batch: TensorDictBase) -> EpisodeTable:
+    def add(self, batch: "TensorDictBase") -> EpisodeTable:
         """Return the episodes that ended in ``batch``, a ``[B, T]`` of a collector.
 
         Raises:
@@ -246,7 +248,7 @@ class EpisodeFinder:
 
 
 def _pieces(
-    batch: TensorDictBase,
+    batch: "TensorDictBase",
 ) -> tuple[EpisodeTable, NDArray[np.int64], NDArray[np.bool_]]:
     """Cut the valid frames of each row behind the ends of episodes.
 
@@ -273,7 +275,7 @@ def _pieces(
     return table, first, done[row, last]
 
 
-def valid_frames(batch: TensorDictBase) -> list[int]:
+def valid_frames(batch: "TensorDictBase") -> list[int]:
     """Return the number of valid frames of each row; they are the first ones."""
     if VALID in batch.keys(include_nested=True):
         return [int(count) for count in _array(batch[VALID]).sum(-1)]
@@ -281,7 +283,7 @@ def valid_frames(batch: TensorDictBase) -> list[int]:
     return [frames] * size
 
 
-def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
+def first_frames(batch: "TensorDictBase") -> NDArray[Any] | None:
     """Return which frames begin an episode, None if the batch does not say.
 
     A collector that has run before delivers the rest of an episode first.
@@ -293,11 +295,11 @@ def first_frames(batch: TensorDictBase) -> NDArray[Any] | None:
     return None
 
 
-def _rewards(batch: TensorDictBase) -> dict[str, NDArray[Any]]:
+def _rewards(batch: "TensorDictBase") -> dict[str, NDArray[Any]]:
     """Return the rewards ``[B, T, n]`` of each group, in the order of keys."""
     rewards: dict[str, NDArray[Any]] = {}
     for name, value in sorted(batch["next"].items()):
-        if isinstance(value, TensorDictBase) and "reward" in value.keys():
+        if hasattr(value, "keys") and "reward" in value.keys():
             rewards[name] = _array(value["reward"])[..., 0]
     return rewards
 

@@ -126,8 +126,8 @@ def _check_free(target: Path, what: str, *, or_empty: bool) -> None:
     if or_empty and target.is_dir() and not any(target.iterdir()):
         return
     if os.path.lexists(target):
-        place = "a new or empty folder" if or_empty else "a path that does not exist"
-        raise FileExistsError(f"{target} exists: {what} to {place}.")
+        free = "a new or empty folder" if or_empty else "a path that does not exist"
+        raise FileExistsError(f"{target} exists: {what} to {free}.")
 
 
 @final

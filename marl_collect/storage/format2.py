@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
-from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
-from marl_collect.storage.compression import load_codec
+from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.formats.blocks import RunBatch
-from marl_collect.storage.index import OLD_INDEX, KeyField, keys_from_json
-from marl_collect.storage.packed import ENTRY
+from marl_collect.storage.formats.hdf5 import encoded
+from marl_collect.storage.index import OLD_INDEX, KeyField, dtype_of, keys_from_json
+from marl_collect.storage.packed import ENTRY, PackedFrames
 
 _READABLE: Final = (1, 2)
 
@@ -72,7 +72,7 @@ def _tensors(
     for field in sorted(keys, key=lambda field: field.key[0] == "next"):
         file = files.get(field.key, {"codec": None, "checksum": None})
         codec = file["codec"]
-        name = "/".join([folder, *map(_encoded, field.key)]) + f".{codec or 'memmap'}"
+        name = "/".join([folder, *map(encoded, field.key)]) + f".{codec or 'memmap'}"
         if not field.nbytes * size * length:
             content = np.empty(0, np.uint8)
         elif codec is None:
@@ -81,10 +81,13 @@ def _tensors(
                 _check(name, data, file["checksum"])
             content = np.frombuffer(data, np.uint8)
         else:
-            data = _read(path, name)
-            _check(name, data[: ENTRY * size * length], file["checksum"])
+            data, table = _read(path, name), ENTRY * size * length
+            _check(name, data[:table], file["checksum"])
+            packed = PackedFrames.of(
+                name, codec, data[:table], table, len(data) - table
+            )
             root = contents.get(field.key[1:])
-            content = _unpack(name, data, codec, (size * length, field.nbytes), root)
+            content = _unpack(packed, memoryview(data), field.nbytes, root)
         if content.size != field.nbytes * size * length:
             raise DatasetError(f"{name} has {content.size:,} bytes.")
         contents[field.key] = content
@@ -97,37 +100,24 @@ def _tensors(
 
 
 def _unpack(
-    name: str,
-    data: bytes,
-    codec: str,
-    shape: tuple[int, int],
-    root: NDArray[np.uint8] | None,
+    packed: PackedFrames, data: memoryview, size: int, root: NDArray[np.uint8] | None
 ) -> NDArray[np.uint8]:
-    """Return the bytes of frames that were compressed one by one.
+    """Return the bytes of frames of ``size`` bytes that were compressed one by one.
 
     Args:
-        name: of the file.
-        data: its content.
-        codec: of the frames.
-        shape: number of frames, and bytes of each.
+        packed: where they are in the file.
+        data: content of the file.
+        size: bytes of a frame.
         root: bytes of the root key; a frame without bytes is its following frame.
     """
-    table, stored = data[: ENTRY * shape[0]], memoryview(data)[ENTRY * shape[0] :]
-    ends, first = np.frombuffer(table, "<u8", shape[0]), int(8 * shape[0])
-    sums = np.frombuffer(table, "<u4", shape[0], first).tolist()
-    frames = np.empty(shape, np.uint8)
-    begin = 0
-    for number, end in enumerate(ends.tolist()):
-        frame = stored[begin:end]
-        begin = end
-        if len(frame):
-            if zlib.crc32(frame) != sums[number]:
-                raise DatasetError(f"Frame {number} of {name} is damaged.")
-            load_codec(codec)[1](frame, frames[number])
+    frames = np.empty((len(packed.ends), size), np.uint8)
+    for number, follows in enumerate(packed.follows().tolist()):
+        if not follows:
+            packed.read(data, number, frames[number])
         elif root is None:
-            raise DatasetError(f"Frame {number} of {name} is missing.")
+            raise DatasetError(f"Frame {number} of {packed.name} is missing.")
         else:
-            frames[number] = root.reshape(shape)[number + 1]
+            frames[number] = root.reshape(frames.shape)[number + 1]
     return frames.reshape(-1)
 
 
@@ -140,14 +130,6 @@ def _read(path: Path, name: str) -> bytes:
     if not (path / name).is_file():
         raise DatasetError(f"{path / name} is missing.")
     return (path / name).read_bytes()
-
-
-def _encoded(name: str) -> str:
-    """Return one part of a key as a file name, as tensordict writes it."""
-    return "".join(
-        f"%{ord(c):02X}" if c in '/<>:"|?*\\ %' or ord(c) in {*range(32), 127} else c
-        for c in name
-    )
 
 
 def _check(name: str, data: bytes, expected: int) -> None:

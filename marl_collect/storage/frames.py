@@ -1,34 +1,40 @@
 """Reads frames of a dataset from mapped segments; no file stays open."""
 
+import ctypes
+import mmap
+import os
 import time
+import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, final
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import assemble
-from marl_collect.storage.checks import DatasetError, Folder, dtype_of, naming
-from marl_collect.storage.chunks import read_notes
+from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import (
+    ARRAYS,
     RECORDS,
     TAIL,
     BatchEntry,
     Index,
     KeyField,
     Layout,
+    dtype_of,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes, Column
-from marl_collect.storage.samples import Sample
 from marl_collect.storage.spans import Spans
-from marl_collect.storage.statistics import Range
+from marl_collect.storage.statistics import Range, read_notes
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 _DONE: Final = ("next", "done")
 _RECENT: Final = 50_000_000
@@ -99,10 +105,7 @@ class Segment:
         """Its listed bytes."""
         if self._map is None:
             self._inode = self.folder.locate(self.name, self.size).st_ino
-            # Unlike Python's mmap, torch keeps no copy of the descriptor open.
-            self._map = torch.from_file(
-                str(self.folder.local(self.name)), size=self.size, dtype=torch.uint8
-            ).numpy()
+            self._map = _mapped(self.folder.local(self.name), self.size)
         return self._map.data
 
     def windows(self, size: int) -> NDArray[Any]:
@@ -113,6 +116,35 @@ class Segment:
         )
 
 
+def _mapped(path: Path, size: int) -> Bytes:
+    """Map a file for reading. Unlike Python's mmap, no descriptor stays open."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        address = libc.mmap(
+            None,
+            ctypes.c_size_t(size),
+            mmap.PROT_READ,
+            mmap.MAP_PRIVATE,
+            descriptor,
+            ctypes.c_longlong(0),
+        )
+    finally:
+        os.close(descriptor)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    # Arrays and views of the memory hold it; those that are left at exit may be read.
+    weakref.finalize(
+        memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size)
+    ).atexit = False
+    array = np.frombuffer(memory, np.uint8)
+    array.flags.writeable = False
+    return array
+
+
 @final
 class StoredFrames:
     """The frames of one or several folders, by number.
@@ -121,6 +153,8 @@ class StoredFrames:
         name: of the dataset in messages.
         keys: what is read.
         starts: ``[batches + 1]``, number of the first frame of each batch.
+        runs: ``[batches]``, the run that wrote each batch; runs of all folders are
+            numbered one after the other.
     """
 
     def __init__(self, name: str, parts: Sequence[tuple[Folder, Index]]) -> None:
@@ -134,10 +168,10 @@ class StoredFrames:
         self._layouts: list[Layout] = []
         self._segments: list[Segment] = []
         self._entries: list[BatchEntry] = []
-        self._parts: list[int] = []
         self._packed: dict[int, dict[Key, PackedFrames]] = {}  # Of verified batches.
         columns: list[tuple[int, ...]] = []
-        for part, (folder, index) in enumerate(parts):
+        runs = 0
+        for folder, index in parts:
             self._layouts += index.layouts
             numbers = {id(layout): n for n, layout in enumerate(self._layouts)}
             segments: dict[int, int] = {}
@@ -145,7 +179,6 @@ class StoredFrames:
                 segments[number] = len(self._segments)
                 self._segments.append(Segment(folder, number, end))
             self._entries += index.batches
-            self._parts += [part] * len(index.batches)
             columns += [
                 (
                     segments[entry.segment],
@@ -153,29 +186,26 @@ class StoredFrames:
                     entry.offset,
                     entry.tails_at,
                     entry.tails,
-                    entry.shape[1],
-                    entry.count,
+                    runs + entry.run,
+                    *entry.shape,
                 )
                 for entry in index.batches
             ]
-        table = np.array(columns, np.int64).reshape(-1, 7).T
+            runs += len(index.runs)
+        table = np.array(columns, np.int64).reshape(-1, 8).T
         self._segment, self._layout, self._records, self._tails = table[:4]
-        self._n_tails, self._length = table[4:6]
-        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(table[6])])
+        self._n_tails, self.runs, self._rows, self._length = table[4:]
+        counts = self._rows * self._length
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
-        # Layouts of the same places, and one layout for all contents of each kind.
-        self._kinds: list[int] = []
-        self._joined: list[Layout] = []
-        for layout in self._layouts:
-            alike = [layout.alike(other) for other in self._joined]
-            kind = alike.index(True) if True in alike else len(alike)
-            if kind == len(alike):
-                self._joined.append(layout)
-            else:
-                # Usually a later layout can store all that earlier ones can.
-                before = self._joined[kind]
-                self._joined[kind] = layout.fitting(before.record, before.tail)
-            self._kinds.append(kind)
+        # Each kind of layout has a number, and one layout for all of its contents.
+        kinds = list(dict.fromkeys(layout.kind for layout in self._layouts))
+        self._kinds = [kinds.index(layout.kind) for layout in self._layouts]
+        self._joined: dict[int, Layout] = {}
+        for kind, layout in zip(self._kinds, self._layouts, strict=True):
+            # Usually a later layout can store all that earlier ones can.
+            before = self._joined.get(kind, layout)
+            self._joined[kind] = layout.fitting(before.record, before.tail)
         self._kind = np.array(self._kinds, np.int64)[self._layout]
         self._columns: dict[int, _Columns] = {}
         self._whole: dict[tuple[int, bool], Column] = {}
@@ -214,45 +244,58 @@ class StoredFrames:
         """Number of batches."""
         return len(self._entries)
 
-    def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
+    def read(self, numbers: NDArray[np.int64]) -> "dict[Key, torch.Tensor]":
         """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
 
         Raises:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
+        content = self._content(numbers)
+        return {item.key: _tensor(item, content[item.key]) for item in self.keys}
+
+    def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
+        """Copy frames as ``read`` does, without torch; float32 instead of bfloat16.
+
+        Raises:
+            DatasetError: as ``read``.
+        """
+        content = self._content(numbers)
+        return {
+            item.key: _array(content[item.key], item.shape, ARRAYS[item.dtype])
+            if item.dtype in ARRAYS
+            else _tensor(item, content[item.key]).float().numpy()
+            for item in self.keys
+        }
+
+    def _content(self, numbers: NDArray[np.int64]) -> dict[Key, Bytes]:
+        """Copy the bytes ``[n, size]`` of each key of some frames."""
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
         kinds = self._kind[batches]
         if len(kinds) and (kinds == kinds[0]).all():
             return self._read(int(kinds[0]), numbers, batches)
         out = {
-            item.key: torch.empty(
-                (len(numbers), *item.shape), dtype=dtype_of(item.dtype)
-            )
+            item.key: np.empty((len(numbers), item.nbytes), np.uint8)
             for item in self.keys
         }
         for kind in np.unique(kinds).tolist():
             chosen = np.flatnonzero(kinds == kind)
             some = self._read(kind, numbers[chosen], batches[chosen])
-            for key, tensor in some.items():
-                out[key][torch.from_numpy(chosen)] = tensor
+            for key, rows in out.items():
+                rows[chosen] = some[key]
         return out
 
     def in_group(self, key: Key) -> bool:
         """Return whether a root key is of the agents of a group."""
         return key[0] in self._groups
 
-    def element_shape(self, item: KeyField) -> tuple[int, ...]:
-        """Return the shape of a frame, of one agent if a group has the key."""
-        return item.shape[1:] if self.in_group(item.key) else item.shape
-
     def nested(
         self,
-        tensors: Mapping[Key, torch.Tensor],
+        tensors: "Mapping[Key, torch.Tensor]",
         shape: Sequence[int],
         *,
         time: bool = True,
-    ) -> TensorDict:
+    ) -> "TensorDict":
         """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
 
         Args:
@@ -260,12 +303,15 @@ class StoredFrames:
             shape: batch size.
             time: whether the last dimension is time.
         """
+        from marl_collect.core.tensordicts import assemble
+        from marl_collect.storage.samples import Sample
+
         shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
         return assemble(shaped, shape, self._groups, time=time, kind=Sample)
 
     def _read(
         self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
-    ) -> dict[Key, torch.Tensor]:
+    ) -> dict[Key, Bytes]:
         """Read frames of batches whose layouts are of one kind."""
         layout = self._joined[kind]
         columns = self._columns.get(kind)
@@ -282,9 +328,7 @@ class StoredFrames:
             content[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
         if columns.packed:
             self._unpack(columns.packed, frames, batches, content)
-        return {
-            item.key: convert(content[item.key]) for item, convert in columns.tensors
-        }
+        return content
 
     def _read_pairs(
         self,
@@ -531,8 +575,8 @@ class StoredFrames:
         entry = self._entries[batch]
         table, _ = self._notes(batch)
         inside = (table.environment < entry.shape[0]) & (table.frame < entry.shape[1])
-        places = np.unique(table.environment * entry.shape[1] + table.frame)
-        if not inside.all() or (table.length < 1).any() or len(places) != len(table):
+        ends = np.unique(table.environment * entry.shape[1] + table.frame)
+        if not inside.all() or (table.length < 1).any() or len(ends) != len(table):
             raise DatasetError(
                 f"{self.name} lists an episode in batch {batch} that cannot be there."
             )
@@ -566,8 +610,8 @@ class StoredFrames:
         size, length = entry.shape
         if entry.frames == entry.count:
             return np.full(size, length)
-        (mask,) = self.only(VALID).read(self.frames(batch)).values()
-        rows = mask.numpy().reshape(size, length)
+        (mask,) = self.only(VALID).arrays(self.frames(batch)).values()
+        rows = mask.reshape(size, length)
         counts = rows.sum(1)
         if (
             counts.sum() != entry.frames
@@ -593,7 +637,7 @@ class StoredFrames:
             return
         length = self._entries[batch].shape[1]
         at = self.starts[batch] + episodes.environment * length + episodes.frame
-        if not bool(self.only(_DONE).read(at)[_DONE].all()):
+        if not bool(self.only(_DONE).arrays(at)[_DONE].all()):
             raise DatasetError(
                 f"{self.name} lists an episode in batch {batch} that ends where "
                 "('next', 'done') is False."
@@ -601,21 +645,17 @@ class StoredFrames:
 
     def all_spans(self) -> Spans:
         """Return the valid frames of all batches."""
-        begins, ends = [], []
+        begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch, entry in enumerate(self._entries):
-            begin = int(self.starts[batch])
+            first, last = self.starts[batch : batch + 2]
             if entry.frames == entry.count:
-                begins.append(np.array([begin]))
-                ends.append(np.array([begin + entry.count]))
+                rows, counts = np.array([first]), np.array([last - first])
             else:
-                rows = begin + np.arange(entry.shape[0]) * entry.shape[1]
-                begins.append(rows)
-                ends.append(rows + self.valid(batch))
-        if not begins:
-            return Spans.of([])
-        all_begins, all_ends = np.concatenate(begins), np.concatenate(ends)
-        first = np.arange(len(all_begins) + 1)
-        return Spans(all_begins, all_ends, first).joined()
+                rows, counts = np.arange(first, last, entry.shape[1]), self.valid(batch)
+            begins.append(rows)
+            ends.append(rows + counts)
+        begin, end = np.concatenate(begins), np.concatenate(ends)
+        return Spans(begin, end, np.arange(len(begin) + 1)).joined()
 
     def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
         """Return the episodes, their frames, and the batch in which each ended.
@@ -624,57 +664,52 @@ class StoredFrames:
             DatasetError: if a file is damaged, or the first frames of an episode are
                 missing.
         """
-        joined = self.all_episodes()
-        counts = [entry.episodes for entry in self._entries]
-        batches = np.repeat(np.arange(len(self)), counts)
-        rows = self.starts[batches] + joined.environment * self._length[batches]
-        end = rows + joined.frame + 1
-        begin = end - joined.length
-        crossing = np.flatnonzero(begin < rows)
-        spans: list[list[tuple[int, int]]] = [
-            self._backwards(int(batches[i]), joined, i, int(end[i]), int(rows[i]))
-            for i in crossing.tolist()
-        ]
-        if not spans:
-            return joined, Spans(begin, end, np.arange(len(joined) + 1)), batches
-        extra = np.zeros(len(joined), np.int64)
-        extra[crossing] = [len(item) - 1 for item in spans]
-        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(extra + 1)])
-        begins, ends = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
-        begins[first[:-1]], ends[first[:-1]] = begin, end
-        for i, item in zip(crossing.tolist(), spans, strict=True):
-            begins[first[i] : first[i + 1]] = [span[0] for span in item]
-            ends[first[i] : first[i + 1]] = [span[1] for span in item]
-        return joined, Spans(begins, ends, first), batches
-
-    def _backwards(
-        self, batch: int, episodes: EpisodeTable, number: int, end: int, row_begin: int
-    ) -> list[tuple[int, int]]:
-        """Return the spans of an episode that began in an earlier batch."""
-        row = int(episodes.environment[number])
-        missing = int(episodes.length[number]) - (end - row_begin)
-        spans = [(row_begin, end)]
-        while missing:
-            entry = self._entries[batch]
-            batch -= 1
-            before = self._entries[batch] if batch >= 0 else None
-            same = batch >= 0 and self._parts[batch] == self._parts[batch + 1]
-            if (
-                before is None
-                or not same
-                or before.run != entry.run
-                or before.shape[0] <= row
-            ):
+        table = self.all_episodes()
+        batches = np.repeat(
+            np.arange(len(self)), [entry.episodes for entry in self._entries]
+        )
+        # From the last batch of an episode back to the one in which it began.
+        episodes, batch, missing = np.arange(len(table)), batches, table.length
+        row = self.starts[batch] + table.environment * self._length[batch]
+        end = row + table.frame + 1
+        parts = [(episodes[:0], end[:0], end[:0])]
+        while len(episodes):
+            begin = np.maximum(row, end - missing)
+            parts.append((episodes, begin, end))
+            missing = missing - (end - begin)
+            longer = missing > 0
+            episodes, batch, missing = episodes[longer], batch[longer], missing[longer]
+            environment = table.environment[episodes]
+            before = batch - 1  # -1 is refused: it would be the last batch.
+            lost = (before < 0) | (self.runs[before] != self.runs[batch])
+            lost |= self._rows[before] <= environment
+            for i in np.flatnonzero(lost)[:1].tolist():
                 raise DatasetError(
-                    f"{self.name} lists an episode of {int(episodes.length[number])} "
-                    f"frames whose first {missing} frames are not there."
+                    f"{self.name} lists an episode of {table.length[episodes[i]]} "
+                    f"frames whose first {missing[i]} frames are not there."
                 )
-            begin = int(self.starts[batch]) + row * before.shape[1]
-            frames = int(self.valid(batch)[row])
-            taken = min(frames, missing)
-            spans.append((begin + frames - taken, begin + frames))
-            missing -= taken
-        return spans[::-1]
+            batch = before
+            row = self.starts[batch] + environment * self._length[batch]
+            end = row + self._row_frames(batch, environment)
+        episodes, begin, end = (
+            np.concatenate(arrays) for arrays in zip(*parts[::-1], strict=True)
+        )
+        # The parts are in the order of time now, and sorting does not change that.
+        order = np.argsort(episodes, kind="stable")
+        first = np.searchsorted(episodes[order], np.arange(len(table) + 1))
+        return table, Spans(begin[order], end[order], first), batches
+
+    def _row_frames(
+        self, batches: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the number of valid frames of rows of batches."""
+        counts = self._length[batches]
+        for batch in np.unique(batches).tolist():
+            entry = self._entries[batch]
+            if entry.frames != entry.count:
+                chosen = batches == batch
+                counts[chosen] = self.valid(batch)[rows[chosen]]
+        return counts
 
 
 @final
@@ -688,7 +723,6 @@ class _Columns:
         tails: what to read of tails.
         tail: the number of a record's tail.
         packed: the wanted packed keys.
-        tensors: the wanted keys, each with what makes a tensor of its bytes.
     """
 
     def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
@@ -705,17 +739,23 @@ class _Columns:
         }
         self.tail = Column(layout.record, 0, TAIL)
         self.packed = [key for key in layout.packed if key in self.sizes]
-        self.tensors = [(item, _converter(item)) for item in keys]
 
 
-def _converter(item: KeyField) -> Callable[[Bytes], torch.Tensor]:
-    """Return a function that makes a tensor ``[n, ...]`` of the bytes ``[n, size]``."""
-    dtype, shape = dtype_of(item.dtype), item.shape
-    if not item.nbytes:
-        return lambda content: torch.empty((len(content), *shape), dtype=dtype)
-    known = getattr(np, item.dtype.replace("bool", "bool_"), None)
-    if known is None:  # NumPy has no bfloat16.
-        return lambda content: (
-            torch.from_numpy(content).view(dtype).view(len(content), *shape)
-        )
-    return lambda content: torch.from_numpy(content.view(known).reshape(-1, *shape))
+def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return the bytes ``[n, size]`` of frames of a key as numbers ``[n, *shape]``."""
+    if not content.size:
+        return np.empty((len(content), *shape), dtype)
+    return content.view(dtype).reshape(-1, *shape)
+
+
+def _tensor(item: KeyField, content: Bytes) -> "torch.Tensor":
+    """Return the bytes ``[n, size]`` of frames of one key as a tensor."""
+    import torch
+
+    known = ARRAYS.get(item.dtype)
+    if known is not None:
+        return torch.from_numpy(_array(content, item.shape, known))
+    dtype = dtype_of(item.dtype)  # NumPy has no bfloat16.
+    if not content.size:
+        return torch.empty((len(content), *item.shape), dtype=dtype)
+    return torch.from_numpy(content).view(dtype).view(len(content), *item.shape)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from marl_collect.core.description import Key
 from marl_collect.storage.checks import (
     DatasetError,
     Folder,
-    dtype_of,
     integer,
     key_of,
     naming,
@@ -36,6 +35,9 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.packed import ENTRY
 from marl_collect.storage.records import NOTHING, RecordLayout
+
+if TYPE_CHECKING:
+    import torch
 
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "marl_collect dataset"
@@ -58,6 +60,28 @@ TAIL: Final = 4
 otherwise the number of the tail that has them, counted from 1."""
 
 
+ARRAYS: Final = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64"),
+        *("int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""NumPy's dtypes by torch's names. Data of these are read without torch, whose import
+takes seconds."""
+
+
+def dtype_of(name: Any) -> "torch.dtype":
+    """Return the dtype of a name such as ``"float32"``."""
+    import torch
+
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise DatasetError(f"{name!r} is not a dtype of torch.")
+    return dtype
+
+
 @final
 @dataclass(frozen=True)
 class KeyField:
@@ -71,10 +95,21 @@ class KeyField:
         """Return the field as JSON values."""
         return {"key": self.key, "shape": self.shape, "dtype": self.dtype}
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one frame."""
-        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return (ARRAYS.get(self.dtype) or dtype_of(self.dtype)).itemsize
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the numbers are floating-point."""
+        known = ARRAYS.get(self.dtype)
+        return known.kind == "f" if known else dtype_of(self.dtype).is_floating_point
 
 
 @final
@@ -136,36 +171,43 @@ class Layout:
 
     def fitting(self, record: RecordLayout, tail: RecordLayout) -> "Layout":
         """Return this layout, or one for other contents too."""
-        wide_record = np.zeros(self.record_size, np.bool_)
-        wide_record[:TAIL] = True
-        wide_tail = np.zeros(self.tail_size, np.bool_)
-        for item in self.keys:
-            dtype = dtype_of(item.dtype)
-            in_tails = item.key in self.tails
-            bounds = (self.tails if in_tails else self.records).get(item.key)
-            if dtype.itemsize == 1 or not item.nbytes or bounds is None:
-                continue
-            (wide_tail if in_tails else wide_record)[slice(*bounds)] = True
-            if dtype.is_floating_point and in_tails:
-                tail = tail.widened(*bounds, dtype.itemsize)
-            elif dtype.is_floating_point:
-                record = record.widened(*bounds, dtype.itemsize)
-            elif item.key == TRAJ_IDS and self.is_new:
-                record = record.widened(bounds[0], bounds[0] + _COUNTER, _COUNTER)
-        if not self.is_new:
-            record = self.record.joined(record, wide_record)
-            tail = self.tail.joined(tail, wide_tail)
-            if record is self.record and tail is self.tail:
-                return self
+        record = self._fitting(self.records, self.record, record)
+        tail = self._fitting(self.tails, self.tail, tail)
+        if record is self.record and tail is self.tail:
+            return self
         return Layout(self.keys, self.packed, self.follows, record, tail)
 
-    def alike(self, other: "Layout") -> bool:
-        """Return whether the same keys are in the same places."""
-        return (self.packed, self.follows) == (other.packed, other.follows)
+    def _fitting(
+        self,
+        positions: Mapping[Key, tuple[int, int]],
+        current: RecordLayout,
+        needed: RecordLayout,
+    ) -> RecordLayout:
+        """Return the current layout of records or tails, or a wider one."""
+        wide = np.ones(len(needed.kind), np.bool_)
+        for item in self.keys:
+            if item.key not in positions:
+                continue
+            begin, end = positions[item.key]
+            wide[begin:end] = item.itemsize > 1
+            if item.is_float:
+                needed = needed.widened(begin, end, item.itemsize)
+            elif item.key == TRAJ_IDS and self.is_new:
+                needed = needed.widened(begin, begin + _COUNTER, _COUNTER)
+        return needed if self.is_new else current.joined(needed, wide)
+
+    @property
+    def kind(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+        """Equal for layouts with the same keys in the same parts of a batch."""
+        return self.packed, self.follows
 
     def equals(self, other: "Layout") -> bool:
         """Return whether a batch of one layout can be read with the other."""
-        return self is other or self.to_json() == other.to_json()
+        return (
+            self.kind == other.kind
+            and self.record.equals(other.record)
+            and self.tail.equals(other.tail)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
@@ -370,6 +412,16 @@ class Index:
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
+    def run_frames(self, run: int) -> int:
+        """Return the number of frames that a run has written."""
+        return sum(entry.frames for entry in self.batches if entry.run == run)
+
+    def new_versions(self, run: int) -> str:
+        """Return the versions of a run that differ from the run before, as a text."""
+        before = self.runs[run - 1].versions if run else {}
+        versions = self.runs[run].versions.items()
+        return ", ".join(f"{k} {v}" for k, v in versions if before.get(k) != v)
+
     @property
     def ends(self) -> dict[int, int]:
         """Bytes of each segment that are listed."""
@@ -517,12 +569,12 @@ def root_of(item: KeyField, keys: Collection[KeyField]) -> Key | None:
 
 
 def key_difference(
-    expected: Sequence[KeyField], found: Sequence[KeyField]
+    expected: Sequence[KeyField], actual: Sequence[KeyField]
 ) -> tuple[str, str, str] | None:
     """Return the first key that differs, and both of its shapes; None if none does."""
     before, after = (
         {item.key: f"{list(item.shape)} {item.dtype}" for item in keys}
-        for keys in (expected, found)
+        for keys in (expected, actual)
     )
     different = difference(before, after)
     if different is None:
@@ -543,7 +595,7 @@ def keys_from_json(data: Any) -> tuple[KeyField, ...]:
         raise DatasetError("A key is listed twice, or lies below another one.")
     for item in keys:
         sizes = [size for size in item.shape if size]
-        if math.prod(sizes) * dtype_of(item.dtype).itemsize > _LARGEST_FRAME:
+        if math.prod(sizes) * item.itemsize > _LARGEST_FRAME:
             raise DatasetError(
                 f"A frame of {'/'.join(item.key)} has the shape {list(item.shape)}, "
                 f"which is more than {_LARGEST_FRAME:,} bytes."

@@ -4,7 +4,7 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, Final, cast, final
+from typing import Annotated, Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
-from marl_collect.options import Option, Options, RejectedKeyword, method
+from marl_collect.options import Option, Options, method
 from marl_collect.storage.moments import Moments
 
 _LEAST_STD: Final = 1e-6
@@ -24,14 +24,6 @@ _LEAST_STD: Final = 1e-6
 @dataclass(frozen=True)
 class LoaderArguments(Options):
     """The arguments of ``loader``."""
-
-    rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
-        name: RejectedKeyword(
-            "use trajectories.loader(...) for episodes, and "
-            "trajectories.sequences(length).loader(...) for pieces of them"
-        )
-        for name in ("of", "length")
-    }
 
     batch_size: Annotated[
         int,

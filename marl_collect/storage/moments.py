@@ -1,4 +1,4 @@
-"""Mean and standard deviation of keys, kept in a file beside the dataset."""
+"""Mean and standard deviation of keys, kept in a file of the dataset."""
 
 import json
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import torch
 from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
+from marl_collect.storage.index import Index
 from marl_collect.storage.remote import RemoteFolder
 
 MOMENTS: Final = "moments.json"
@@ -45,59 +46,55 @@ class Moments:
         return bool(finite and (self.std >= 0).all())
 
 
-@final
-@dataclass(frozen=True)
-class MomentsFile:
-    """The file with the moments of all frames of a folder.
+def load_moments(folder: Folder, index: Index) -> dict[Key, Moments]:
+    """Return the moments of all frames that are kept in a folder, as float32.
 
-    It is only a copy of what can be computed: a file that is missing, damaged, or of
-    another state of the journal counts as empty, and failing to write it is no error.
-
-    Attributes:
-        folder: of the dataset.
-        journal: bytes and checksum of the journal, which has checksums of all frames.
-        shapes: shape of the moments of each key of the dataset.
+    They are only a copy of what can be computed: a file that is missing, damaged, or of
+    another state of the journal counts as empty.
     """
+    try:
+        content = folder.read(MOMENTS)
+        with naming(folder.named(MOMENTS), "a file of moments"):
+            return _parse(content, index)
+    except (DatasetError, OSError):
+        return {}
 
-    folder: Folder
-    journal: tuple[int, int]
-    shapes: Mapping[Key, tuple[int, ...]]
 
-    def read(self) -> dict[Key, Moments]:
-        """Return the moments in the file, as float32."""
-        try:
-            content = self.folder.read(MOMENTS)
-            with naming(self.folder.named(MOMENTS), "a file of moments"):
-                return self._parse(content)
-        except (DatasetError, OSError):
-            return {}
+def _parse(content: bytes, index: Index) -> dict[Key, Moments]:
+    data = json.loads(content)
+    if data["journal"] != [index.size, index.checksum]:
+        return {}
+    groups = index.description.environment.groups
+    shapes = {
+        item.key: item.shape[1:] if item.key[0] in groups else item.shape
+        for item in index.keys
+    }
+    moments = {}
+    for item in data["moments"]:
+        key = key_of(item["key"])
+        lists = (numbers(item[name]) for name in ("mean", "std"))
+        tensors = (torch.tensor(values, dtype=torch.float32) for values in lists)
+        moments[key] = Moments(*(tensor.view(shapes[key]) for tensor in tensors))
+        if not moments[key].plausible:
+            raise DatasetError(f"the moments of {key!r} are impossible.")
+    return moments
 
-    def _parse(self, content: bytes) -> dict[Key, Moments]:
-        data = json.loads(content)
-        if data["journal"] != list(self.journal):
-            return {}
-        moments = {}
-        for item in data["moments"]:
-            key = key_of(item["key"])
-            lists = (numbers(item[name]) for name in ("mean", "std"))
-            tensors = (torch.tensor(values, dtype=torch.float32) for values in lists)
-            moments[key] = Moments(*(t.view(self.shapes[key]) for t in tensors))
-            if not moments[key].plausible:
-                raise DatasetError(f"the moments of {key!r} are impossible.")
-        return moments
 
-    def write(self, moments: Mapping[Key, Moments]) -> None:
-        """Replace the file, except in an object store; NaN and infinity are left out.
+def save_moments(folder: Folder, index: Index, moments: Mapping[Key, Moments]) -> None:
+    """Replace the moments in a folder, except in an object store.
 
-        Processes that train together may do so at once: the last one wins.
-        """
-        if isinstance(self.folder, RemoteFolder):
-            return
-        items = [
-            {"key": key} | {name: t.flatten().tolist() for name, t in vars(m).items()}
-            for key, m in moments.items()
-            if m.plausible
-        ]
-        content = json.dumps({"journal": self.journal, "moments": items})
-        with suppress(OSError):  # The folder may be read-only, or the disk full.
-            write_atomically(self.folder.path / MOMENTS, content)
+    NaN and infinity are left out. Failing to write is not an error. Processes that
+    train together may do so at once: the last one wins.
+    """
+    if isinstance(folder, RemoteFolder):
+        return
+    items = [
+        {"key": key} | {name: t.flatten().tolist() for name, t in vars(m).items()}
+        for key, m in moments.items()
+        if m.plausible
+    ]
+    # The journal has checksums of all frames.
+    journal = [index.size, index.checksum]
+    content = json.dumps({"journal": journal, "moments": items})
+    with suppress(OSError):  # The folder may be read-only, or the disk full.
+        write_atomically(folder.path / MOMENTS, content)

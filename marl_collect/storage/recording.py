@@ -12,10 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.collectors.options import (
-    MOST_FRAMES,
-    BatchOptions,
-)
+from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.interruption import Interruption
@@ -23,11 +20,11 @@ from marl_collect.errors import ClosedError
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.storage.appending import check_target
-from marl_collect.storage.compression import Compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.episode_writer import BATCH_FRAMES, EpisodeWriter
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.whole import BATCH_FRAMES, EpisodeWriter
+from marl_collect.storage.packed import Compression
 from marl_collect.storage.writer import Writer
 
 
@@ -86,7 +83,7 @@ class RecordArguments(BatchOptions):
 
 
 @function(RecordArguments)
-def record(asked: RecordArguments) -> Dataset:
+def record(arguments: RecordArguments) -> Dataset:
     """Collect in worker processes and write to a new or existing dataset.
 
     Each batch is written as soon as it is complete. An error or Ctrl-C loses at most
@@ -103,37 +100,75 @@ def record(asked: RecordArguments) -> Dataset:
             the folder holds a dataset of another kind.
         FileExistsError: if the folder holds something else.
     """
-    path, episodes, frames = Path(asked.path), asked.episodes, asked.frames
+    collect_into(arguments)
+    return open_dataset(arguments.path)
+
+
+def collect_into(
+    arguments: RecordArguments,
+    *,
+    on_start: Callable[[MultiSyncCollector, Writer], None] | None = None,
+    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    interruption: Interruption | None = None,
+) -> None:
+    """Collect and write as ``record`` does, and tell the caller about the progress.
+
+    Args:
+        arguments: the arguments of ``record``.
+        on_start: called with the collector and the writer before the first batch.
+        on_episodes: called with the episodes of each batch, in another thread.
+        interruption: ends the collection after the batch that is being written.
+
+    Raises:
+        TypeError, ValueError, FileExistsError: as ``record``.
+    """
+    path, episodes, frames = Path(arguments.path), arguments.episodes, arguments.frames
     if (episodes is None) == (frames is None):
         raise ValueError(
             "record() needs either episodes or frames: pass exactly one of them."
         )
-    refuse(asked, "record")
+    refuse(arguments, "record")
     check_target(path)
-    given = changed(BatchOptions, asked)
-    given["frames_per_batch"] = asked.frames_per_batch
-    if asked.frames_per_batch is None:
-        given["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
-    if asked.seed is None:
-        given["seed"] = int(torch.randint(2**31 - 1, ()))
-    given["total_frames"] = frames
-    with MultiSyncCollector(asked.create_env_fn, asked.policy, **given) as collector:
+    options = changed(BatchOptions, arguments)
+    options["frames_per_batch"] = arguments.frames_per_batch
+    if arguments.frames_per_batch is None:
+        options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
+    if arguments.seed is None:
+        options["seed"] = int(torch.randint(2**31 - 1, ()))
+    options["total_frames"] = frames
+    with MultiSyncCollector(
+        arguments.create_env_fn, arguments.policy, **options
+    ) as collector:
         environment = collector.description
         about = DatasetDescription(
-            asked.task or environment.name, environment, dict(asked.env_kwargs or {})
+            arguments.task or environment.name,
+            environment,
+            dict(arguments.env_kwargs or {}),
         )
-        policy_description = asked.policy_description
+        policy_description = arguments.policy_description
         if policy_description is None:
             policy_description = describe_policy(collector.policy)
-            if "policy_factory" in given and collector.policy is None:
+            if "policy_factory" in options and collector.policy is None:
                 policy_description = {"kind": "built in the workers"}
         settings = {"episodes": episodes, "frames": frames} | {
-            name: value for name, value in given.items() if _is_plain(value)
+            name: value for name, value in options.items() if _is_plain(value)
         }
-        run = RunDescription(given["seed"], policy_description, settings)
-        writer = Writer(path, about, run, compression=asked.compression)
-        write_batches(collector, writer, episodes)
-    return open_dataset(path)
+        run = RunDescription(options["seed"], policy_description, settings)
+        writer = Writer(path, about, run, compression=arguments.compression)
+        if on_start is not None:
+            on_start(collector, writer)
+        whole = None if episodes is None else EpisodeWriter(writer, episodes)
+        interruption = interruption or Interruption()
+        with BackgroundWriter(whole or writer, on_episodes) as recorder:
+            while not interruption.happened:
+                if whole is not None and whole.complete:
+                    break
+                batch = collector.next()
+                if batch is None:
+                    break
+                with interruption.deferred():
+                    recorder.add(batch)
+                del batch  # Frees its slot.
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
@@ -155,37 +190,6 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     if isinstance(policy, AssignedPolicies):
         about["names"] = list(policy.names)
     return about
-
-
-def write_batches(
-    collector: MultiSyncCollector,
-    writer: Writer,
-    episodes: int | None = None,
-    *,
-    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
-    interruption: Interruption | None = None,
-) -> None:
-    """Write what a collector yields, while it collects the next batch.
-
-    Args:
-        collector: which has not begun.
-        writer: closed at the end.
-        episodes: number of complete episodes to write; None writes all batches.
-        on_episodes: called with the episodes of each batch, in another thread.
-        interruption: ends the collection after the batch that is being written.
-    """
-    whole = None if episodes is None else EpisodeWriter(writer, episodes)
-    interruption = interruption or Interruption()
-    with BackgroundWriter(whole or writer, on_episodes) as recorder:
-        while not interruption.happened:
-            if whole is not None and whole.complete:
-                break
-            batch = collector.next()
-            if batch is None:
-                break
-            with interruption.deferred():
-                recorder.add(batch)
-            del batch  # Frees its slot.
 
 
 @final

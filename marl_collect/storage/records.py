@@ -62,6 +62,11 @@ class RecordLayout:
         return np.flatnonzero(self.kind == _ANY)
 
     @property
+    def arrays(self) -> tuple[Bytes, Bytes, Bytes]:
+        """Kind, low and high."""
+        return self.kind, self.low, self.high
+
+    @property
     def bit_bytes(self) -> int:
         """Bytes of a stored record that hold bits."""
         return -(-len(self.bits) // 8)
@@ -116,10 +121,14 @@ class RecordLayout:
         stored = np.concatenate([bits, records[:, self.any]], 1)
         return np.ascontiguousarray(stored)
 
+    def equals(self, other: "RecordLayout") -> bool:
+        """Return whether records of both are stored in the same way."""
+        return self is other or all(map(np.array_equal, self.arrays, other.arrays))
+
     def to_json(self) -> dict[str, str]:
         """Return the three arrays in base64."""
-        arrays = {"kind": self.kind, "low": self.low, "high": self.high}
-        return {n: base64.b64encode(a.tobytes()).decode() for n, a in arrays.items()}
+        texts = (base64.b64encode(array.tobytes()).decode() for array in self.arrays)
+        return dict(zip(("kind", "low", "high"), texts, strict=True))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], size: int) -> Self:
@@ -152,9 +161,7 @@ class Column:
     def __init__(self, layout: RecordLayout, begin: int, end: int) -> None:
         """Prepare reading the bytes ``[begin, end)``."""
         self._size = end - begin
-        kind, low, high = (
-            array[begin:end] for array in (layout.kind, layout.low, layout.high)
-        )
+        kind, low, high = (array[begin:end] for array in layout.arrays)
         bits = np.cumsum(layout.kind == _TWO) - 1
         stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
         bits, stored = bits[begin:end], stored[begin:end]

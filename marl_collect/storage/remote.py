@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-import torch
-
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16
@@ -30,8 +28,8 @@ def url_of(path: str | Path) -> str | None:
 
     A ``Path`` has removed one of the two slashes.
     """
-    found = _URL.fullmatch(str(path))
-    return f"{found[1]}://{found[2].rstrip('/')}" if found else None
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
 
 
 def check_local(path: str | Path) -> None:
@@ -95,10 +93,12 @@ class RemoteFolder(Folder):
         return self.path / self.cached.get(name, name)
 
     def named(self, *parts: str) -> str:
-        """Return the URL of a file, and where it is cached."""
+        """Return the URL of a file, and where it is cached, to delete it if damaged."""
         url = "/".join((self.url, *parts))
         cached = self.cached.get("/".join(parts))
-        return f"{url} (cached in {self.path / cached})" if cached else url
+        if not cached:
+            return url
+        return f"{url} (cached in {self.path / cached}: delete that to fetch it again)"
 
     def has(self, name: str) -> bool:
         """Whether the folder has a file of this name."""
@@ -113,7 +113,7 @@ class RemoteFolder(Folder):
             DatasetError: if it is missing.
         """
         store, root = self.store()
-        with self._found(name):
+        with self._existing(name):
             return bytes(store.cat_file(f"{root}/{name}"))
 
     def locate(self, name: str, size: int = 0) -> os.stat_result:
@@ -121,9 +121,13 @@ class RemoteFolder(Folder):
         if name not in self.blocks:
             path, count = self.local(name), -(-size // _BLOCK)
             done = path.with_name(f"{path.name}.blocks")
+            if not path.exists():  # A user deleted what was damaged.
+                done.unlink(missing_ok=True)
             for made, nbytes in (path, size), (done, count):
                 with made.open("ab") as file:  # Files of other sizes have other names.
                     file.truncate(nbytes)
+            import torch
+
             blocks = torch.from_file(
                 str(done), shared=True, size=count, dtype=torch.uint8
             )
@@ -165,7 +169,7 @@ class RemoteFolder(Folder):
         store, root = self.store()
         begins, ends = (list(positions) for positions in zip(*pieces, strict=True))
         paths = [f"{root}/{name}"] * len(pieces)
-        with self._found(name):
+        with self._existing(name):
             contents = store.cat_ranges(paths, begins, ends, on_error="raise")
         with self.local(name).open("r+b") as file:
             for begin, end, content in zip(begins, ends, contents, strict=True):
@@ -181,7 +185,7 @@ class RemoteFolder(Folder):
                 os.fdatasync(file.fileno())
 
     @contextmanager
-    def _found(self, name: str) -> Iterator[None]:
+    def _existing(self, name: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:

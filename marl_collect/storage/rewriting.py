@@ -11,7 +11,6 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage.appending import DatasetFiles
-from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, concatenate, open_dataset
 from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.files import check_unlocked, completed
@@ -26,6 +25,7 @@ from marl_collect.storage.formats.blocks import (
     write_runs,
 )
 from marl_collect.storage.index import JOURNAL, OLD_INDEX
+from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.remote import check_local
 from marl_collect.storage.selection import Trajectories
 

@@ -53,10 +53,10 @@ class Sample(TensorDict, metaclass=_SavedAsTensorDict):
             ]
             if not alike:
                 raise
-            places = ", ".join(map(repr, alike))
+            names = ", ".join(map(repr, alike))
             hint = (
                 " What a step returns is under 'next'."
                 if any(isinstance(key, tuple) and key[0] == "next" for key in alike)
                 else ""
             )
-            raise KeyError(f"There is no key {index!r}, but {places}.{hint}") from error
+            raise KeyError(f"There is no key {index!r}, but {names}.{hint}") from error

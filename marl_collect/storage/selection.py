@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Literal, cast, final, overload
 
 import numpy as np
@@ -9,15 +10,12 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
-from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index, KeyField
+from marl_collect.storage.index import KeyField
+from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
@@ -36,28 +34,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
         contents: description, runs and metadata of the dataset.
     """
 
-    def __init__(
-        self,
-        frames: StoredFrames,
-        contents: Index,
-        table: EpisodeTable,
-        spans: Spans,
-        batches: NDArray[np.int64],
-    ) -> None:
-        """Select episodes.
-
-        Args:
-            frames: to read from.
-            contents: of the dataset.
-            table: the episodes.
-            spans: their frames.
-            batches: batch in which each ended.
-        """
-        self._frames = frames
-        self.contents = contents
-        self._table = table
-        self._spans = spans
-        self._batches = batches
+    def __init__(self, listed: EpisodeList) -> None:
+        """Select episodes."""
+        self._list = listed
+        self._frames, self.contents = listed.frames, listed.contents
+        self._table, self._spans = listed.table, listed.spans
 
     def __len__(self) -> int:
         """Number of episodes."""
@@ -105,28 +86,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         the episode's actions reproduce the episode, if the environment is
         deterministic.
         """
-        if not any(item.key == TRAJ_IDS for item in self.contents.keys):
-            return [None] * len(self)
-        ids, runs = self.first(TRAJ_IDS).numpy(), np.array(self.run_numbers, np.int64)
-        seeds: list[int | None] = [None] * len(self)
-        for run in np.unique(runs).tolist():
-            seed = self.contents.runs[run].seed
-            if seed is None:
-                continue
-            rows = np.flatnonzero(runs == run)
-            numbers = episode_seeds(seed, ids[rows] >> 32, ids[rows] & 0xFFFFFFFF)
-            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-                seeds[row] = number
-        return seeds
-
-    def first(self, key: Key) -> torch.Tensor:
-        """Return one key in the first frame of each episode, ``[n, ...]``.
-
-        Raises:
-            KeyError: if there is no such key.
-        """
-        begin = self._spans.begin[self._spans.first[:-1]]
-        return self._frames.only(key).read(begin)[key]
+        return self._list.seeds
 
     @property
     def keys(self) -> tuple[KeyField, ...]:
@@ -136,8 +96,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def run_numbers(self) -> list[int]:
         """Index in ``contents.runs`` of the run that wrote each episode."""
-        runs = np.array([entry.run for entry in self.contents.batches], np.int64)
-        return cast(list[int], runs[self._batches].tolist())
+        return cast(list[int], self._list.runs.tolist())
 
     def cat(self) -> TensorDict:
         """Read all episodes, back to back: ``[sum of lengths]``."""
@@ -154,10 +113,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Raises:
             KeyError: if a key does not exist.
         """
-        frames = self._frames.select(*keys)
-        return Trajectories(
-            frames, self.contents, self._table, self._spans, self._batches
-        )
+        return Trajectories(replace(self._list, frames=self._frames.select(*keys)))
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
         """Select the episodes for which ``keep`` is true."""
@@ -234,13 +190,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return self._table.returns[group].sum(1)
 
     def _take(self, chosen: NDArray[np.int64]) -> "Trajectories":
-        return Trajectories(
-            self._frames,
-            self.contents,
-            self._table.take(chosen),
-            self._spans.take(chosen),
-            self._batches[chosen],
-        )
+        return Trajectories(self._list.take(chosen))
 
     def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
         numbers = self._spans.take(chosen).frames()

@@ -5,9 +5,8 @@ valid: row ``b``, frame ``t`` of a batch ``[B, T]`` has the number of the batch'
 frame plus ``b * T + t``.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,6 @@ class Spans:
     end: NDArray[np.int64]
     first: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, items: Iterable[Iterable[tuple[int, int]]]) -> Self:
-        """Return spans from the beginnings and ends of each item's."""
-        lists = [list(item) for item in items]
-        flat = [span for item in lists for span in item]
-        table = np.array(flat, np.int64).reshape(-1, 2)
-        first = np.cumsum([0, *map(len, lists)])
-        return cls(table[:, 0], table[:, 1], first)
-
     def __len__(self) -> int:
         """Number of items."""
         return len(self.first) - 1
@@ -47,9 +37,14 @@ class Spans:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end - self.begin)])
 
     @property
+    def item_starts(self) -> NDArray[np.int64]:
+        """``[n + 1]``: where each item begins with all back to back, and the end."""
+        return self.starts[self.first]
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Frames of each item, ``[n]``."""
-        return np.diff(self.starts[self.first])
+        return np.diff(self.item_starts)
 
     def take(self, items: NDArray[np.int64]) -> "Spans":
         """Return the spans of some items, in this order."""
@@ -72,11 +67,9 @@ class Spans:
 
     def joined(self) -> "Spans":
         """Return the same frames as one item per span, joining neighbours."""
-        if not len(self.begin):
-            return Spans(self.begin, self.end, np.zeros(1, np.int64))
-        breaks = np.flatnonzero(self.end[:-1] != self.begin[1:])
-        begin = self.begin[np.concatenate([[0], breaks + 1])]
-        end = self.end[np.concatenate([breaks, [len(self.end) - 1]])]
+        continues = self.end[:-1] == self.begin[1:]
+        begin = self.begin[np.append(True, ~continues)[: len(self.begin)]]
+        end = self.end[np.append(~continues, True)[: len(self.end)]]
         return Spans(begin, end, np.arange(len(begin) + 1))
 
 
@@ -86,20 +79,22 @@ def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     return np.repeat(shift, counts) + np.arange(int(counts.sum()))
 
 
-def check_numbers(numbers: NDArray[np.int64], count: int, what: str) -> None:
-    """Check that numbers ``[n]``, which may count from the end, are of ``count`` items.
+def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Return numbers of ``count`` items, which may count from the end, from 0 on.
 
     Args:
-        numbers: to check.
+        numbers: integers of any shape.
         count: number of items.
         what: an item, for the error.
 
     Raises:
         IndexError: if one is out of range. It names the first one.
     """
-    wrong = numbers[(numbers < -count) | (numbers >= count)]
+    array = np.asarray(numbers, np.int64)
+    wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
         raise IndexError(
             f"{what.capitalize()} {wrong[0]} is out of range: "
             f"there are {count} {what}s."
         )
+    return np.where(array < 0, array + count, array)

@@ -3,18 +3,22 @@
 Ranges of values are in the notes of each batch, so statistics read no frames.
 """
 
+import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.storage.checks import DatasetError, integer
 from marl_collect.storage.episodes import EpisodeTable
+from marl_collect.storage.index import KeyField
+
+_RANGE: Final = 1000
+"""Bytes of the JSON text of a range, at most."""
 
 
 @final
@@ -107,8 +111,8 @@ class Statistics:
         """Summarise episodes, and join the ranges of batches."""
         joined: dict[Key, Range] = {}
         for batch in ranges:
-            for key, found in batch.items():
-                joined[key] = joined.get(key, Range()).joined(found)
+            for key, values in batch.items():
+                joined[key] = joined.get(key, Range()).joined(values)
         if not episodes:
             return cls(0, None, {}, None, joined)
         return cls(
@@ -133,47 +137,28 @@ class Statistics:
         return {key: self.ranges[key] for key in wanted if key in self.ranges}
 
 
-def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
-    """Return the range of a tensor ``[B, T, ...]``.
+def read_notes(
+    notes: bytes, episodes: int, keys: Sequence[KeyField], rewards: Mapping[str, int]
+) -> tuple[EpisodeTable, dict[Key, Range]]:
+    """Return the episodes of a batch, and the range of each key.
 
     Args:
-        tensor: of one key of a batch, of all agents.
-        frames: number of valid frames of each row; they are the first ones.
+        notes: as ``encode`` writes them.
+        episodes: number of episodes.
+        keys: of the batch.
+        rewards: groups with rewards, each with its number of agents.
+
+    Raises:
+        Exception: if the notes are not of such a batch.
     """
-    if tensor.is_complex():  # Complex numbers have no order.
-        return Range()
-    if all(count == tensor.shape[1] for count in frames):
-        return _range(tensor)
-    found = Range()
-    for row, count in zip(tensor, frames, strict=True):
-        found = found.joined(_range(row[:count]))
-    return found
-
-
-def _range(tensor: torch.Tensor) -> Range:
-    if not tensor.numel():
-        return Range()
-    if tensor.is_floating_point() and tensor.dtype not in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-    ):
-        tensor = tensor.float()  # NumPy has no bfloat16.
-    # NumPy takes no threads from the processes that collect.
-    values: Any = tensor.detach().cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        low, high = values.min(), values.max()
-    nans = 0
-    if low != low:  # noqa: PLR0124 - NaN
-        missing = np.isnan(values)
-        nans = int(missing.sum())
-        if nans == values.size:
-            return Range(nans=nans)
-        known = values[~missing]
-        low, high = known.min(), known.max()
-    if values.dtype == np.bool_:
-        return Range(int(low), int(high))
-    return Range(low.item(), high.item(), nans)
+    size = episodes * EpisodeTable.entry_size(rewards)
+    # Damage is found by its checksum; this is a limit for what others have written.
+    text = zlib.decompressobj().decompress(notes, size + len(keys) * _RANGE)
+    table = EpisodeTable.from_bytes(text[:size], episodes, rewards)
+    ranges = json.loads(text[size:])
+    return table, {
+        item.key: Range.from_json(data) for item, data in zip(keys, ranges, strict=True)
+    }
 
 
 def _number(value: float | None) -> float | str | None:

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.core.description import Key
+from marl_collect.storage.checks import Folder
 from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.moments import Moments, MomentsFile
-from marl_collect.storage.spans import Spans, check_numbers
+from marl_collect.storage.moments import Moments, load_moments, save_moments
+from marl_collect.storage.spans import Spans, item_numbers
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -27,18 +29,21 @@ class Transitions(Loadable):
     """
 
     def __init__(
-        self, frames: StoredFrames, spans: Spans, file: MomentsFile | None = None
+        self,
+        frames: StoredFrames,
+        spans: Spans,
+        part: tuple[Folder, Index] | None = None,
     ) -> None:
         """Number the frames of ``spans``; nothing is read yet.
 
         Args:
             frames: to read from.
             spans: their numbers.
-            file: with the moments, if these are all frames of a folder.
+            part: the folder that keeps the moments, if these are all of its frames.
         """
         self._frames = frames
         self._spans = spans
-        self._file = file
+        self._part = part
         self._count = int((spans.end - spans.begin).sum())
 
     def __len__(self) -> int:
@@ -60,17 +65,15 @@ class Transitions(Loadable):
         if isinstance(index, slice):
             numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
             return self._read(numbers)
-        given = np.asarray(index)
-        if given.dtype == np.bool_ and given.shape == (len(self),):
-            given = np.flatnonzero(given)
-        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
+        array = np.asarray(index)
+        if array.dtype == np.bool_ and array.shape == (len(self),):
+            array = np.flatnonzero(array)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(
                 "The index must be an integer, a slice, a list of integers, or "
-                f"{len(self)} booleans, but is {given.dtype} {list(given.shape)}."
+                f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
             )
-        numbers = given.astype(np.int64)
-        check_numbers(numbers.reshape(-1), len(self), "frame")
-        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        numbers = item_numbers(array, len(self), "frame")
         frames = self._read(numbers.reshape(-1))
         return frames if numbers.ndim else frames[0]
 
@@ -90,7 +93,7 @@ class Transitions(Loadable):
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""
-        return Transitions(self._frames.select(*keys), self._spans, self._file)
+        return Transitions(self._frames.select(*keys), self._spans, self._part)
 
     def __repr__(self) -> str:
         """Return the path and the number of frames."""
@@ -117,12 +120,12 @@ class Transitions(Loadable):
         chosen = self._frames.select(*keys)
         if not len(self):
             raise ValueError(f"There are no frames in {self._frames.name}.")
-        moments = self._file.read() if self._file else {}
+        moments = load_moments(*self._part) if self._part else {}
         missing = [item.key for item in chosen.keys if item.key not in moments]
         if missing:
             moments |= self._compute(chosen.select(*missing))
-            if self._file:
-                self._file.write(moments)
+            if self._part:
+                save_moments(*self._part, moments)
         return {item.key: moments[item.key] for item in chosen.keys}
 
     def _compute(self, chosen: StoredFrames) -> dict[Key, Moments]:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import VALID
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans, check_numbers, ranges
+from marl_collect.storage.spans import Spans, item_numbers, ranges
 
 
 @final
@@ -48,8 +48,7 @@ class Sequences(Loadable):
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
         self._frames, self._spans = frames, episodes
         self._length, self._stride, self._burn_in = length, stride, burn_in
-        # With all episodes back to back: where each begins, and the end.
-        self._episodes = episodes.starts[episodes.first]
+        self._episodes = episodes.item_starts
         beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
         # The last piece of an episode is the first one that reaches its end.
         counts = 1 + -(-beyond_first // stride)
@@ -69,9 +68,7 @@ class Sequences(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
-        items = np.asarray(indices)
-        check_numbers(items, len(self), "piece")
-        items = items % len(self)
+        items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         first = self._episodes[episode]
         begin = first + self._stride * (items - self._pieces[episode])
@@ -128,8 +125,7 @@ class NSteps(Loadable):
         after = [item.key for item in frames.keys if item.key[0] == "next"]
         self._root, self._after = frames.select(*root), frames.select(*after)
         self._between = frames.select(*self._rewards)
-        # With all episodes back to back: where each begins, and the end.
-        self._episodes = episodes.starts[episodes.first]
+        self._episodes = episodes.item_starts
 
     def __len__(self) -> int:
         """Number of frames."""
@@ -137,8 +133,7 @@ class NSteps(Loadable):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
-        check_numbers(np.asarray(indices), len(self), "frame")
-        first = np.asarray(indices) % len(self)
+        first = item_numbers(indices, len(self), "frame")
         episode = np.searchsorted(self._episodes, first, side="right") - 1
         end = np.minimum(first + self._n, self._episodes[episode + 1])
         steps = end - first
@@ -185,10 +180,10 @@ def read_padded(
     valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
     tensors = frames.read(numbers)
     if len(numbers) < len(lengths) * width:
-        places = valid.reshape(-1).nonzero()[:, 0]
+        positions = valid.reshape(-1).nonzero()[:, 0]
         for key, tensor in tensors.items():
             out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
-            tensors[key] = out.index_copy_(0, places, tensor)
+            tensors[key] = out.index_copy_(0, positions, tensor)
     result = frames.nested(tensors, shape)
     result.set(VALID, valid)
     return result

@@ -19,13 +19,12 @@ from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
 from marl_collect.storage.appending import DatasetFiles, check_target
-from marl_collect.storage.chunks import choose_layout, encode
-from marl_collect.storage.compression import COPY, Compression, check_compression
 from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
     RunDescription,
 )
+from marl_collect.storage.encoding import choose_layout, encode
 from marl_collect.storage.episodes import (
     EndedEpisode,
     EpisodeFinder,
@@ -33,6 +32,7 @@ from marl_collect.storage.episodes import (
     valid_frames,
 )
 from marl_collect.storage.index import Index, KeyField, Totals, key_difference
+from marl_collect.storage.packed import COPY, Compression, check_compression
 
 
 @final
@@ -199,9 +199,9 @@ class Writer(Closing):
             return
         different = key_difference(index.keys, keys)
         if different is not None:
-            key, expected, found = different
+            key, expected, actual = different
             raise ValueError(
-                f"The batch does not fit the dataset {self.path}: {key} is {found}, "
+                f"The batch does not fit the dataset {self.path}: {key} is {actual}, "
                 f"but in the dataset {expected}. Write to another folder."
             )
 

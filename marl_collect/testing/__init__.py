@@ -1,5 +1,1 @@
-"""Environments and checks for tests. Worker processes can import all of them.
-
-``check_env`` validates an environment against the contract. ``CountingEnv`` produces
-numbers that a test can recompute. ``PairEnv`` has a known optimum.
-"""
+"""``check_env`` validates an environment; ``PairEnv`` has a known optimum."""

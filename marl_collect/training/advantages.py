@@ -30,7 +30,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.policies.assigned import ACTS
+from marl_collect.core.signature import ACTS
 
 TRAINED = "trained"
 """Name in a group of the rows that losses use, bool ``[B, T, n]``."""

@@ -1,10 +1,9 @@
 """``Checkpoint``: saves a training loop, so that an interruption loses little of it."""
 
-import csv
 import random
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -89,17 +88,6 @@ class Checkpoint:
         """Print a line, and append it to ``progress.log``."""
         add_line(self._folder / LOG, text)
         print(text, flush=True)  # noqa: T201 - what this is for
-
-    def write_table(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Write a table (CSV) to the folder; ``marl-collect view FOLDER`` draws it.
-
-        Args:
-            name: of the file, such as ``"returns.csv"``.
-            rows: the columns' names, then numbers. The first column, such as the
-                frames so far, is the horizontal axis.
-        """
-        with (self._folder / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
 
     def __enter__(self) -> Self:
         """Load the checkpoint if resuming, and handle signals from now on.

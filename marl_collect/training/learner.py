@@ -106,13 +106,8 @@ class Learner(abc.ABC):
 
     @final
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield every trained parameter once, even if modules share it."""
-        seen: set[int] = set()
-        for network in self.networks.values():
-            for parameter in network.parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
+        """Return every trained parameter once, even if networks share it."""
+        return nn.ModuleList(self.networks.values()).parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs."""

@@ -16,13 +16,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.signature import ACTS
 from marl_collect.models import (
     RecurrentModule,
     make_critic,
     make_policy,
     set_recurrent_mode,
 )
-from marl_collect.policies.assigned import ACTS
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import Setup, TrainingOptions, network_options

@@ -17,10 +17,11 @@ file                        contents
 """
 
 import csv
+import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -172,6 +173,20 @@ def read_json(path: Path) -> Any:
         raise ValueError(
             f"{path} is damaged: {error}. Delete a run's folder to train it again."
         ) from error
+
+
+def write_table(folder: str | Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Write ``progress.csv`` of a training loop; ``marl-collect view FOLDER`` draws it.
+
+    Args:
+        folder: of the file.
+        rows: the columns' names, then numbers. The first column, such as the frames so
+            far, is the horizontal axis.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(folder) / PROGRESS, text.getvalue())
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

@@ -522,15 +522,15 @@ def _version(tensor: Tensor) -> Any:
 
 @cache
 def _slots(kind: Any) -> tuple[str, ...]:
-    found: list[str] = []
+    names_of_slots: list[str] = []
     for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             if name not in ("__dict__", "__weakref__"):
                 private = name.startswith("__") and not name.endswith("__")
                 owner = base.__name__.lstrip("_")
-                found.append(f"_{owner}{name}" if private else name)
-    return tuple(found)
+                names_of_slots.append(f"_{owner}{name}" if private else name)
+    return tuple(names_of_slots)
 
 
 @cache

@@ -235,7 +235,7 @@ def _marker(dtype: torch.dtype) -> Any:
 
 def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -> None:
     versions = {path: tensor._version for path, tensor in empty.items()}
-    kept = {
+    filled = {
         slot: (slot.get(), slot.get().detach().clone())
         for slot in _slots(module)
         if slot.path not in empty
@@ -245,7 +245,7 @@ def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -
             torch.default_generator.manual_seed(seed)
         _reset(module, "", empty)
     with torch.no_grad():
-        for slot, (tensor, value) in kept.items():
+        for slot, (tensor, value) in filled.items():
             tensor.copy_(value)
             if slot.get() is not tensor:
                 slot.set(tensor)

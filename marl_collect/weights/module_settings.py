@@ -152,14 +152,14 @@ class SettingsWatch:
 
 
 def apply_settings(
-    module: nn.Module, settings: Settings, given: dict[Path, Any]
+    module: nn.Module, settings: Settings, applied: dict[Path, Any]
 ) -> None:
     """Apply changes of a module's settings to a copy of it.
 
     Args:
         module: the copy.
         settings: the changes.
-        given: the values that earlier calls have set, by path; updated. An attribute
+        applied: the values that earlier calls have set, by path; updated. An attribute
             with a value that is neither the one at the start nor the one set last was
             changed by the copy itself, and is not overwritten.
     """
@@ -170,10 +170,10 @@ def apply_settings(
             continue
         name = path[1]
         now = _attributes(owner).get(name, _ABSENT)
-        known = given.get(path, start)
+        known = applied.get(path, start)
         if known is not Special.UNKNOWN and not same(now, known):
             continue
-        given[path] = value
+        applied[path] = value
         if value is _ABSENT:
             if name in vars(owner):
                 delattr(owner, name)
@@ -187,7 +187,9 @@ def apply_settings(
 
 def structure(module: nn.Module) -> dict[str, str]:
     """Return the class name of every submodule, by path."""
-    return {path: type(each).__name__ for path, each in module.named_modules()}
+    return {
+        path: type(submodule).__name__ for path, submodule in module.named_modules()
+    }
 
 
 def same(one: Any, other: Any) -> bool:
@@ -201,19 +203,19 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     A module reads an attribute of its class like one of its own, so a copy can get it
     as one of its own.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     code: list[Any] = []
     for kind in filter(is_users, reversed(type(module).__mro__)):
         for name, value in class_attributes(kind):
             if callable(value):
                 code.append(value)
             else:
-                found[name] = value
-    found[_CODE] = code
+                settings[name] = value
+    settings[_CODE] = code
     entries = vars(module)
-    found |= {name: value for name, value in entries.items() if name not in _BASE}
+    settings |= {name: value for name, value in entries.items() if name not in _BASE}
     # A module of torch.jit stores it elsewhere.
-    return found if "training" in entries else {"training": module.training}
+    return settings if "training" in entries else {"training": module.training}
 
 
 def _setting(value: Any, weights: set[int]) -> _Setting:

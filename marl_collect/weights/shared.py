@@ -12,12 +12,12 @@ The ``WeightBroadcaster`` alone decides which place holds which version and when
 may be overwritten. The tensors of a worker's module are views of the worker's own
 vector, so a pull copies bytes only.
 
-Each policy is one range of bytes with one version per place: the number of the write
-that changed it. Equal versions mean equal bytes, at the places and in all workers, so
-only ranges with other versions are copied. The version of a frozen policy, such as a
-member of a pool, changes only if its bytes have changed. All other policies get a new
-version with every write, and so do the buffers: trained parameters change anyway, and
-the module in a worker may have changed its own buffers. A single policy always travels.
+A range of bytes has one version per place: the number of the write that changed it.
+Equal versions mean equal bytes, at the places and in all workers, so only ranges with
+other versions are copied. The frozen parameters of a policy, such as an encoder or a
+member of a pool, are a range whose version changes only if its bytes have changed. All
+other weights get a new version with every write: trained parameters change anyway, and
+the module in a worker may have changed its own buffers.
 """
 
 import ctypes
@@ -65,14 +65,13 @@ _differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 @final
 @dataclass(frozen=True)
 class WeightRange:
-    """The weights in a vector that have one version: those of one policy.
+    """The weights in a vector that have one version.
 
     Attributes:
         tensors: the indices of the tensors.
         begin: where the range begins in the vector, in bytes.
         end: where it ends, in bytes.
-        frozen: whether these are the parameters of one of several policies, and none
-            of them requires a gradient.
+        frozen: whether these are parameters of one policy that require no gradient.
     """
 
     tensors: slice
@@ -92,7 +91,7 @@ class WeightLayout:
         dtypes: of the tensors.
         offsets: where the tensors begin, in bytes.
         nbytes: size of the vector.
-        ranges: of the policies. The buffers of several policies are the last range.
+        ranges: neighbouring frozen parameters of one policy, and what lies between.
         aliases: maps the other names of tied tensors to their first names.
     """
 
@@ -112,7 +111,9 @@ class WeightLayout:
 
         Args:
             module: a policy, or several policies.
-            policy_of: maps the name of a parameter to its policy; None for one policy.
+            policy_of: maps the name of a parameter to its policy. None for one range,
+                which always travels: torch must count what a module writes to frozen
+                parameters in a worker.
         """
         tensors = weight_tensors(module)
         first = {id(tensor): name for name, tensor in tensors.items()}
@@ -139,18 +140,17 @@ class WeightLayout:
             end += -(-size // ALIGNMENT) * ALIGNMENT
         nbytes = max(end, ALIGNMENT)
 
-        def owner(item: tuple[str, torch.Tensor]) -> str | None:
+        def frozen_in(item: tuple[str, torch.Tensor]) -> str | None:
             name, tensor = item
-            is_parameter = policy_of is not None and isinstance(tensor, nn.Parameter)
-            return policy_of(name) if policy_of and is_parameter else None
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            return policy_of(name) if policy_of and frozen else None
 
         edges = (*offsets, nbytes)
         ranges: list[WeightRange] = []
         stop = 0
-        for policy, group in groupby(tensors.items(), owner):
-            members = [tensor for _, tensor in group]
-            start, stop = stop, stop + len(members)
-            frozen = policy is not None and not any(t.requires_grad for t in members)
+        for policy, group in groupby(tensors.items(), frozen_in):
+            start, stop = stop, stop + len(list(group))
+            frozen = policy is not None
             ranges.append(
                 WeightRange(slice(start, stop), edges[start], edges[stop], frozen)
             )
@@ -222,18 +222,18 @@ class WeightLayout:
                 tied in the policy differ in ``source``.
             TypeError: if ``source`` is none of these types.
         """
-        found = self._named(_by_name(source, what), module)
-        missing = self._missing(found)
-        own = {_memory_of(found[name]) for name in self.names if name in found}
+        by_name = self._named(_by_name(source, what), module)
+        missing = self._missing(by_name)
+        known = {_memory_of(by_name[name]) for name in self.names if name in by_name}
         surplus = [
             name
-            for name, tensor in found.items()
+            for name, tensor in by_name.items()
             if name not in self.names
             and name not in self.aliases
-            and _memory_of(tensor) not in own
+            and _memory_of(tensor) not in known
         ]
         if missing or surplus:
-            message = _other_names(what, missing, surplus, found)
+            message = _other_names(what, missing, surplus, by_name)
             if not surplus:
                 message += (
                     " If they are buffers with persistent=False, which a state_dict "
@@ -241,34 +241,34 @@ class WeightLayout:
                 )
             raise KeyError(message)
         for alias, name in self.aliases.items():
-            tied, first = found.get(alias), found[name]
+            tied, first = by_name.get(alias), by_name[name]
             if tied is not None and not _equal(tied, first):
                 raise ValueError(
                     f"{what}: {alias!r} and {name!r} are one tied tensor in the policy "
                     "that the workers were started with, but have different values. "
                     "Nothing was copied. Build a new collector for the untied policy."
                 )
-        tensors = [found[name] for name in self.names]
+        tensors = [by_name[name] for name in self.names]
         self.check(tensors, what)
         return tensors
 
     def _named(
-        self, given: dict[str, torch.Tensor], module: nn.Module | None
+        self, by_name: dict[str, torch.Tensor], module: nn.Module | None
     ) -> dict[str, torch.Tensor]:
         """Return tensors by the names of this layout, as far as they are known."""
-        if not self._missing(given):
-            return given
+        if not self._missing(by_name):
+            return by_name
         unsaved: dict[str, torch.Tensor] = {}
         if module is not None:
             saved = module.state_dict()
             unsaved = {n: b for n, b in module.named_buffers() if n not in saved}
-        inner = {f"{_INNER}{name}": tensor for name, tensor in given.items()}
+        inner = {f"{_INNER}{name}": tensor for name, tensor in by_name.items()}
         return min(
-            unsaved | given, unsaved | inner, key=lambda t: len(self._missing(t))
+            unsaved | by_name, unsaved | inner, key=lambda t: len(self._missing(t))
         )
 
-    def _missing(self, found: Mapping[str, torch.Tensor]) -> list[str]:
-        return [name for name in self.names if name not in found]
+    def _missing(self, by_name: Mapping[str, torch.Tensor]) -> list[str]:
+        return [name for name in self.names if name not in by_name]
 
 
 class Reader(Protocol):
@@ -295,7 +295,7 @@ class Handle(Protocol):
         """The layout of each vector."""
         ...
 
-    def attach(self, own: torch.Tensor) -> Reader:
+    def attach(self, vector: torch.Tensor) -> Reader:
         """Return the reader that fills the worker's vector, uint8 ``[nbytes]``."""
         ...
 
@@ -350,9 +350,9 @@ class WeightsHandle:
     memory: MemoryHandle
     layout: WeightLayout
 
-    def attach(self, own: torch.Tensor) -> Reader:
+    def attach(self, vector: torch.Tensor) -> Reader:
         """Attach the trainer's memory."""
-        return WeightReader(self, own)
+        return WeightReader(self, vector)
 
 
 @final
@@ -430,7 +430,7 @@ class WeightWriter:
         return changed
 
     def _differs(self, number: int) -> bool:
-        """Return whether a policy has other bytes than those written last.
+        """Return whether a range has other bytes than those written last.
 
         Torch counts no writes through ``tensor.data`` or numpy, so nothing but the
         bytes tells.
@@ -522,27 +522,24 @@ class WeightPublisher:
 class WeightReader:
     """The worker's end, which fills the vector of the worker's module."""
 
-    def __init__(self, handle: WeightsHandle, own: torch.Tensor) -> None:
+    def __init__(self, handle: WeightsHandle, vector: torch.Tensor) -> None:
         """Attach the trainer's memory; nothing is read yet.
 
         Args:
             handle: of the trainer's memory.
-            own: the worker's vector, uint8 ``[nbytes]``; its module's tensors are
+            vector: the worker's, uint8 ``[nbytes]``; its module's tensors are
                 views of it.
         """
         layout = handle.layout
-        vectors, self._versions = _places(Segment.attach(handle.memory), layout)
-        self._own = own
-        self._published = vectors
+        published, self._versions = _places(Segment.attach(handle.memory), layout)
+        self._vector = vector
+        self._published = published
+        parts = [slice(weights.begin, weights.end) for weights in layout.ranges]
         self._pairs = [
-            [
-                (own[weights.begin : weights.end], vector[weights.begin : weights.end])
-                for weights in layout.ranges
-            ]
-            for vector in vectors
+            [(vector[part], place[part]) for part in parts] for place in published
         ]
         self._has = [_NOTHING] * len(layout.ranges)
-        self._written = own._version
+        self._written = vector._version
 
     def pull(self, place: int) -> Sequence[int]:
         """Copy what differs at ``place``; the trainer does not change it meanwhile.
@@ -553,23 +550,23 @@ class WeightReader:
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
         if len(self._has) == 1:  # It always travels.
-            self._own.copy_(self._published[place])
+            self._vector.copy_(self._published[place])
             return [0]
         versions = self._versions[place].tolist()
         # torch counts the writes to the vector through any of its views. If a module
         # has written its own tensors, nothing is known about them.
-        if self._own._version != self._written:
+        if self._vector._version != self._written:
             self._has = [_NOTHING] * len(versions)
         changed = _differences(versions, self._has)
         for number in changed:
-            own, published = self._pairs[place][number]
-            own.copy_(published)
-        self._has, self._written = versions, self._own._version
+            target, source = self._pairs[place][number]
+            target.copy_(source)
+        self._has, self._written = versions, self._vector._version
         return changed
 
     def publish_own(self) -> None:
         """Write the worker's own weights to place 0, for all workers to read."""
-        self._published[0].copy_(self._own)
+        self._published[0].copy_(self._vector)
 
 
 def check_same_weights(
@@ -610,14 +607,14 @@ def _other_names(
     what: str,
     missing: Sequence[str],
     surplus: Sequence[str],
-    found: Iterable[str],
+    names: Iterable[str],
 ) -> str:
     differs = [
         f"{kind} {_listed(which)}"
         for kind, which in (("missing", missing), ("surplus", surplus))
         if which
     ]
-    shown = "" if surplus else f"; found {_listed(sorted(found))}"
+    shown = "" if surplus else f"; found {_listed(sorted(names))}"
     return (
         f"{what} must hold the tensors that the workers' policy was started with, but "
         f"{' and '.join(differs)}{shown}. Nothing was copied."

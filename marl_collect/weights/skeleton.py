@@ -74,9 +74,9 @@ def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.M
         for tensor, trainable in zip(tensors, skeleton.trainable, strict=True)
     ]
     module: nn.Module = _Unpickler(io.BytesIO(skeleton.module), weights).load()
-    for own, weight in zip(weight_tensors(module).values(), weights, strict=True):
-        if own is not weight:  # Modules of torch.jit are sent with their tensors.
-            own.data = weight.detach()
+    for unpickled, weight in zip(weight_tensors(module).values(), weights, strict=True):
+        if unpickled is not weight:  # Modules of torch.jit are sent with their tensors.
+            unpickled.data = weight.detach()
     return module
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect.buffers import frame_writer as slot_writer
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector
 from marl_collect.core.tensordicts import flatten
-from marl_collect.testing.counting import CountingEnv
 
 FRAMES = 600
 assert slot_writer._BLOCK * 2 < FRAMES

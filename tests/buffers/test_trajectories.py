@@ -9,10 +9,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, RandomPolicy, split_trajectories
 from marl_collect.buffers.trajectories import TrajectoryAssembler, TrajFormat
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from support.processes import SOON
 from support.scripts import Program, run_python, start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.models import make_policy
 from marl_collect.storage import open_dataset
-from marl_collect.testing.counting import CountingEnv
 
-COUNTING = "marl_collect.testing.counting:CountingEnv"
+COUNTING = "workloads.counting:CountingEnv"
 
 
 def start(folder: Path, *arguments: str, interpreter: bool = False) -> Program:
@@ -109,7 +109,7 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(
 
 RECORD = """
 from marl_collect import record
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 record("e", CountingEnv, episodes=5, num_workers=2, seed=4)
 """
 
@@ -179,7 +179,7 @@ def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path) -> Non
 
 
 BREAKS = """
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 class Stuck(Exception):
     pass

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.scripts import run_python
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 import marl_collect
 from marl_collect import Collector, evaluate, open_dataset, record
@@ -23,9 +24,8 @@ from marl_collect.storage import (
     RunDescription,
     Writer,
 )
-from marl_collect.testing.counting import CountingEnv
 
-COUNTING = "marl_collect.testing.counting:CountingEnv"
+COUNTING = "workloads.counting:CountingEnv"
 
 
 def run(*arguments: str) -> Any:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,17 +23,18 @@ from typer.testing import CliRunner
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.comparison import default_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND
 
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 SMALL = [
     *("--frames", "80", "--workers", "1", "--env", "n_prey=0"),
     *(
@@ -172,6 +174,24 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
     assert log.read_text().count("   0 frames: return 1.00 (team)") == 2
 
 
+def test_without_a_live_display_a_line_a_minute_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("marl_collect.cli.training_progress.time", clock)
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    log = tmp_path / "progress.log"
+    progress = TrainingProgress(console, runs=1, frames=1000, log=log)
+    progress.begin(Setup.parse("mappo-local-shared"), 0)
+    with console.capture() as captured:
+        for now in range(25, 200, 25):
+            progress.progress(now, {"return_team": 2.0})
+    lines = ["  75 frames: return 2.0", "  150 frames: return 2.0"]
+    assert captured.get().splitlines() == lines
+    assert all(log.read_text().count(line) == 1 for line in lines)
+
+
 def evaluation(frames: int) -> EvaluationRecord:
     return EvaluationRecord(frames, 2, [1.0], [3])
 
@@ -264,8 +284,8 @@ def test_videos_have_the_overlay(tmp_path: Path) -> None:
 
 
 ODD_TASKS = """
-from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.counting import CountingEnv, Fault
+from marl_collect.envs import FrameStack, PettingZooEnv, PettingZooWrapper
+from workloads.counting import CountingEnv, Fault
 from marl_collect.testing.pair import PairEnv
 
 
@@ -275,6 +295,13 @@ def failing():
 
 def unseen():
     return PettingZooWrapper(PairEnv())
+
+
+def stacked(max_cycles=5, render_mode=None):
+    env = PettingZooEnv(
+        "simple_spread_v3", max_cycles=max_cycles, render_mode=render_mode
+    )
+    return FrameStack(env, frames=2)
 """
 
 
@@ -290,6 +317,26 @@ def odd_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 ONE = [part for part in SMALL if part not in ("n_prey=0", "--env")]
 ONE += ["--setup", "ippo-local-own", "--seeds", "1", "--out", "out"]
+
+
+# imageio's reader leaves closing a pipe to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -> None:
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    imageio = pytest.importorskip("imageio", reason="needs the extra video")
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
+    task = f"{odd_tasks}:stacked"
+    code, text = run("compare", task, *ONE, "--env", "max_cycles=4")
+    assert code == 0, text
+    trained = "out/ippo-local-own/seed_0"
+    code, text = run("play", trained, "--episodes=2")
+    assert code == 0, text
+    assert f"{task}: 2 episodes" in text
+    code, text = run("render", trained, "--episodes=2", "--out", "played.mp4")
+    assert code == 0, text
+    pictures = imageio.mimread("played.mp4", memtest=False)
+    assert len(pictures) == 2 * (4 + 1)
 
 
 def test_an_error_of_the_environment_has_the_worker_s_traceback_only(

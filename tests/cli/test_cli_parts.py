@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from workloads.counting import CountingEnv
 
 from marl_collect.cli.collecting import CollectRequest, free_folder
 from marl_collect.cli.consoles import err, fail, out
@@ -18,7 +19,6 @@ from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.models import make_policy
 from marl_collect.storage import EndedEpisode
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app
+from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.storage import open_dataset
 
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 SETTINGS = {
     "frames_per_batch": 40,
     "envs_per_worker": 2,
@@ -25,6 +26,10 @@ SETTINGS = {
     "max_frames_per_traj": 5,
     "ppo.epochs": 1,
 }
+
+
+def acting(source: str = "") -> PolicyRequest:
+    return PolicyRequest(source, centralised=False, share_params=True, seed=0)
 
 
 def run(*arguments: str) -> str:
@@ -64,18 +69,19 @@ def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
 
 def test_options_replace_those_of_the_run(trained: Path) -> None:
     played = what_to_play(
-        str(trained), "random", ["max_length=50"], 7, default="random"
+        str(trained), acting("random"), ["max_length=50"], 7, default="random"
     )
     assert played.task == TASK
-    assert played.policy == "random"
+    assert played.policy.source == "random"
     assert played.max_frames_per_traj == 7
     assert played.env_kwargs == {"n_prey": 0, "min_length": 30, "max_length": 50}
 
 
 def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
-    played = what_to_play("other", str(trained), ["a=1"], None, default="mlp")
+    played = what_to_play("other", acting(str(trained)), ["a=1"], None, default="mlp")
     assert (played.env_kwargs, played.max_frames_per_traj) == ({"a": 1}, None)
-    assert what_to_play("other", None, None, None, default="mlp").policy == "mlp"
+    played = what_to_play("other", acting(), None, None, default="mlp")
+    assert played.policy.source == "mlp"
 
 
 def test_collect_writes_data_of_a_run(trained: Path, tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "best.pt").touch()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        what_to_play(str(tmp_path), None, None, None, default="mlp")
+        what_to_play(str(tmp_path), acting(), None, None, default="mlp")
 
 
 def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
@@ -100,8 +106,8 @@ def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "simple_tag_v3")
     (tmp_path / "random").mkdir()
-    for policy, expected in ((None, "mlp"), ("random", "random")):
-        play = what_to_play("simple_tag_v3", policy, None, None, default="mlp")
-        assert (play.task, play.policy) == ("simple_tag_v3", expected)
-    play = what_to_play("./simple_tag_v3", None, None, None, default="mlp")
+    for policy, expected in (("", "mlp"), ("random", "random")):
+        play = what_to_play("simple_tag_v3", acting(policy), None, None, default="mlp")
+        assert (play.task, play.policy.source) == ("simple_tag_v3", expected)
+    play = what_to_play("./simple_tag_v3", acting(), None, None, default="mlp")
     assert play.task == TASK

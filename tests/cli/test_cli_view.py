@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.scripts import run_python
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 from marl_collect import record
 from marl_collect.cli.main import app
@@ -25,17 +27,18 @@ from marl_collect.cli.viewer.episodes import Episodes
 from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.storage.checks import Folder
+from marl_collect.storage.index import Index
 
 STACKS = """
 from marl_collect.envs import FrameStack
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 
 def make(frames=3):
     return FrameStack(CountingEnv(), frames)
 """
-TASK = "marl_collect.testing.counting:CountingEnv"
+TASK = "workloads.counting:CountingEnv"
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +48,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def episodes(folder: Path) -> Episodes:
+    """Return the episodes of a dataset whose environment is not known."""
+    files = Folder(folder)
+    return Episodes(files, Index.load(files), lambda: "There is no environment here.")
+
+
 @pytest.fixture
 def shown(data: Path) -> Episodes:
-    return Episodes(open_dataset(data), "There is no environment here.")
+    return episodes(data)
 
 
 def saved(page: str) -> Any:
@@ -90,17 +99,26 @@ def test_an_episode_has_what_each_agent_did(data: Path, shown: Episodes) -> None
         assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
 
 
+def test_a_page_needs_no_torch_until_it_draws_an_episode(data: Path) -> None:
+    program = """
+import json, sys
+from marl_collect.cli import view
+view.find_factory = lambda *_, **__: None  # Other tasks may need torch.
+answers, _ = view._contents(sys.argv[1], None, (), saved=False)
+part = answers["/about"](), answers["/episodes"](0), answers["/episode"](2, 0)
+print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules))]))
+"""
+    result = run_python("-c", program, data, interpreter=True)
+    about, listed, episode, loaded = json.loads(result.stdout)
+    assert loaded == []
+    assert about["episodes"] == len(listed["number"]) == 4
+    assert episode["length"] == listed["length"][2]
+
+
 def test_an_episode_that_cannot_be_drawn_says_why(shown: Episodes) -> None:
     with pytest.raises(ValueError, match="no environment here"):
         shown.picture(0, 0, 0)
     assert list(shown.pictures(0)) == []
-
-
-def test_a_png_has_the_pixels(tmp_path: Path) -> None:
-    imageio = pytest.importorskip("imageio.v3")
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 7), np.uint8)
-    picture = to_picture(pixels)  # Channels first, as some environments store them.
-    assert np.array_equal(imageio.imread(to_png(picture)), pixels.transpose(1, 2, 0))
 
 
 @pytest.fixture
@@ -203,7 +221,7 @@ def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
 
     record(tmp_path / "data", stacked, episodes=1, seed=0, num_workers=1)
     dataset = open_dataset(tmp_path / "data")
-    shown = Episodes(dataset, "")
+    shown = episodes(tmp_path / "data")
     sources = shown.episode(0, 0)["sources"]
     assert [source["name"] for source in sources] == ["hunter/observation/image"] * 2
     stacks = dataset.trajectories[0]["hunter", "observation", "image"]
@@ -219,10 +237,10 @@ def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
     record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)
     dataset = open_dataset("data")
     assert "FrameStack(counting)" in repr(dataset)
-    shown = _episodes(dataset, None)
+    shown = _episodes("data", None)
     with pytest.raises(ValueError, match="cannot be built from its name.*module:fun"):
         shown.picture(0, 0, 0)
-    drawn = _episodes(dataset, "stacks_of_view:make")
+    drawn = _episodes("data", "stacks_of_view:make")
     assert len({drawn.picture(0, *which) for which in drawn.pictures(0)}) > 1
 
 

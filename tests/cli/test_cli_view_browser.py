@@ -14,9 +14,9 @@ pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from support.runs import evaluation, write_run
+from workloads.counting import CountingEnv
 
 from marl_collect import record
-from marl_collect.testing.counting import CountingEnv
 
 pytestmark = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="needs chromium")
 VIEW = ("-m", "marl_collect.cli.main", "view")

@@ -1,6 +1,7 @@
 """``marl-collect view`` shows training runs: curves, states, and what is damaged."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app
 from marl_collect.cli.viewer.runs import Runs
+from marl_collect.training.run_folder import PROGRESS, write_table
 
 STATES = 4
 """Column of a row of the page."""
@@ -99,7 +101,7 @@ def test_tables_of_a_training_loop_are_curves(tmp_path: Path) -> None:
         folder = tmp_path / f"seed_{seed}"
         folder.mkdir()
         # The last row is being written.
-        (folder / "returns.csv").write_text("frames,return_team\n10,1.5\n20,3\n3")
+        (folder / PROGRESS).write_text("frames,return_team\n10,1.5\n20,3\n3")
     (tmp_path / "progress.log").write_text("first\nsecond\n")
     runs = Runs(tmp_path)
     about = runs.about()
@@ -107,6 +109,37 @@ def test_tables_of_a_training_loop_are_curves(tmp_path: Path) -> None:
     assert [row[:2] for row in about["runs"]] == [["seed_0", "20"], ["seed_1", "20"]]
     assert about["log"] == ["first", "second"]
     assert runs.figure(0, about["stamp"])
+
+
+def test_files_of_others_are_not_shown(tmp_path: Path) -> None:
+    write_table(tmp_path / "mine", [("frames", "return_team"), (10, 1.5)])
+    for name in ("notes.csv", "project/config.json", ".venv/lib/x/progress.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a,b\n1,x\n")
+    environment = tmp_path / "environment"
+    write_table(environment / "lib" / "x", [("frames", "return_team"), (10, 1.5)])
+    (environment / "pyvenv.cfg").touch()
+    about = Runs(tmp_path).about()
+    assert [row[0] for row in about["runs"]] == ["mine"]
+    assert about["figures"] == ["frames, return_team"]
+
+
+def test_a_link_to_a_folder_above_does_not_repeat_its_runs(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    (run.path / "again").symlink_to(tmp_path)
+    assert len(Runs(tmp_path).about()["runs"]) == 1
+
+
+def test_files_that_did_not_change_are_not_read_again(tmp_path: Path) -> None:
+    table = write_run(tmp_path).path / PROGRESS
+    runs = Runs(tmp_path)
+    before = runs.about()
+    status, rows = table.stat(), table.read_bytes()
+    table.write_bytes(rows.replace(b"1.5", b"9.5"))
+    os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert runs.about() == before
+    table.write_bytes(rows + rows.splitlines(True)[-1].replace(b"200", b"300"))
+    assert runs.about()["runs"][0][1] == "300 of 400"
 
 
 def test_a_comparison_that_begins_has_a_page(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collector_tools import same
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 from torch import nn
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect import (
     AssignedPolicies,
@@ -28,7 +29,6 @@ from marl_collect.core.description import FLAGS
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv, Fault
 
 
 def connect_four() -> PettingZooEnv:

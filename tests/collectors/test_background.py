@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.worlds import CountingWorlds
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -20,7 +21,6 @@ from marl_collect import (
     record,
 )
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 K = 3
 Worlds = partial(CountingWorlds, K, action_mask=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tests_policies import level_policy
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import (
@@ -16,7 +17,6 @@ from marl_collect.collectors import (
     MultiSyncCollector,
 )
 from marl_collect.errors import WorkerError
-from marl_collect.testing.counting import CountingEnv, Fault
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.collectors.assigning import sized_workers
-from marl_collect.testing.counting import CountingEnv
 
 FACTORIES = [CountingEnv] * 4
 

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tests_policies import at_level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.buffers.compact_observations import KEY as KEPT_APART
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv, Fault
 
 ENVS = [CountingEnv] * 2
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 

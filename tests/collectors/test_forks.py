@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 pytestmark = [
+    pytest.mark.forks,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     # Python 3.12 warns of forks in processes with threads, and torch starts threads.
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),

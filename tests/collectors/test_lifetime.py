@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect import (
     Collector,
@@ -21,7 +22,6 @@ from marl_collect import (
     SerialEnv,
 )
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 MODES = [
     (Collector, {}),

@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDictBase
 from tests_policies import Level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 WORKERS = [MultiSyncCollector, MultiAsyncCollector]

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import delivery
-from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tests_policies import level_policy
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import (
     Collector,
@@ -15,7 +16,6 @@ from marl_collect.collectors import (
     MultiCollector,
     MultiSyncCollector,
 )
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def elementwise_policy(td: TensorDictBase) -> TensorDictBase:

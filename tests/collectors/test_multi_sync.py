@@ -17,11 +17,11 @@ from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect.collectors import MultiSyncCollector
+from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.processes.status_board import PHASE, Phase
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def fault(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
@@ -352,7 +352,7 @@ SCRIPT = """
     import torch
     from tensordict.nn import TensorDictModule
     from marl_collect import MultiSyncCollector
-    from marl_collect.testing.counting import CountingEnv
+    from workloads.counting import CountingEnv
 
     print("the script runs")
 
@@ -413,6 +413,15 @@ def test_explain_describes_how_the_policy_runs() -> None:
         found = collector.explain()
     assert len(found) == 2
     assert "Constant" in found[0], "names the part that was not recognised"
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_explain_answers_after_the_loop(kind: Any) -> None:
+    collector = kind(CountingEnv, constant(), frames_per_batch=8, total_frames=16)
+    answers = [collector.explain() for _ in collector]
+    assert len(answers) == 2
+    assert collector.explain() == answers[-1]
+    assert "Constant" in answers[-1][0]
 
 
 @pytest.mark.torchrl_defect("D15")

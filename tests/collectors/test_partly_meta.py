@@ -7,9 +7,9 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 
 class Partly(nn.Module):

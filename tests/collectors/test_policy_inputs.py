@@ -17,6 +17,7 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -30,7 +31,6 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import PolicyError
-from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -490,6 +490,16 @@ def test_outputs_that_cannot_be_stored_are_refused_at_the_start(
 
     with pytest.raises((TypeError, ValueError), match=message):
         Collector([Clock], act, frames_per_batch=FRAMES)
+
+
+def test_an_error_of_the_policy_says_what_it_was_called_on() -> None:
+    network = nn.Linear(7, 4)
+    policy = TensorDictModule(network, [("hunter", "observation")], [("hunter", "x")])
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        Collector(CountingEnv, policy, frames_per_batch=FRAMES)
+    (note,) = caught.value.__notes__
+    assert note.startswith("The policy was called on observations of counting, ")
+    assert note.endswith(" in a group: hunter/observation [1, 2, 5].")
 
 
 def test_the_policy_is_probed_on_the_observations_of_the_first_reset() -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from collector_tools import same
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Evaluator, PolicyPool, evaluate
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
 from marl_collect.policies.pool import Keep, Sample
-from marl_collect.testing.counting import CountingEnv
 
 ENVIRONMENTS = 4
 MAIN, PAST = 0, (1, 2, 3)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from test_pools import Shift, against_the_past
+from workloads.counting import CountingEnv
 
 from marl_collect import PolicyPool
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.weights.shared import SharedMemoryWeights
 
 SIZE = 3

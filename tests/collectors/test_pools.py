@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import Evaluator, PolicyPool
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 Agents = tuple[str, ...]
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.processes import SOON, wait_until
 from tests_policies import level_policy
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import WorkerError, worker_error_of
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 FRAMES = 10
 """Frames of each of the two environments in a batch."""

@@ -13,9 +13,9 @@ import torch
 from collector_tools import wait_until_idle
 from tensordict import TensorDict
 from tests_policies import level_policy
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 BATCHES = 6
 
@@ -218,6 +218,25 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
 
 
+@pytest.mark.parametrize("case", ["earlier version", "no trajs_per_batch"])
+def test_trajectories_that_do_not_fit_change_nothing(case: str) -> None:
+    given: dict[str, Any] = {"frames_per_batch": 12, "trajs_per_batch": 4, "seed": 1}
+    with Collector(CountingEnv, level_policy(), **given) as first:
+        first.next()
+        state = first.state_dict()
+    assert state["trajectories"]
+    if case == "earlier version":
+        state["trajectories"] = [state["trajectories"]]
+    else:
+        del given["trajs_per_batch"]
+    with Collector(CountingEnv, policy := level_policy(), **given) as second:
+        policy.load_state_dict({"module.level": torch.ones(())})
+        with pytest.raises(ValueError, match=case):
+            second.load_state_dict(state)
+        assert second.frames == 0
+        assert policy.state_dict()["module.level"] == 1
+
+
 def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
@@ -241,11 +260,12 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
         assert (data == expected[index, : len(data)]).all()
 
 
-def test_state_of_other_workers_is_refused() -> None:
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_state_of_other_workers_is_refused(kind: Any) -> None:
     with MultiSyncCollector([CountingEnv] * 2, **options()) as first:
         state = first.state_dict()
     with (
-        MultiSyncCollector([CountingEnv], **options()) as second,
+        kind([CountingEnv], **options()) as second,
         pytest.raises(ValueError, match="2 workers"),
     ):
         second.load_state_dict(state)

@@ -8,10 +8,10 @@ import torch
 from support.scripts import run_mounted
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import Collector, SyncDataCollector
 from marl_collect.errors import PolicyError
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 FLAGS = ("done", "terminated", "truncated")
 
@@ -384,7 +384,7 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
     """As on other systems than Linux: its memory is ordinary memory."""
     code = (
         "from marl_collect import Collector\n"
-        "from marl_collect.testing.counting import CountingEnv\n"
+        "from workloads.counting import CountingEnv\n"
         "with Collector(CountingEnv, frames_per_batch=20, total_frames=40) as it:\n"
         "    print(sum(batch.numel() for batch in it))"
     )

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 
 def collector(kind: Any = Collector, **options: Any) -> Any:

@@ -19,10 +19,10 @@ from collector_tools import wait_until_idle
 from support.processes import SOON
 from support.scripts import run_python
 from tests_policies import level_policy
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
-from marl_collect.testing.counting import CountingEnv
 
 DEFECTS = {
     "D1": "trajectory ids change in every step after an agent's death",
@@ -224,7 +224,7 @@ def test_bad_values_are_refused_before_anything_is_built(
 UNTOUCHED = """
 import multiprocessing, os, signal, torch
 from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 torch.set_num_threads(2)
 

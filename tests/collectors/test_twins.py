@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 ENVIRONMENTS = 6
 

@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 from tests_policies import at_level, level_policy
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.weights.shared import SharedMemoryWeights, WeightLayout
 
 

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 KINDS: dict[str, Callable[..., Any]] = {
     "single": lambda policy, **options: Collector(

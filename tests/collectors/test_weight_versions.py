@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from tests_policies import at_level, level_policy
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 WORKERS = 3
 KEY = "policy_version"

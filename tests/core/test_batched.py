@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.worlds import OWN_SEED, CountingWorlds
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     BatchedEnv,
@@ -17,7 +18,6 @@ from marl_collect import (
     evaluate,
 )
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "agents die": {},

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from workloads.counting import CountingEnv
 
 from marl_collect import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 
 def test_repr_has_the_name_and_the_groups() -> None:

@@ -17,6 +17,7 @@ from support.zoo import (
     ScriptedEnv,
     ScriptedTurns,
 )
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -30,7 +31,6 @@ from marl_collect import (
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 
 class Plain(EnvWrapper):

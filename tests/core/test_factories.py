@@ -1,9 +1,9 @@
 """Factories of environments that are collected together."""
 
 import pytest
+from workloads.counting import CountingEnv
 
 from marl_collect.core.factories import check_alike
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.mark.parametrize("more", [False, True])

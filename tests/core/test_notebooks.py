@@ -4,9 +4,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from workloads.counting import CountingEnv
+
 from marl_collect import Collector, record
 from marl_collect.core import notebooks
-from marl_collect.testing.counting import CountingEnv
 
 
 class Cells(HTMLParser):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.core.description import EnvDescription, GroupDescription
@@ -25,7 +26,6 @@ from marl_collect.core.replay import (
     replay,
 )
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 # Pickled by value: importing this file in a worker would import torch.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

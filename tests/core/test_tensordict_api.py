@@ -3,9 +3,9 @@
 import pytest
 import torch
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.parallel_env import SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 
 def test_reset_step_and_flags() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import RandomPolicy, SerialEnv
 from marl_collect.core.groups import explicit_groups
-from marl_collect.testing.counting import CountingEnv
 
 
 def test_an_environment_has_torchrls_attributes() -> None:

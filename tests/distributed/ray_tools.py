@@ -8,8 +8,7 @@ import torch
 from support.processes import wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
-
-from marl_collect.testing.counting import CountingEnv, Fault, Kind
+from workloads.counting import CountingEnv, Fault, Kind
 
 SHARED: dict[str, Any] = {
     "max_frames_per_traj": 9,

@@ -22,10 +22,10 @@ from ray_tools import (
 )
 from support.processes import wait_until, wait_until_gone
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.collectors.checkpoint import _restored
-from marl_collect.testing.counting import CountingEnv
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -447,7 +447,7 @@ def test_workers_of_an_actor_fill_async_batches_together() -> None:
         **SHARED,
     ) as collector:
         seen: set[tuple[int, ...]] = set()
-        for _ in range(4):
+        while len(seen) < 2:  # A slow actor is overtaken any number of times.
             batch = collector.next()
             assert batch.batch_size == (2, 10)
             seen.add(tuple(environments(batch)))

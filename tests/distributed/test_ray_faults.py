@@ -25,12 +25,12 @@ from ray_tools import (
 )
 from support.processes import SOON, wait_until_gone
 from support.scripts import run_python
+from workloads.counting import CountingError
 
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
 from marl_collect.distributed import pool
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.processes import cleanup
-from marl_collect.testing.counting import CountingError
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -286,7 +286,7 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
         import os
         import ray
         from marl_collect import RayCollector
-        from marl_collect.testing.counting import CountingEnv
+        from workloads.counting import CountingEnv
 
         class Own(Exception):
             pass
@@ -327,7 +327,7 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:
     collector = RayCollector(masked, frames_per_batch=10)
     # A collector that is still open is shut down before the interpreter ends.
-    assert collector._pool in cleanup._pools
+    assert collector._pool in cleanup._open
     batch = collector.next()
     copy = batch.clone()
     collector.shutdown()

@@ -11,10 +11,10 @@ from ray_tools import DiesOnce, biased, masked
 from support.worlds import CountingWorlds
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect import Collector, PolicyPool, RayCollector
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -115,6 +115,11 @@ def test_spaces_that_are_no_lists_are_errors(
         ("reset", [np.zeros(2)] * 3, r"reset\(\) must return a tuple of observations"),
         ("step", ([np.zeros(2)] * 3, [0] * 3, [False] * 3, {}), "but returned 4 value"),
         ("step", ([np.zeros(2)] * 2, 0, False, False, {}), "3 agents, but returned 2"),
+        (
+            "step",
+            ([np.zeros(2)] * 3, [0] * 4, False, False, {}),
+            "agents, but returned 4",
+        ),
         ("step", ({}, 0, False, False, {}), "must return a list of observations"),
     ],
 )

@@ -9,11 +9,11 @@ import pytest
 import torch
 from support.worlds import CountingWorlds
 from support.zoo import COMINGS_AND_GOINGS, SHORT_TURNS, ScriptedEnv, ScriptedTurns
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, check_env
 from marl_collect.envs import FrameStack, PettingZooWrapper
 from marl_collect.models import ImageInput, make_policy
-from marl_collect.testing.counting import CountingEnv
 
 
 def counting(**options: Any) -> CountingEnv:

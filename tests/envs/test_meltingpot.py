@@ -86,6 +86,7 @@ def in_a_fork(function: Any) -> Any:
 STEPS = 60
 
 
+@pytest.mark.forks
 @pytest.mark.parametrize(
     "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
 )

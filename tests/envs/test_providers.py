@@ -1,5 +1,6 @@
 """Each family finds its tasks by name; the command line merges the families."""
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -23,6 +24,7 @@ from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
 from marl_collect.envs.pettingzoo import provider as pettingzoo
 from marl_collect.envs.rware.provider import FAMILY as RWARE
 from marl_collect.envs.vmas.provider import FAMILY as VMAS
+from marl_collect.lazy import public_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,7 +145,7 @@ def test_own_environments_are_built_without_pettingzoo(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
-    factory = tasks.find_factory("marl_collect.testing.counting:CountingEnv", {})
+    factory = tasks.find_factory("workloads.counting:CountingEnv", {})
     assert type(factory()).__name__ == "CountingEnv"
 
 
@@ -164,6 +166,36 @@ def test_a_family_without_its_library_says_how_to_install_it(
         with pytest.raises(UnknownTaskError, match="^$"):
             use("elsewhere/anything")
     assert tasks.available_tasks()[f"{family.name}/..."] == command
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "library", "extra"),
+    [
+        ("VmasEnv", "navigation", "vmas", "vmas"),
+        ("JaxMarlEnv", "MPE_simple_v3", "jax", "jaxmarl"),
+        ("JaxMarlEnv", "MPE_simple_v3", "jaxmarl", "jaxmarl"),
+        ("LbForagingEnv", "Foraging-8x8-2p-3f-v3", "lbforaging", "lbforaging"),
+        ("RwareEnv", "rware-tiny-2ag-v2", "rware", "rware"),
+        ("MamujocoEnv", "Ant-2x4", "gymnasium_robotics", "mamujoco"),
+        ("OpenSpielEnv", "kuhn_poker", "shimmy", "openspiel"),
+        ("OpenSpielEnv", "kuhn_poker", "pyspiel", "openspiel"),
+        ("OvercookedEnv", "cramped_room", "overcooked_ai_py", "overcooked"),
+        ("Lab2dEnv", "coins", "dmlab2d", "dmlab2d"),
+    ],
+)
+def test_a_class_without_its_library_says_how_to_install_it(
+    name: str, task: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments = importlib.import_module("marl_collect.envs")
+    module, _ = public_names("marl_collect.envs")[name]
+    monkeypatch.delitem(vars(environments), name, raising=False)
+    for imported in (module, "shimmy.openspiel_compatibility"):
+        monkeypatch.delitem(sys.modules, imported, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    command = f'pip install "marl-collect[{extra}]"'
+    with pytest.raises(MissingPackageError, match=re.escape(command)) as failure:
+        getattr(environments, name)(task)
+    assert str(failure.value.name).startswith(library)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

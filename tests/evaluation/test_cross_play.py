@@ -9,12 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import PolicyPool
 from marl_collect.envs import PettingZooEnv
 from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 ROCK, PAPER, SCISSORS = range(3)
 ROUNDS = 15

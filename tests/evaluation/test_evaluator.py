@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.core.factories import build
 from marl_collect.errors import ClosedError
 from marl_collect.evaluation.evaluator import Evaluator, evaluate
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 
 def policy(td: TensorDictBase) -> TensorDictBase:

@@ -38,6 +38,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.processes import wait_until, wait_until_gone
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.distributed import RayCollector
@@ -45,7 +46,6 @@ from marl_collect.errors import ClosedError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv, Fault
 
 TIMEOUT: Final = 1.0
 """Seconds without progress that count as a hang."""

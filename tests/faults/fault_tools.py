@@ -11,9 +11,9 @@ import torch
 from support.processes import wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv, Fault
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 

@@ -8,9 +8,9 @@ from typing import Any
 import fault_pairs
 import pytest
 from fault_pairs import SUBJECTS, check, draw, prepare
+from workloads.counting import CountingEnv
 
 from marl_collect.distributed import RayCollector
-from marl_collect.testing.counting import CountingEnv
 
 pytest_plugins = ["support.ray_cluster"]
 

@@ -14,6 +14,7 @@ from fault_tools import KINDS
 from support.processes import SOON, wait_until, wait_until_gone
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import (
     Collector,
@@ -26,7 +27,6 @@ from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.env_processes import EnvProcesses
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 Make = Callable[[], CountingEnv]

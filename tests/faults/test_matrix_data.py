@@ -9,10 +9,10 @@ import torch
 from fault_tools import KINDS, constant, faulty, meeting
 from support.processes import SOON
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv
 
 every_kind = pytest.mark.parametrize("kind", [Collector, *KINDS])
 workers = pytest.mark.parametrize("kind", KINDS)

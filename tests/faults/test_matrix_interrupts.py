@@ -11,14 +11,14 @@ import pytest
 from fault_tools import KINDS, Hang, as_soon_as, press_ctrl_c
 from support.processes import SOON, wait_until_gone
 from support.scripts import start_python
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.errors import ClosedError
 from marl_collect.evaluation.evaluator import Evaluator
-from marl_collect.testing.counting import CountingEnv, Fault
 
 HEAD = """
 from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-from marl_collect.testing.counting import CountingEnv, Fault
+from workloads.counting import CountingEnv, Fault
 
 def hanging(phase):
     return lambda: CountingEnv(fault=Fault("hang", phase))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from support.scripts import run_mounted
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
 from marl_collect.processes.worker_handle import resident_bytes
-from marl_collect.testing.counting import CountingEnv, Fault
 
 MIB = 1 << 20
 LEAK = 2 * MIB  # Per step.
@@ -20,7 +20,7 @@ SMALL = """
 import os
 from functools import partial
 from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 files = os.statvfs("/dev/shm")
 assert files.f_bavail * files.f_frsize <= 1 << 20

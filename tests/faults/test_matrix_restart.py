@@ -14,10 +14,10 @@ from fault_tools import KINDS, constant, faulty_once
 from support.processes import wait_until_gone
 from support.scripts import run_python
 from tensordict import TensorDict
+from workloads.counting import CountingEnv, Fault, stuck
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
-from marl_collect.testing.counting import CountingEnv, Fault, stuck
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 MODES = [
@@ -219,7 +219,7 @@ import os, signal
 import torch
 from fault_tools import KINDS, constant
 from support.processes import gone, wait_until_gone
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))

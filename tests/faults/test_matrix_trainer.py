@@ -17,20 +17,20 @@ import torch
 from fault_tools import KINDS, Hang, as_soon_as, faulty
 from support.processes import SOON, gone, wait_until_gone
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import ClosedError
 from marl_collect.models import make_policy
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.processes import cleanup
-from marl_collect.testing.counting import CountingEnv
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 HEAD = """
 import os, resource, signal, sys, threading, time
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv, Fault, stuck
+from workloads.counting import CountingEnv, Fault, stuck
 
 class Buffer:
     def extend(self, data):
@@ -176,6 +176,7 @@ def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
     assert "compact_obs=True" in text
 
 
+@pytest.mark.forks
 @every_kind
 def test_a_fork_of_the_trainer_can_neither_use_nor_end_its_workers(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=20) as collector:
@@ -198,6 +199,7 @@ def test_a_fork_of_the_trainer_can_neither_use_nor_end_its_workers(kind: Any) ->
             collector.next()
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("use", ["reset", "step", "attribute", "close", "forget"])
 def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> None:
@@ -224,6 +226,7 @@ def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> Non
         env.close()
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @every_kind
 def test_a_fork_of_the_trainer_does_not_write_to_a_collectors_memory(kind: Any) -> None:
@@ -268,6 +271,7 @@ def in_a_fork(use: Callable[[], object]) -> str:
         return file.read()
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
     from torch.utils.data import DataLoader, IterableDataset

@@ -12,13 +12,7 @@ import pytest
 from fault_tools import KINDS, Hang, as_soon_as, faulty, meeting
 from support.clocks import LeapingClock
 from support.processes import SOON, gone
-
-from marl_collect.errors import WorkerError, worker_error_of
-from marl_collect.parallel_env import ParallelEnv
-from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.processes import WorkerPool
-from marl_collect.processes.launcher import COLLECTOR_MODULES
-from marl_collect.testing.counting import (
+from workloads.counting import (
     CountingEnv,
     CountingError,
     Fault,
@@ -27,6 +21,12 @@ from marl_collect.testing.counting import (
     raise_unpicklable,
     stuck,
 )
+
+from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.batch import ParallelBatch
+from marl_collect.processes import WorkerPool
+from marl_collect.processes.launcher import COLLECTOR_MODULES
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -17,6 +17,18 @@ def run(script: str, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
+def shown(folder: Path) -> list[list[str]]:
+    """Return the rows that ``marl-collect view`` has for the tables below a folder."""
+    pytest.importorskip("matplotlib")
+    from marl_collect.cli.viewer.runs import Runs
+
+    runs = Runs(folder)
+    about = runs.about()
+    assert runs.figure(0, about["stamp"])
+    rows: list[list[str]] = about["runs"]
+    return rows
+
+
 @pytest.mark.parametrize("name", ["multi_agent_ppo", "multi_agent_ppo_torchrl"])
 def test_multi_agent_ppo_runs_in_both_forms(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrl")
@@ -24,6 +36,8 @@ def test_multi_agent_ppo_runs_in_both_forms(name: str, tmp_path: Path) -> None:
     text = run(f"examples/{name}.py", *PPO, folder=tmp_path)
     assert re.search(r"iteration 0: mean return -\d+\.\d\d\n", text), text
     assert re.search(r"return of one episode: -\d+\.\d\d\n", text), text
+    (row,) = shown(tmp_path)
+    assert row[:2] == [f"runs/{name}", "0"]
 
 
 @pytest.mark.parametrize("name", ["competitive_ddpg", "competitive_ddpg_torchrl"])
@@ -35,6 +49,8 @@ def test_competitive_ddpg_runs_in_both_forms(name: str, tmp_path: Path) -> None:
         pattern = rf"iteration 0: mean return of {group} -?\d+\.\d\d\n"
         assert re.search(pattern, text), text
         assert f"return of one episode for {group}: " in text
+    (row,) = shown(tmp_path)
+    assert row[:2] == [f"runs/{name}", "0"]
 
 
 def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
@@ -45,6 +61,8 @@ def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
     arguments = [*budget, "--folder", str(tmp_path)]
     text = run("examples/benchmarl_mappo.py", *arguments, folder=tmp_path)
     assert re.search(r"mean return: -?\d+", text), text
+    (row,) = shown(tmp_path)
+    assert row[1] == "2,400"
 
 
 def test_the_documentation_shows_the_diffs_of_the_examples(tmp_path: Path) -> None:

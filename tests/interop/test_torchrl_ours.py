@@ -15,13 +15,13 @@ from gymnasium import spaces
 from support.worlds import CountingWorlds
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, OneHot
 from torchrl.envs import StepCounter, TransformedEnv, check_env_specs
+from workloads.counting import CountingEnv
 
 from marl_collect import ParallelEnv, SerialEnv
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.interop.torchrl import to_torchrl
 from marl_collect.interop.torchrl_specs import action_spec, observation_spec
-from marl_collect.testing.counting import CountingEnv
 
 PLAY_ON = {"break_when_any_done": False}
 VARIANTS = [

@@ -21,11 +21,12 @@ from torchrl.envs import (
     TransformedEnv,
     VmasEnv,
 )
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, ParallelEnv, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.interop.torchrl_specs import space_of
 
 
 class LampsEnv(EnvBase):
@@ -321,6 +322,15 @@ def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
 def test_an_object_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="expects an environment of TorchRL"):
         TorchRLWrapper(CountingEnv())
+
+
+def test_a_spec_without_the_agents_dimension_is_refused_by_name() -> None:
+    spec = Composite(x=Unbounded((3, 2)))
+    assert space_of(spec, (3,), "agents")["x"].shape == (2,)
+    with pytest.raises(
+        TypeError, match=r"agents/x has the shape \[3, 2\].* \[2\] first"
+    ):
+        space_of(spec, (2,), "agents")
 
 
 def test_unsupported_action_specs_are_refused_by_name() -> None:

@@ -16,10 +16,10 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import QValueModule
 from torchrl.objectives import ClipPPOLoss, SoftUpdate, ValueEstimators
 from torchrl.objectives.multiagent import QMixerLoss
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.models import MultiAgentMLP, QMixer, make_policy
-from marl_collect.testing.counting import CountingEnv
 
 HUNTERS = partial(CountingEnv, n_prey=0, state=True)
 

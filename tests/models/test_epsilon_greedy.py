@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect.models import make_policy
 from marl_collect.models.epsilon_greedy import EpsilonGreedyLogits
-from marl_collect.testing.counting import CountingEnv
 
 VALUES = torch.tensor([[[1.0, 3.0, 2.0, 9.0]]])
 LEGAL = torch.tensor([[[True, True, True, False]]])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from model_tools import observe
 from tensordict.nn import set_interaction_type
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, evaluate
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import make_policy, set_recurrent_mode
 from marl_collect.parallel_env.describe import describe
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.weights.materialize import materialize, meta_tensors
 
 factory = partial(CountingEnv, action_mask=True)

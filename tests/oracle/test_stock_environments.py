@@ -4,6 +4,7 @@ All installed tasks: ``python tests/oracle/stock_replay.py --all --frames 2000``
 """
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,20 @@ def name_of(trial: Trial) -> str:
     return "-".join([trial.task.replace("/", "_"), kind, *options, f"cut={trial.cut}"])
 
 
-@pytest.mark.parametrize("trial", small(), ids=name_of)
+def trials() -> list[Any]:
+    """Return the trials; a copy of a world of Lab2d is a fork."""
+    return [
+        pytest.param(
+            trial,
+            marks=[pytest.mark.forks]
+            * trial.task.startswith(("lab2d/", "meltingpot/")),
+            id=name_of(trial),
+        )
+        for trial in small()
+    ]
+
+
+@pytest.mark.parametrize("trial", trials())
 def test_a_replay_in_the_stock_library_gives_every_entry(trial: Trial) -> None:
     require(trial)
     assert replay(trial, 60) == 60

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect import MultiSyncCollector
 from marl_collect.parallel_env.describe import describe
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def test_description_comes_from_another_process() -> None:

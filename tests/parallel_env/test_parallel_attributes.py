@@ -9,10 +9,10 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -10,11 +10,11 @@ import torch
 from support.processes import wait_until_gone
 from support.scripts import run_python
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -84,7 +84,7 @@ NESTED = """
 import os
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 def make():
     env = CountingEnv()

@@ -11,10 +11,10 @@ import pytest
 import torch
 from support.scripts import run_python
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -172,7 +172,7 @@ def test_processes_do_not_import_torch() -> None:
     code = """
 import sys
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 def make():
     env = CountingEnv()

@@ -15,10 +15,10 @@ import pytest
 from support.clocks import LIMIT, Clock, beside, hangs, waits
 from support.processes import wait_until, wait_until_gone
 from support.scripts import run_python
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -256,7 +256,7 @@ def test_an_interrupted_step_is_finished_by_the_next_call(tmp_path: Path) -> Non
 SCRIPT = """
 import os, sys
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 env = ParallelEnv(2, CountingEnv, num_processes=2)
 batch = env.engine()

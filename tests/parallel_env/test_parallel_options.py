@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.parallel_env import options as module
 from marl_collect.parallel_env.cpus import effective_cpus
 from marl_collect.parallel_env.options import ParallelOptions
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.mark.parametrize(

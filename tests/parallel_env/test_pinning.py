@@ -18,7 +18,7 @@ SCRIPT = """
 import os
 from marl_collect import ParallelEnv
 from marl_collect.parallel_env.cpus import is_rationed
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 two = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, two)

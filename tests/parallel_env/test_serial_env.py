@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env import SerialEnv
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def test_each_environment_has_its_own_factory_and_kwargs() -> None:

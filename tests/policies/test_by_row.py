@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect import ParallelEnv
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies import by_row
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 ENVIRONMENTS = 6
 ALONE = "Runs on the rows of its agents only."

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.core.description import allocate
@@ -15,7 +16,6 @@ from marl_collect.policies import device_transfer, module
 from marl_collect.policies.device_transfer import Exchange
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators
-from marl_collect.testing.counting import CountingEnv
 
 masked = partial(CountingEnv, action_mask=True)
 
@@ -61,7 +61,7 @@ def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
         runner.probe(memory)
         memory |= allocate(runner.signature.memory(env.description), (3,))
         fields = [*memory]
-        if runner.reads_is_init:
+        if runner.signature.reads_is_init:
             memory["is_init",] = np.zeros((3, 1), np.bool_)
         runner.bind(memory)
         rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
@@ -35,7 +36,6 @@ from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.testing.counting import CountingEnv
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 MEAN, DETERMINISTIC = InteractionType.MEAN, InteractionType.DETERMINISTIC
@@ -83,7 +83,7 @@ class Acting:
         RandomFrames(what, row).draw()
         runner.probe(row)
         self.memory = row | allocate(runner.signature.memory(what), (size,))
-        if runner.reads_is_init:
+        if runner.signature.reads_is_init:
             self.memory[IS_INIT] = np.ones((size, 1), np.bool_)
         self.runner, self.what, self.size = runner, what, size
         runner.bind(self.memory)
@@ -92,7 +92,8 @@ class Acting:
         """Return the outputs of each frame, on observations drawn from ``seed``."""
         observations = RandomFrames(self.what, self.memory, seed)
         generators = Generators(seed, range(self.size))
-        written = [*self.runner.outputs, *self.runner.carried]
+        signature = self.runner.signature
+        written = [*signature.outputs, *signature.carried]
         rows = []
         with torch.no_grad(), set_interaction_type(how):
             self.runner.begin(frames, generators)
@@ -570,7 +571,7 @@ def test_a_policy_that_asks_for_begun_episodes_is_recorded_both_ways(size: int) 
             with torch.no_grad(), set_interaction_type(RANDOM):
                 runner.begin(1, Generators(0, range(size)))
                 runner.act(0)
-            written.append([one.memory[key].copy() for key in runner.outputs])
+            written.append([one.memory[key].copy() for key in runner.signature.outputs])
         for ours, theirs in zip(*written, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert runners[0].explain().startswith("Fused")

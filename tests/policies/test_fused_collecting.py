@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.models.distributions.heads import HeadOptions
 from marl_collect.models.policy import make_head, make_policy
-from marl_collect.testing.counting import CountingEnv
 
 ENVIRONMENTS = 6
 

@@ -20,6 +20,7 @@ WEIGHT = torch.linspace(-1, 1, 12).reshape(4, 3)
 WEIGHTS = torch.linspace(-1, 1, ROWS * 12).reshape(ROWS, 4, 3)
 BIAS = torch.tensor([0.5, -1.0, 2.0])
 OTHER = torch.linspace(-2, 2, ROWS * 4).reshape(ROWS, 4)
+DOUBLE = OTHER.double()
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -75,6 +76,8 @@ OF_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "no such operation": functional.silu,
     "divided and rounded": lambda x: torch.div(x, OTHER, rounding_mode="floor"),
     "mixed dtypes": lambda x: x * OTHER.to(torch.float64),
+    # As float32, 0.1 is not below 0.1.
+    "compared with another dtype": lambda x: x > DOUBLE,
     "sum of flags": lambda x: (x > 0).sum(-1),
     "sum in another dtype": lambda x: x.sum(-1, dtype=torch.float64),
     "argmax of all": lambda x: x.argmax(),
@@ -93,7 +96,7 @@ def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> list[TensorOp]:
 
 
 def is_constant(x: Tensor) -> Callable[[Tensor], bool]:
-    inner = {id(each) for each in (OTHER, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)}
+    inner = {id(each) for each in (OTHER, DOUBLE, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)}
     return lambda tensor: tensor is not x and id(tensor) in inner
 
 

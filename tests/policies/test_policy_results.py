@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.collectors.trainer_policy import prepare
@@ -19,7 +20,6 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.errors import PolicyError
 from marl_collect.models import RecurrentModule
 from marl_collect.policies.assigned import AssignedPolicies
-from marl_collect.testing.counting import CountingEnv
 
 
 def write(td: TensorDictBase) -> TensorDictBase:

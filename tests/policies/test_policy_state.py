@@ -11,10 +11,10 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies import by_row
-from marl_collect.testing.counting import CountingEnv
 
 OBSERVATION, ACTION = ("prey", "observation"), ("prey", "action")
 CONFIG: Any = types.ModuleType("config_of_this_test")

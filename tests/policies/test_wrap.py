@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
 
 
 def hunters() -> CountingEnv:

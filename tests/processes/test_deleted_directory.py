@@ -9,7 +9,7 @@ import os
 import tempfile
 
 from marl_collect import MultiSyncCollector
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 if __name__ == "__main__":
     folder = tempfile.mkdtemp()

@@ -21,7 +21,7 @@ import os, sys
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect import ParallelEnv, evaluate
 from marl_collect.parallel_env.describe import describe
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 with open({log!r}, "a") as file:
     print(os.getpid(), file=file, flush=True)

@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 from pool_tools import obey
 from support.processes import wait_until
+from support.scripts import run_python
 
 from marl_collect.processes import WorkerContext, WorkerPool
 
@@ -212,6 +213,15 @@ def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> 
     assert not has_ended(second, 0.3)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(second, GONE_SECONDS)
+
+
+def test_a_process_whose_parent_has_ended_before_it_could_be_bound_ends() -> None:
+    code = (
+        "import os; from marl_collect.processes.survival import die_with_parent; "
+        "die_with_parent({}); os._exit(7)"
+    )
+    assert run_python("-c", code.format("os.getppid()")).returncode == 7
+    assert run_python("-c", code.format("os.getpid()")).returncode == 1
 
 
 def test_a_worker_keeps_its_mark_if_its_environment_variables_change(

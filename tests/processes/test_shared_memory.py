@@ -95,6 +95,7 @@ def test_a_missing_proc_is_named() -> None:
     assert "unknown" not in done.stderr
 
 
+@pytest.mark.forks
 def test_ordinary_memory_needs_no_file_and_is_zero() -> None:
     before = len(os.listdir("/proc/self/fd"))
     segment = Segment.ordinary(1 << 16, "a test")

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
 
 import imageio.v2 as imageio
 from support.zoo import Script, ScriptedEnv
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, play, record, to_frames, write_video
 from marl_collect.cli.main import app
@@ -22,7 +24,7 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.rendering.overlay import Crop, caption
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.rendering.pictures import to_picture, to_png
 
 # imageio's reader leaves closing a pipe to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -194,6 +196,20 @@ def test_a_video_has_every_picture(tmp_path: Path, name: str) -> None:
 def test_small_pictures_are_enlarged_to_even_sides(tmp_path: Path) -> None:
     write_video(tmp_path / "x.mp4", [np.zeros((33, 47, 3), np.uint8)] * 3)
     assert imageio.mimread(tmp_path / "x.mp4")[0].shape == (232, 330, 3)
+
+
+def test_a_png_has_the_pixels_and_checksums() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 7), np.uint8)
+    picture = to_picture(pixels)  # Channels first, as some environments store them.
+    flat = np.zeros((4, 5, 3), np.uint8)  # Channels last, and few rows.
+    assert to_picture(flat).shape == flat.shape
+    png = to_png(picture)
+    assert np.array_equal(imageio.imread(png), pixels.transpose(1, 2, 0))
+    chunks = png[8:]
+    while chunks:  # Length, kind and data, checksum; most readers skip the checksum.
+        end = 8 + int.from_bytes(chunks[:4], "big")
+        assert zlib.crc32(chunks[4:end]) == int.from_bytes(chunks[end : end + 4], "big")
+        chunks = chunks[end + 4 :]
 
 
 def test_a_video_that_fails_leaves_nothing(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -15,7 +16,6 @@ from marl_collect import (
 )
 from marl_collect.errors import PolicyError, WorkerError
 from marl_collect.models import make_policy
-from marl_collect.testing.counting import CountingEnv
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv
 
 from marl_collect.buffers.layout import BatchContents, batch_fields
 from marl_collect.core.description import allocate
@@ -19,7 +20,6 @@ from marl_collect.policies.runner import RandomRunner
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
-from marl_collect.testing.counting import CountingEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.worlds import CountingWorlds
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
 from marl_collect.core.replay import EpisodeActions, SlotActions
 from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
-from marl_collect.testing.counting import CountingEnv
 
 ACTION: Any = ("a", "action")
 

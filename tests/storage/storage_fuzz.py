@@ -25,6 +25,7 @@ from typing import Any
 import fsspec
 import torch
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import (
@@ -38,7 +39,6 @@ from marl_collect.storage import (
     merge,
 )
 from marl_collect.storage.index import JOURNAL
-from marl_collect.testing.counting import CountingEnv
 
 IMAGE = ("hunter", "image")
 NOISE = ("prey", "noise")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.cli.main import app
@@ -20,7 +21,6 @@ from marl_collect.storage import (
     compact,
 )
 from marl_collect.storage.files import size_of
-from marl_collect.testing.counting import CountingEnv
 
 DIGEST = "a3501db808f66981b6a42ce832ac6d2d121144aa81b7665716e9e130244bb33c"
 """Of the stored dataset, as the version that wrote it read it."""

@@ -14,6 +14,7 @@ import pytest
 from storage_fuzz import read_all, same
 from storage_journal import Entries, edit, extent, flip, forge, forge_notes, notes, only
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.buffers.layout import VALID
@@ -22,7 +23,6 @@ from marl_collect.storage.checks import Folder
 from marl_collect.storage.episodes import EpisodeTable
 from marl_collect.storage.index import JOURNAL, Index
 from marl_collect.storage.records import Column
-from marl_collect.testing.counting import CountingEnv
 
 DATA = "data-000000"
 
@@ -349,7 +349,7 @@ APPENDS = """
 import sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=400)
 with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writer:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset, record
 from marl_collect.errors import ClosedError
@@ -17,7 +18,6 @@ from marl_collect.storage import (
     EpisodeWriter,
     Writer,
 )
-from marl_collect.testing.counting import CountingEnv
 
 
 def writer(path: Path, collector: Collector) -> Writer:
@@ -170,7 +170,7 @@ KILLED = """
 import os, sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, EpisodeWriter, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=30, seed=3)
 writer = Writer(sys.argv[1], DatasetDescription("counting", collector.description))

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.storage.episodes import EpisodeFinder
-from marl_collect.testing.counting import CountingEnv
 
 
 def stream(

@@ -7,13 +7,13 @@ import pytest
 import torch
 from format_reader import read_dataset
 from storage_fuzz import batches, write_segments
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.storage.chunks import frame_bytes
+from marl_collect.storage.encoding import frame_bytes
 from marl_collect.storage.index import RECORDS
-from marl_collect.testing.counting import CountingEnv
 
 
 def check(path: Path) -> None:

@@ -134,6 +134,12 @@ def test_a_forged_journal_is_refused_quickly(copy: Path, what: str) -> None:
     refused(copy)
 
 
+def test_a_key_with_an_impossible_frame_is_named(copy: Path) -> None:
+    edit(copy, HOSTILE["huge keys"])
+    with pytest.raises(DatasetError, match="A frame of .* is more than 2,147,483,648"):
+        open_dataset(copy)
+
+
 VALUES: list[Any] = [
     *(-1, 0, 1, 2**31, 2**53, 2**63, 2**64, 10**40, 0.5, 1e300, True, None),
     *("", "../x", "\ud800", [], {}, [[]], [{}], [1], ["a"], {"a": 1}, [-1, -1]),

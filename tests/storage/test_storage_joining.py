@@ -11,6 +11,7 @@ import torch
 from storage_fuzz import batches, read_all, same, write
 from storage_journal import extent, flip
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import (
@@ -22,7 +23,6 @@ from marl_collect.storage import (
     concatenate,
     merge,
 )
-from marl_collect.testing.counting import CountingEnv
 
 
 def add(path: Path, seed: int, count: int = 3, **options: Any) -> Dataset:
@@ -77,6 +77,7 @@ def test_joined_datasets_read_like_one(
     )
 
 
+@pytest.mark.forks
 def test_joined_datasets_are_loaded_in_epochs(
     joined: Dataset, datasets: list[Dataset]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from storage_fuzz import same
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.core.description import EnvDescription
@@ -20,7 +21,6 @@ from marl_collect.storage import (
     copy,
     merge,
 )
-from marl_collect.testing.counting import CountingEnv
 
 Batches = list[TensorDict]
 

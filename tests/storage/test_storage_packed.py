@@ -10,15 +10,14 @@ import torch
 from storage_fuzz import IMAGE, NOISE, batches, fuzz, same, with_images, write
 from storage_journal import edit, extent, flip, forge, only
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset
 from marl_collect.core.description import Key
 from marl_collect.storage import DatasetDescription, DatasetError, Writer
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.compression import load_codec
 from marl_collect.storage.index import Index
-from marl_collect.storage.packed import ENTRY, PackedFrames
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.storage.packed import ENTRY, PackedFrames, load_codec
 
 
 def tables(path: Path, batch: int = 0) -> tuple[Path, dict[Key, PackedFrames]]:
@@ -194,7 +193,7 @@ from storage_fuzz import with_images
 from marl_collect import Collector
 from marl_collect.core.description import Key
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
 with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writer:

@@ -10,6 +10,7 @@ import pytest
 from storage_journal import edit
 from support.scripts import run_python, start_python
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.errors import ClosedError
@@ -21,7 +22,6 @@ from marl_collect.storage import (
     appending,
 )
 from marl_collect.storage.files import FolderLock
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +181,7 @@ def in_fork(work: Any) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.forks
 def test_a_fork_neither_holds_the_lock_nor_writes(
     collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
@@ -262,7 +263,7 @@ import os, resource, sys
 from marl_collect import Collector
 from marl_collect.errors import ClosedError
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector(CountingEnv, frames_per_batch=4000, total_frames=8000)
 with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writer:

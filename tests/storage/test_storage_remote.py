@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from storage_fuzz import batches, read_all, same, write
 from storage_journal import extent, flip
 from support.scripts import run_python
+from workloads.counting import CountingEnv
 
 from marl_collect import open_dataset, record
 from marl_collect.storage import (
@@ -35,7 +36,6 @@ from marl_collect.storage import (
     save,
 )
 from marl_collect.storage.remote import RemoteFolder
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,7 @@ def forked() -> Iterator[Any]:
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.forks
 @pytest.mark.usefixtures("forked")
 def test_processes_that_load_share_the_fetched_files(
     place: tuple[str, dict[str, Any]], local: Path
@@ -444,9 +445,15 @@ def test_damage_in_a_cache_is_an_error_that_names_it(
     _ = open_dataset(url, cache=tmp_path)[:]
     (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".blocks")
     flip(file, 3)
-    with pytest.raises(DatasetError, match=f"cached in {file}.* is damaged") as error:
+    with pytest.raises(DatasetError, match=f"cached in {file}: delete") as error:
         open_dataset(url, cache=tmp_path)[0]
     assert url in str(error.value)
+    assert "is damaged" in str(error.value)
+    file.unlink()
+    same = (open_dataset(url, cache=tmp_path)[0] == open_dataset(local)[0]).items(
+        True, True
+    )
+    assert not [key for key, equal in same if not equal.all()]
     with pytest.raises(ValueError, match="a cache is for URLs only"):
         open_dataset(local, cache=tmp_path)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.cli.main import app
@@ -24,7 +25,6 @@ from marl_collect.storage import (
     merge,
     save,
 )
-from marl_collect.testing.counting import CountingEnv
 
 ABOUT = Metadata("A. Author", "CC-BY-4.0", "Counting, for tests.", ("tests", "small"))
 
@@ -45,7 +45,7 @@ def test_the_seed_of_an_episode_follows_from_its_run(tmp_path: Path) -> None:
     write(tmp_path / "a", 3, ABOUT)
     write(tmp_path / "a", 2**40)
     trajectories = open_dataset(tmp_path / "a").trajectories
-    ids = trajectories.first(("collector", "traj_ids")).tolist()
+    ids = [int(t["collector", "traj_ids"][0]) for t in trajectories]
     runs = [trajectories.contents.runs[run].seed for run in trajectories.run_numbers]
     assert set(runs) == {3, 2**40}
     assert trajectories.seeds == [

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, open_dataset, split_trajectories
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import DatasetDescription, Writer
 from marl_collect.storage.records import Column, RecordLayout
-from marl_collect.testing.counting import CountingEnv
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,19 @@ from marl_collect.storage.spans import Spans, ranges
 ITEMS = [[(3, 7)], [(10, 12), (15, 16)], [], [(0, 3)], [(16, 20), (20, 22)], [(30, 31)]]
 
 
+def spans_of(items: list[list[tuple[int, int]]]) -> Spans:
+    """The spans of items."""
+    table = np.array([span for item in items for span in item], np.int64).reshape(-1, 2)
+    return Spans(table[:, 0], table[:, 1], np.cumsum([0, *map(len, items)]))
+
+
 def frames(items: list[list[tuple[int, int]]]) -> list[list[int]]:
     """The frames of each item."""
     return [[f for begin, end in item for f in range(begin, end)] for item in items]
 
 
 def test_spans_equal_lists_of_frames() -> None:
-    spans, lists = Spans.of(ITEMS), frames(ITEMS)
+    spans, lists = spans_of(ITEMS), frames(ITEMS)
     flat = [frame for item in lists for frame in item]
     assert len(spans) == len(ITEMS)
     assert spans.lengths.tolist() == [len(item) for item in lists]
@@ -26,7 +32,7 @@ def test_spans_equal_lists_of_frames() -> None:
 
 @pytest.mark.parametrize("chosen", [[], [0], [2], [5, 0, 0, 2, 4], [1, 3, 1]])
 def test_items_are_taken_in_any_order(chosen: list[int]) -> None:
-    taken = Spans.of(ITEMS).take(np.array(chosen, np.int64))
+    taken = spans_of(ITEMS).take(np.array(chosen, np.int64))
     lists = [frames(ITEMS)[item] for item in chosen]
     assert len(taken) == len(chosen)
     assert taken.lengths.tolist() == [len(item) for item in lists]
@@ -34,18 +40,18 @@ def test_items_are_taken_in_any_order(chosen: list[int]) -> None:
 
 
 def test_neighbours_are_joined() -> None:
-    joined = Spans.of(ITEMS).joined()
+    joined = spans_of(ITEMS).joined()
     pairs = list(zip(joined.begin.tolist(), joined.end.tolist(), strict=True))
     assert pairs == [(3, 7), (10, 12), (15, 16), (0, 3), (16, 22), (30, 31)]
     assert len(joined) == len(pairs)
-    assert joined.frames().tolist() == Spans.of(ITEMS).frames().tolist()
-    one = Spans.of([[(5, 9)], [(9, 11)]]).joined()
+    assert joined.frames().tolist() == spans_of(ITEMS).frames().tolist()
+    one = spans_of([[(5, 9)], [(9, 11)]]).joined()
     assert one.locate(np.array([0, 5])).tolist() == [5, 10]
 
 
 def test_nothing_has_no_spans() -> None:
-    nothing = Spans.of([])
-    for spans in (nothing, nothing.joined(), Spans.of(ITEMS).take(np.array([], int))):
+    nothing = spans_of([])
+    for spans in (nothing, nothing.joined(), spans_of(ITEMS).take(np.array([], int))):
         assert len(spans) == 0
         assert spans.frames().tolist() == spans.lengths.tolist() == []
         assert spans.locate(np.array([], np.int64)).tolist() == []

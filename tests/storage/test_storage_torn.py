@@ -12,10 +12,10 @@ from storage_fuzz import batches, read_all, same
 from storage_journal import extent
 from support.scripts import start_python
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
 
 DATA, JOURNAL = "data-000000", "journal.jsonl"
 Written = tuple[Path, DatasetDescription, list[TensorDict]]

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, open_dataset
 from marl_collect.storage import Dataset, DatasetDescription, Writer
-from marl_collect.testing.counting import CountingEnv
 
 N, GAMMA = 3, 0.9
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 from storage_journal import edit
 from support.scripts import start_python
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
+from marl_collect.core.interruption import Interruption
 from marl_collect.errors import ClosedError
 from marl_collect.storage import (
     BackgroundWriter,
@@ -24,7 +27,7 @@ from marl_collect.storage import (
     Writer,
     open_dataset,
 )
-from marl_collect.testing.counting import CountingEnv
+from marl_collect.storage.recording import RecordArguments, collect_into
 
 FILES = {"journal.jsonl", "data-000000", ".lock"}
 
@@ -202,7 +205,7 @@ KILLED = """
 import sys
 from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
 
 collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
 description = DatasetDescription("counting", collector.description)
@@ -305,6 +308,25 @@ def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path) -> N
         background.add(data[0])
     background.close()
     assert len(open_dataset(tmp_path / "d")) == 1
+
+
+def test_an_interruption_ends_a_recording_after_the_batch(tmp_path: Path) -> None:
+    arguments = RecordArguments(
+        tmp_path / "d",
+        CountingEnv,
+        frames_per_batch=20,
+        frames=2000,
+        max_frames_per_traj=5,
+    )
+    with Interruption() as interruption:
+
+        def interrupt(_: Any) -> None:
+            # In a thread of its own, which no signal interrupts.
+            interruption.number = signal.SIGINT
+
+        collect_into(arguments, on_episodes=interrupt, interruption=interruption)
+    # The thread has a batch while the next one is collected.
+    assert 1 <= len(open_dataset(tmp_path / "d")) <= 4
 
 
 def test_types_that_json_changes_do_not_prevent_appending(tmp_path: Path) -> None:

@@ -6,13 +6,20 @@ Its workers are forked from a process that has imported what they need; see
 ``ray_workers.py``. Ray itself would start two interpreters per worker; with the imports
 of an actor, these take six seconds of CPU time. Apart from that they are workers as
 always: processes of their own that run Ray's program, and that can be killed.
+
+A process that is connected to Ray must not fork: the child shares Ray's sockets, and
+locks that Ray's threads hold at that moment. Tests that fork their process have the
+mark ``forks``. Where Ray is connected they run in a process without it, and a test that
+forks without the mark fails.
 """
 
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -21,6 +28,7 @@ from typing import Any, Final
 import pytest
 
 from support import ray_workers
+from support.scripts import run_python
 
 STORE: Final = 80_000_000
 """Bytes of each node's object store; about the least that Ray accepts."""
@@ -43,6 +51,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that forks in a process that is not connected to Ray."""
+    if pyfuncitem.get_closest_marker("forks") is None or not _connected():
+        return None
+    config = pyfuncitem.config
+    run = run_python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid),
+        *("-c", str(config.inipath), "--rootdir", str(config.rootpath)),
+        cwd=config.rootpath,
+        timeout=2 * PATIENCE,  # The test's limit is shorter.
+    )
+    assert run.returncode == pytest.ExitCode.OK, run.stdout + run.stderr
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Fail a test that forked a process with Ray."""
+    result = yield
+    if _forks:
+        lines = "\n".join(_forks)
+        _forks.clear()
+        pytest.fail(f"Ray's process was forked: mark the test `forks`.\n{lines}")
+    return result
+
+
+_forks: Final[list[str]] = []
+
+
+def _note_a_fork() -> None:
+    # `subprocess` forks too, but the child becomes another program at once.
+    caller = sys._getframe(1)
+    if caller.f_code.co_name != "_execute_child" and _connected():
+        _forks.extend(traceback.format_stack(caller, 5))
+
+
+os.register_at_fork(before=_note_a_fork)
+
+
+def _connected() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 @pytest.fixture(scope="session")

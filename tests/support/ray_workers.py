@@ -26,7 +26,7 @@ SOCKET: Final = "MARL_COLLECT_TEST_RAY_WORKERS"
 PRELOAD: Final = (
     "marl_collect.collectors.worker",
     "marl_collect.distributed.worker",
-    "marl_collect.testing.counting",
+    "workloads.counting",
     # What Ray imports.
     "google.protobuf.reflection",
     "jsonschema",

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
+from workloads.counting import CountingEnv
 
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import FLAGS, allocate
-from marl_collect.testing.counting import CountingEnv
 
 GARBAGE = 77
 """What rows of dead agents have before the engine clears them."""

@@ -35,7 +35,7 @@ PRELOAD: Final = (
     "marl_collect.models",
     "marl_collect.processes.forkserver",
     "marl_collect.storage",
-    "marl_collect.testing.counting",
+    "workloads.counting",
     "marl_collect.training",
 )
 """What is worth importing once. A missing extra is left out."""

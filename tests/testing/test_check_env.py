@@ -7,12 +7,12 @@ from typing import Any, final
 import numpy as np
 import pytest
 from gymnasium import spaces
+from workloads.counting import CountingEnv, CountingOptions, Fault
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.testing.check_env import ContractError, check_env
-from marl_collect.testing.counting import CountingEnv, CountingOptions, Fault
 
 pytest.importorskip("torch")
 
@@ -252,14 +252,15 @@ def test_a_shape_that_does_not_fit_is_reported_with_its_phase() -> None:
     assert "reset_row" in findings(lambda: Pair(harm))
 
 
-def test_values_that_the_dtype_cannot_hold_are_named() -> None:
-    integers = described(observation=spaces.Box(-5, 5, (2,), np.int8))
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_values_that_the_dtype_cannot_hold_are_named(dtype: type[np.integer]) -> None:
+    integers = described(observation=spaces.Box(0, 5, (2,), dtype))
 
     def harm(env: Pair) -> None:
         env.row["pair", "observation"][0, 0] = 0.5
 
     text = findings(lambda: Pair(harm, integers))
-    assert "int8, which cannot hold the value 0.5" in text
+    assert f" {dtype.__name__}, which cannot hold the value 0.5" in text
 
 
 def test_a_key_that_is_never_written_is_named() -> None:

@@ -263,11 +263,15 @@ def times(batch: Any) -> torch.Tensor:
 
 @contextmanager
 def forked() -> Any:
-    """Let TorchRL fork its processes: starting Python anew takes it seconds each."""
+    """Let TorchRL's processes be forks of a server that has imported it.
+
+    Starting Python anew takes each seconds, and this process may hold Ray's threads.
+    """
     import torch.multiprocessing as mp  # noqa: TID251 - TorchRL reads its setting
 
     before = mp.get_start_method(allow_none=True)
-    mp.set_start_method("fork", force=True)
+    mp.set_start_method("forkserver", force=True)
+    mp.set_forkserver_preload(["torchrl.collectors", "torchrl.envs"])
     try:
         yield
     finally:

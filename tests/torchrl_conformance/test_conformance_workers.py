@@ -224,10 +224,11 @@ def test_equal_seeds_give_equal_observations(implementation: Any) -> None:
     assert not torch.equal(found[0], found[2])
 
 
-def test_an_error_of_a_worker_is_raised(implementation: Any) -> None:
-    def wrong(td: Any) -> Any:
-        raise ZeroDivisionError("the policy's own error")
+def wrong(td: Any) -> Any:
+    raise ZeroDivisionError("the policy's own error")
 
+
+def test_an_error_of_a_worker_is_raised(implementation: Any) -> None:
     with forked(), pytest.raises(Exception, match=r"\w"):  # noqa: PT012
         collector = implementation.MultiSyncCollector(
             [implementation.make()], wrong, frames_per_batch=5, total_frames=10

@@ -13,10 +13,10 @@ pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import team_reward
 from marl_collect.training.options import Setup, TrainingOptions

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from workloads.counting import CountingEnv
 
 from marl_collect import describe
 from marl_collect.models import make_policy
 from marl_collect.models.saved_policy import load_policy
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.comparison import default_setups, every_setup, write_report
 from marl_collect.training.learner import Learner, learner_of, write_rewards
@@ -54,6 +54,16 @@ class RewardLearner(Learner):
         action = minibatch["hunter", "action"]
         log_prob = self.policy.get_dist(minibatch).log_prob(action)
         return -(log_prob * (reward - reward.mean())).mean(), {}
+
+
+def test_a_parameter_that_networks_share_is_trained_once() -> None:
+    setup = Setup.parse("ippo-local-shared")
+    learner = RewardLearner(describe(HUNTERS), setup, OPTIONS, 0)
+    alone = [*learner.parameters()]
+    critic = torch.nn.Sequential(learner.policy, torch.nn.Linear(2, 1))
+    learner.networks = {"policy": learner.policy, "critic": critic}
+    assert [*learner.parameters()] == [*alone, *critic[1].parameters()]
+    torch.optim.Adam(learner.parameters())  # Warns of parameters that are given twice.
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -15,7 +15,6 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("pettingzoo")
 
 from marl_collect.training.checkpoint import Checkpoint
-from marl_collect.training.run_folder import read_rows
 
 PIXELS = '''
 import time
@@ -250,13 +249,3 @@ def test_parts_that_differ_from_those_of_the_checkpoint_are_an_error(
         Checkpoint(tmp_path, {"rows": []}, resume=True),
     ):
         raise AssertionError
-
-
-def test_a_table_is_read_while_training(tmp_path: Path) -> None:
-    with Checkpoint(tmp_path, {}) as checkpoint:
-        rows = [("frames", "return"), (10, 1.5), (20, -2)]
-        checkpoint.write_table("returns.csv", rows)
-        assert read_rows(tmp_path / "returns.csv") == [
-            {"frames": 10, "return": 1.5},
-            {"frames": 20, "return": -2},
-        ]

@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("torchrl")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import describe
 from marl_collect.models.convnet import MultiAgentConvNet
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.convolutions import convolutions
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torchrl")
 
-from marl_collect.testing.counting import CountingEnv
+from workloads.counting import CountingEnv
+
 from marl_collect.training import evaluating
 from marl_collect.training.evaluating import evaluate_policy, evaluator_of
 from marl_collect.training.options import TrainingOptions

@@ -8,9 +8,10 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import Collector, describe
 from marl_collect.models import set_recurrent_mode
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions

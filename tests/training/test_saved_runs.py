@@ -12,11 +12,12 @@ from torch import nn
 
 pytest.importorskip("torchrl")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import describe, evaluate
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import LAST

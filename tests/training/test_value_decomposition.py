@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from workloads.counting import CountingEnv
+
 from marl_collect import Collector, describe
-from marl_collect.testing.counting import CountingEnv
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import ValueLearner
 
@@ -129,6 +130,7 @@ def test_recurrent_networks_are_refused() -> None:
 def test_fewer_frames_than_before_training_are_refused() -> None:
     with pytest.raises(ValueError, match="frames is 100, but training begins after"):
         learner_of("vdn-local-shared", frames=100, **{"value.warm_up_frames": 101})
+    learner_of("vdn-local-shared", frames=101, **{"value.warm_up_frames": 101})
 
 
 def test_several_groups_are_refused() -> None:

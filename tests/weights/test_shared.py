@@ -13,6 +13,7 @@ from marl_collect.weights.shared import (
     WeightWriter,
     check_same_weights,
 )
+from marl_collect.weights.skeleton import weight_tensors
 
 
 def writer_of(*tensors: torch.Tensor) -> tuple[WeightWriter, list[torch.Tensor]]:
@@ -161,7 +162,7 @@ class Policies:
         return copied
 
 
-LEARNER, OLD, OLDER, BUFFERS = range(4)
+LEARNER, OLD, OLDER, BUFFERS = range(4)  # The ranges of the layout.
 TRAVELS = [LEARNER, BUFFERS]
 
 
@@ -174,7 +175,7 @@ def policies() -> Policies:
     return policies
 
 
-def test_each_policy_is_one_range_of_bytes_and_so_are_the_buffers(
+def test_frozen_parameters_of_a_policy_are_one_range_of_bytes(
     policies: Policies,
 ) -> None:
     ranges = policies.layout.ranges
@@ -187,6 +188,28 @@ def test_each_policy_is_one_range_of_bytes_and_so_are_the_buffers(
     whole = WeightLayout.of(policies.module).ranges
     assert [part.frozen for part in whole] == [False]
     assert whole[0].end == policies.layout.nbytes
+
+
+def test_a_frozen_encoder_travels_once() -> None:
+    module = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 2))
+    module[0].requires_grad_(False)
+    layout = WeightLayout.of(module, lambda name: "policy")
+    assert [part.frozen for part in layout.ranges] == [True, False]
+    tensors = list(weight_tensors(module).values())
+    publisher = WeightPublisher(layout)
+    own = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    reader = publisher.handle.attach(own)
+    pulled = []
+    for update in range(4):
+        with torch.no_grad():
+            module[2].weight.add_(1)
+            if update == 3:
+                module[0].bias.data.add_(1)
+        publisher.write(update % 2, tensors)
+        pulled.append(reader.pull(update % 2))
+        for view, tensor in zip(layout.views(own), tensors, strict=True):
+            assert torch.equal(view, tensor)
+    assert pulled == [[0, 1], [1], [1], [0, 1]]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,19 +1,23 @@
-"""A dataset as JSON values and pictures: its episodes, and the frames of one."""
+"""A dataset as JSON values and pictures: its episodes, and the frames of one.
+
+Only an episode that is drawn from its actions needs torch, whose import takes seconds.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Final, final
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.core.description import FLAGS, Key
-from marl_collect.policies.assigned import ACTS, NOBODY, POLICY_ID
+from marl_collect.core.signature import ACTS, NOBODY, POLICY_ID
 from marl_collect.rendering.pictures import to_picture, to_png
-from marl_collect.rendering.replaying import replay_pictures
-from marl_collect.storage.dataset import Dataset
+from marl_collect.storage.checks import Folder
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index
+from marl_collect.storage.listing import EpisodeList
 
 FRAMES: Final = 2_000
 """Frames of an episode that are sent at once; the page asks for the others."""
@@ -31,36 +35,42 @@ class Episodes:
     """The complete episodes of a dataset, as the page asks for them.
 
     Args:
-        dataset: to show.
-        factory: of the environment, to draw episodes without stored pictures by
-            repeating their actions; or the reason why there is none.
+        folder: of the dataset.
+        contents: its journal.
+        find_factory: returns a factory of the environment, to draw episodes without
+            stored pictures by repeating their actions; or why there is none.
     """
 
-    def __init__(self, dataset: Dataset, factory: Callable[[], Any] | str) -> None:
-        self._dataset = dataset
-        self._trajectories = dataset.trajectories
-        self._factory = factory
-        groups = dataset.contents.description.environment.groups
+    def __init__(
+        self,
+        folder: Folder,
+        contents: Index,
+        find_factory: Callable[[], Callable[[], Any] | str],
+    ) -> None:
+        self._part = folder, contents
+        self._contents = contents
+        self._frames = StoredFrames(folder.named(), [self._part])
+        self._list = EpisodeList(self._frames, contents, *self._frames.episode_spans())
+        self._find_factory = find_factory
+        groups = contents.description.environment.groups
         self._agents = [
             (name, i) for name, g in groups.items() for i in range(g.n_agents)
         ]
-        self._shapes = {
-            field.key: tuple(field.shape) for field in self._trajectories.keys
-        }
+        self._shapes = {field.key: tuple(field.shape) for field in contents.keys}
         self._stored = list(self._stored_pictures())
         # Requests for the pictures of an episode come one after the other.
-        self._frames = lru_cache(1)(self._read)
+        self._episode = lru_cache(1)(self._read)
         self._replayed = lru_cache(1)(self._replay)
 
     def about(self) -> dict[str, Any]:
         """Return what the page shows besides the list."""
-        contents = self._dataset.contents
+        contents = self._contents
         groups = contents.description.environment.groups
         return {
             "title": contents.description.task,
-            "name": self._dataset.name,
+            "name": self._frames.name,
             "frames": contents.totals.frames,
-            "episodes": len(self._trajectories),
+            "episodes": len(self._list),
             "agents": [
                 {"name": groups[group].agents[row], "group": group}
                 for group, row in self._agents
@@ -75,28 +85,28 @@ class Episodes:
             begin: position of the first one.
             chosen: numbers of the episodes of the list; None for all.
         """
-        numbers = np.arange(len(self._trajectories)) if chosen is None else chosen
+        numbers = np.arange(len(self._list)) if chosen is None else chosen
         part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
-        table = self._trajectories.episodes
+        table = self._list.table
         returns = np.concatenate([table.returns[g][part] for g in table.returns], 1)
         return {
             "next": begin + len(part) if begin + len(part) < len(numbers) else None,
             "number": part.tolist(),
             "length": table.length[part].tolist(),
             "terminated": table.terminated[part].tolist(),
-            "team": _plain(self._trajectories.returns[part]),
+            "team": _plain(table.team_returns[part]),
             "returns": _plain(returns),
             "policies": self._policies[1][part].tolist(),
         }
 
     def episode(self, number: int, begin: int) -> dict[str, Any]:
         """Return ``FRAMES`` frames of an episode, from frame ``begin`` on."""
-        frames = self._frames(number)
+        frames = self._episode(number)
         end = begin + FRAMES
         run = self._run_numbers[number]
         return {
             "begin": begin,
-            "length": int(self._trajectories.lengths[number]),
+            "length": int(self._list.table.length[number]),
             "frames": FRAMES,
             "seed": self._seeds[number],
             "run": run,
@@ -126,14 +136,14 @@ class Episodes:
         if not self._stored:
             return self._replayed(number)[frame]
         key, agent = self._stored[source]
-        values = self._frames(number)[key][frame]
+        values = self._episode(number)[key][frame]
         picture = values if agent is None else values[agent]
         newest = picture[-1] if picture.ndim == 4 else picture
         return to_png(to_picture(newest))
 
     def pictures(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield source and frame of every picture of an episode that can be drawn."""
-        length = int(self._trajectories.lengths[number])
+        length = int(self._list.table.length[number])
         try:
             sources = len(self._stored) or len(self._replayed(number)[:1])
         except (ValueError, ImportError):
@@ -142,7 +152,7 @@ class Episodes:
 
     def parts(self, number: int) -> range:
         """Return the first frames of the parts in which an episode is sent."""
-        return range(0, int(self._trajectories.lengths[number]), FRAMES)
+        return range(0, int(self._list.table.length[number]), FRAMES)
 
     def known(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
         """Return these episodes; without any, the best, the median and the worst.
@@ -150,14 +160,14 @@ class Episodes:
         Raises:
             ValueError: if there is no such episode.
         """
-        n = len(self._trajectories)
+        n = len(self._list)
         for number in chosen:
             if number >= n:
                 raise ValueError(
-                    f"There is no episode {number}: {self._dataset.name} has {n} "
+                    f"There is no episode {number}: {self._frames.name} has {n} "
                     "complete episodes, numbered from 0."
                 )
-        order = np.argsort(-self._trajectories.returns, kind="stable").tolist()
+        order = np.argsort(-self._list.table.team_returns, kind="stable").tolist()
         typical = [order[i] for i in (0, n // 2, -1)] if n else []
         return chosen or tuple(dict.fromkeys(typical))
 
@@ -167,11 +177,11 @@ class Episodes:
 
     @cached_property
     def _seeds(self) -> list[int | None]:
-        return self._trajectories.seeds
+        return self._list.seeds
 
     @cached_property
     def _run_numbers(self) -> list[int]:
-        return self._trajectories.run_numbers
+        return self._list.runs.tolist()
 
     @cached_property
     def _policies(self) -> tuple[list[str], NDArray[np.int64]]:
@@ -180,7 +190,7 @@ class Episodes:
         whose = np.zeros((len(runs), len(self._agents)), np.int64)
         labels: dict[str, int] = {}
         first = {
-            group: self._trajectories.first((group, POLICY_ID)).numpy()
+            group: self._list.first((group, POLICY_ID))
             for group in dict.fromkeys(group for group, _ in self._agents)
             if (group, POLICY_ID) in self._shapes
         }
@@ -197,7 +207,7 @@ class Episodes:
         return list(labels), whose
 
     def _names(self, run: int) -> list[str]:
-        names = self._dataset.contents.runs[run].policy.get("names")
+        names = self._contents.runs[run].policy.get("names")
         return [str(name) for name in names] if isinstance(names, list) else []
 
     def _name(self, run: int, policy_id: int) -> str:
@@ -209,28 +219,32 @@ class Episodes:
         )
 
     def _label(self, run: int) -> str:
-        policy = self._dataset.contents.runs[run].policy
+        policy = self._contents.runs[run].policy
         if policy.get("kind") == "random":
             return _RANDOM
         kind = str(policy.get("kind", f"policy of run {run}"))
         return f"{kind} {str(policy.get('sha256', ''))[:8]}".strip()
 
-    def _read(self, number: int) -> Mapping[Any, torch.Tensor]:
-        return self._trajectories[number]
+    @cached_property
+    def _factory(self) -> Callable[[], Any] | str:
+        return self._find_factory()
+
+    def _read(self, number: int) -> Mapping[Any, NDArray[Any]]:
+        return self._frames.arrays(self._list.spans.take(np.array([number])).frames())
 
     def _agent(
         self,
-        frames: Mapping[Any, torch.Tensor],
+        frames: Mapping[Any, NDArray[Any]],
         run: int,
         position: int,
         begin: int,
         end: int,
     ) -> dict[str, Any]:
         group, row = self._agents[position]
-        reward = frames["next", group, "reward"][:, row, 0].double()
+        reward = frames["next", group, "reward"][:, row, 0].astype(np.float64)
         agent: dict[str, Any] = {
-            "reward": _plain(reward[begin:end].numpy()),
-            "return": _plain(reward.cumsum(0)[begin:end].numpy()),
+            "reward": _plain(reward[begin:end]),
+            "return": _plain(reward.cumsum()[begin:end]),
             "lines": self._lines(frames, (group,), row, begin, end),
         }
         if (group, "mask") in self._shapes:
@@ -238,7 +252,7 @@ class Episodes:
         if (group, "action_mask") in self._shapes:
             legal = frames[group, "action_mask"][begin:end, row]
             agent["legal"] = [_bits(frame) for frame in legal]
-        space = self._dataset.contents.description.environment.groups[group].action
+        space = self._contents.description.environment.groups[group].action
         if isinstance(space, spaces.Discrete):
             agent["n_actions"] = int(space.n)
         if (group, POLICY_ID) in self._shapes:
@@ -249,14 +263,14 @@ class Episodes:
 
     def _lines(
         self,
-        frames: Mapping[Any, torch.Tensor],
+        frames: Mapping[Any, NDArray[Any]],
         prefix: Key,
         row: int | None,
         begin: int,
         end: int,
     ) -> list[dict[str, Any]]:
         """Return the numbers over time of each key of an agent, or of the root."""
-        groups = self._dataset.contents.description.environment.groups
+        groups = self._contents.description.environment.groups
         pictures = {key for key, _ in self._stored}
         lines = []
         for key in self._shapes:
@@ -272,8 +286,8 @@ class Episodes:
             if key[len(prefix) :] == ("action",) and values.shape[1] > 1:
                 group = groups[prefix[0]]
                 if group.one_hot:
-                    values = values.int().argmax(1, keepdim=True)
-            shown = values[:, :_LINES].double().numpy()
+                    values = values.argmax(1, keepdims=True)
+            shown = values[:, :_LINES].astype(np.float64)
             lines.append(
                 {
                     "name": "/".join(key[len(prefix) :]),
@@ -288,8 +302,8 @@ class Episodes:
 
         They are ``[height, width, channels]``, or stacks of such, oldest first.
         """
-        groups = self._dataset.contents.description.environment.groups
-        for field in self._trajectories.keys:
+        groups = self._contents.description.environment.groups
+        for field in self._contents.keys:
             per_agent = field.key[0] in groups
             shape = field.shape[1:] if per_agent else field.shape
             picture = field.dtype == "uint8" and len(shape) in (3, 4)
@@ -308,7 +322,10 @@ class Episodes:
             raise ValueError(factory)  # noqa: TRY004 - the reason, no wrong type
         if seed is None:
             raise ValueError("The seed of this episode was not stored.")
-        rollout = self._trajectories[number]
+        from marl_collect.rendering.replaying import replay_pictures
+        from marl_collect.storage.dataset import Dataset
+
+        rollout = Dataset([self._part]).trajectories[number]
         pictures = replay_pictures(factory, rollout, seed=seed)
         return [to_png(picture) for picture in pictures]
 
@@ -325,5 +342,5 @@ def _plain(values: NDArray[Any]) -> list[Any]:
     return [flat[i * width : (i + 1) * width] for i in range(len(values))]
 
 
-def _bits(values: torch.Tensor) -> str:
+def _bits(values: NDArray[Any]) -> str:
     return "".join("1" if value else "0" for value in values.tolist())

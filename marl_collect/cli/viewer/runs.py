@@ -1,10 +1,11 @@
 """Folders of training runs as JSON values and pictures: curves, states, datasets."""
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from zlib import crc32
 
 from marl_collect.core.log_file import LOG
@@ -22,23 +23,27 @@ from marl_collect.training.run_folder import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FILES: Final = {CONFIG, EVALUATIONS, RESULT, RANDOM, LOG, JOURNAL}
+_RUN_FILES: Final = (CONFIG, EVALUATIONS, RESULT)
+_FILES: Final = {*_RUN_FILES, PROGRESS, RANDOM, LOG, JOURNAL}
 _HIDDEN: Final = ("episodes", "return_agent", "seconds_")
 """Columns of ``progress.csv`` that are not drawn, or their beginnings."""
 _LINES: Final = 12
 """Lines of the newest log that are shown."""
 _Files = Mapping[Path, tuple[int, int]]
 """Time in nanoseconds and size in bytes of each file."""
+_T = TypeVar("_T")
 _Drawings = list[tuple[str, Callable[[], "Figure"]]]
 
 
 @final
 class Runs:
-    """The runs below a folder. They may be training: every request reads them again.
+    """The runs below a folder.
+
+    They may be training: every request looks for files, and reads those that changed.
 
     Args:
-        folder: of ``compare``, of one of its runs, of a training loop that writes a
-            table (CSV) whose first column is the horizontal axis, or above these.
+        folder: of ``compare``, of one of its runs, of a training loop that writes
+            ``progress.csv``, whose first column is the horizontal axis, or above these.
 
     Raises:
         ValueError: if there is nothing of this kind.
@@ -47,11 +52,13 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
         self._datasets: list[Path] = []
+        self._contents: dict[Path, tuple[object, Any]] = {}
+        """By path: the time and size of what was read, and its content."""
         if not self._files():
             raise ValueError(
                 f"{folder} has neither a dataset nor training runs. Expected the "
                 "folder of a dataset, of `marl-collect compare`, or of a training "
-                "loop that writes a table (.csv)."
+                f"loop that writes {PROGRESS} with write_table."
             )
         # The stamp says which version of the files was drawn.
         self.figure = lru_cache(16)(self._figure)
@@ -98,14 +105,29 @@ class Runs:
     def _files(self) -> _Files:
         """Return the files that are read."""
         files = {}
-        for path in sorted(self._folder.rglob("*")):
-            if path.name in _FILES or path.suffix == ".csv":
+        for folder, below, names in os.walk(self._folder):
+            if "pyvenv.cfg" in names:  # A virtual environment.
+                below.clear()
+                continue
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            for name in sorted(_FILES.intersection(names)):
+                if name == CONFIG and not _is_run(folder, names):
+                    continue
+                path = Path(folder, name)
                 try:
                     status = path.stat()
                 except FileNotFoundError:  # Replaced, or removed to begin again.
                     continue
                 files[path] = status.st_mtime_ns, status.st_size
         return files
+
+    def _once(self, path: Path, stamp: object, read: Callable[[Path], _T]) -> _T:
+        """Return what a file or folder has; read it only if its stamp is new."""
+        before = self._contents.get(path)
+        if before is None or before[0] != stamp:
+            before = self._contents[path] = stamp, read(path)
+        content: _T = before[1]
+        return content
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._folder)) if path != self._folder else "."
@@ -115,20 +137,22 @@ class Runs:
         comparisons: dict[Path, list[Run]] = {}
         tables: dict[str, dict[str, list[Table]]] = {}
         rows = []
-        folders = {p.parent for p in files if p.name == CONFIG or p.suffix == ".csv"}
+        folders = {path.parent for path in files if path.name in (CONFIG, PROGRESS)}
         for folder in sorted(folders):
             here = [path for path in files if path.parent == folder]
             written = max(files[path][0] for path in here)
             try:
-                run = Run.read(folder) if folder / CONFIG in files else None
+                run = None
+                if folder / CONFIG in files:
+                    stamps = [files.get(folder / name) for name in _RUN_FILES]
+                    run = self._once(folder, stamps, Run.read)
                 table: Table = []
-                for path in here if run is None else [folder / PROGRESS]:
-                    if path.suffix != ".csv" or path not in files:
-                        continue
-                    table = read_rows(path)
-                    if table and len(table[0]) > 1:
-                        title, setup, shown = self._drawn(folder, run, table)
-                        tables.setdefault(title, {}).setdefault(setup, []).append(shown)
+                path = folder / PROGRESS
+                if path in files:
+                    table = self._once(path, files[path], read_rows)
+                if table and len(table[0]) > 1:
+                    title, setup, shown = self._drawn(folder, run, table)
+                    tables.setdefault(title, {}).setdefault(setup, []).append(shown)
                 rows.append([self._name(folder), *_cells(run, table, written)])
             except (ValueError, LookupError, TypeError, OSError) as error:
                 clear = isinstance(error, (ValueError, OSError))
@@ -170,6 +194,15 @@ class Runs:
     def _title(self, comparison: Path, run: Run) -> str:
         below = self._folder in comparison.parents
         return f"{run.task} ({self._name(comparison)})" if below else run.task
+
+
+def _is_run(folder: str, names: Sequence[str]) -> bool:
+    """Return whether a folder with ``config.json`` is of a run, which may just begin.
+
+    Other programs write files of this name, too.
+    """
+    written = {EVALUATIONS, RESULT, PROGRESS}
+    return Path(folder).name.startswith("seed_") or not written.isdisjoint(names)
 
 
 def _cells(run: Run | None, table: Table, written: int) -> list[str]:

@@ -63,7 +63,7 @@ def _unconditional_clamps() -> Iterator[None]:
     bounded: Any = specs.Bounded
     thread = threading.get_ident()
     with _LOCK:
-        kept, original = vars(bounded).get("project"), bounded.project
+        replaced, original = vars(bounded).get("project"), bounded.project
 
         def project(spec: Any, value: Any) -> Any:
             if threading.get_ident() != thread:
@@ -74,7 +74,7 @@ def _unconditional_clamps() -> Iterator[None]:
         try:
             yield
         finally:
-            if kept is None:
+            if replaced is None:
                 del bounded.project
             else:
-                bounded.project = kept
+                bounded.project = replaced

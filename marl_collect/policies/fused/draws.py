@@ -51,19 +51,19 @@ def _multinomial(operation: TensorOp, out: torch.Tensor, torchs: Draw) -> Draw |
     if count != 1 or probabilities.ndim != 2 or not probabilities.numel():
         return None
     noise = torch.empty_like(probabilities)
-    given, ratio, index = array(probabilities), array(noise), array(out)[:, 0]
+    weights, ratio, index = array(probabilities), array(noise), array(out)[:, 0]
     # Reductions take three times as long as products with vectors. The root of a
     # negative number is NaN. A row's sum and its reciprocal are both finite if it is
     # finite and not zero; the reciprocal of a root does not overflow.
-    roots, sums = np.empty_like(ratio), np.empty(len(given), given.dtype)
+    roots, sums = np.empty_like(ratio), np.empty(len(weights), weights.dtype)
     reciprocals, zeros = np.empty_like(sums), np.zeros_like(sums)
-    ones = np.ones(given.shape[1], given.dtype)
+    ones = np.ones(weights.shape[1], weights.dtype)
 
     def draw() -> None:
         noise.exponential_()
-        np.divide(given, ratio, ratio)
+        np.divide(weights, ratio, ratio)
         ratio.argmax(-1, index)
-        np.sqrt(given, roots)
+        np.sqrt(weights, roots)
         roots.dot(ones, sums)
         np.reciprocal(sums, reciprocals)
         np.add(sums, reciprocals, sums)

@@ -64,14 +64,14 @@ class Arguments:
             if isinstance(value, float) and dtype.kind != "f":
                 raise UnsuitableError
             return np.asarray(value, dtype=dtype)
-        found = array(value)
-        if found.dtype != dtype:
+        operand = array(value)
+        if operand.dtype != dtype:
             raise UnsuitableError
         if not self._constant(value):
-            return found
-        shape = found.shape
+            return operand
+        shape = operand.shape
         copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
-        self.setup.append(partial(np.copyto, copy, found))
+        self.setup.append(partial(np.copyto, copy, operand))
         return copy
 
 
@@ -84,7 +84,7 @@ def array(tensor: torch.Tensor) -> Array:
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         raise UnsuitableError
     try:
-        found: Array = tensor.detach().numpy()
+        memory: Array = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         raise UnsuitableError from error
-    return found
+    return memory

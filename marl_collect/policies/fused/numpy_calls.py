@@ -141,11 +141,11 @@ run_quietly = _quiet.run
 """Calls a function without numpy's floating-point warnings, as torch has none."""
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def close(result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return whether a result equals torch's within the tolerances; NaN equals NaN."""
     if not expected.is_floating_point():
-        return torch.equal(found, expected)
-    near = torch.isclose(found, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
+        return torch.equal(result, expected)
+    near = torch.isclose(result, expected, rtol=RTOL, atol=ATOL, equal_nan=True)
     return bool(near.all())
 
 
@@ -326,7 +326,7 @@ def _argmax(arguments: Arguments, out: Array) -> list[Call] | None:
 def _cat(arguments: Arguments, out: Array) -> list[Call] | None:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     axis = arguments.value("dim")
-    ends = np.cumsum([each.shape[axis] for each in inputs])
+    ends = np.cumsum([part.shape[axis] for part in inputs])
     return _fill(np.split(out, ends[:-1], axis), inputs)
 
 
@@ -337,9 +337,9 @@ def _stack(arguments: Arguments, out: Array) -> list[Call] | None:
 
 def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
     pairs = list(zip(parts, inputs, strict=True))
-    if any(part.dtype != each.dtype for part, each in pairs):
+    if any(part.dtype != source.dtype for part, source in pairs):
         return None
-    return [_copying(part, each) for part, each in pairs]
+    return [_copying(part, source) for part, source in pairs]
 
 
 def _copy(arguments: Arguments, out: Array) -> list[Call] | None:

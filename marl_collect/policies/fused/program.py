@@ -80,14 +80,14 @@ class Program:
             )
             (changing if depends else constant).append(operation)
         self._varying = varying
-        self._constant = _segments((each, _calls(each)) for each in constant)
+        self._constant = _segments((op, _calls(op)) for op in constant)
         self._setup: list[Call] = []
-        self._steps = [(each, _calls(each)) for each in changing]
+        self._steps = [(op, _calls(op)) for op in changing]
         self._changing = _segments(self._steps)
         self.size = sum(len(calls) for _, calls in self._steps)
-        guards = [index for index, each in enumerate(changing) if is_guard(each)]
+        guards = [index for index, op in enumerate(changing) if is_guard(op)]
         self.draws_before_guards = any(
-            each.random for each in changing[: max(guards, default=0)]
+            op.random for op in changing[: max(guards, default=0)]
         )
 
     def prepare(self) -> bool:
@@ -112,38 +112,38 @@ class Program:
             draw: fills the inputs with random values.
             comparisons: number of random inputs on which operations are compared.
         """
-        found: dict[int, NumpyCalls] = {}
+        candidates: dict[int, NumpyCalls] = {}
         for index, (operation, calls) in enumerate(self._steps):
             if calls and not operation.random and not operation.writes():
                 candidate = numpy_calls(operation, n_envs, self._is_constant)
                 if candidate is not None:
-                    found[index] = candidate
+                    candidates[index] = candidate
         compared: set[int] = set()
         for _ in range(comparisons):
             draw()
             if self.prepare():
-                run_quietly(self._try, found, compared)
-        for index in compared & found.keys():
-            self._setup += found[index].setup
-            self._steps[index] = (self._steps[index][0], found[index].calls)
+                run_quietly(self._try, candidates, compared)
+        for index in compared & candidates.keys():
+            self._setup += candidates[index].setup
+            self._steps[index] = (self._steps[index][0], candidates[index].calls)
         self._changing = _segments(self._steps)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         return not self._varying & storages(tensor)
 
-    def _try(self, found: dict[int, NumpyCalls], compared: set[int]) -> None:
+    def _try(self, candidates: dict[int, NumpyCalls], compared: set[int]) -> None:
         """Compare operations on the current inputs; drop those that differ."""
         for index, (operation, calls) in enumerate(self._steps):
             if is_guard(operation) and _differs(operation):
                 return
             for call in calls:
                 call()
-            if index not in found:
+            if index not in candidates:
                 continue
             result = next(tensors(operation.result))
             expected = result.clone()
             try:
-                for call in (*found[index].setup, *found[index].calls):
+                for call in (*candidates[index].setup, *candidates[index].calls):
                     call()
                 agree = close(result, expected)
             except (TypeError, ValueError):
@@ -151,7 +151,7 @@ class Program:
             result.copy_(expected)
             compared.add(index)
             if not agree:
-                del found[index]
+                del candidates[index]
 
 
 Segment = tuple[list[Call], Call | None]
@@ -185,12 +185,12 @@ def _segments(steps: Iterable[tuple[TensorOp, list[Call]]]) -> list[Segment]:
 
 def _needed(operations: Sequence[TensorOp], wanted: set[int]) -> list[TensorOp]:
     wanted = set(wanted)
-    kept: list[TensorOp] = []
+    needed: list[TensorOp] = []
     for operation in reversed(operations):
         if is_guard(operation) or wanted & (operation.makes() | operation.writes()):
             wanted |= operation.reads()
-            kept.append(operation)
-    return kept[::-1]
+            needed.append(operation)
+    return needed[::-1]
 
 
 def _varying(operations: Sequence[TensorOp], inputs: set[int]) -> set[int]:
@@ -318,9 +318,9 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
 def _computed(
     candidate: _Candidate, like: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    found = [torch.empty_like(tensor) for tensor in like]
-    candidate.into(found)()
-    return found
+    results = [torch.empty_like(tensor) for tensor in like]
+    candidate.into(results)()
+    return results
 
 
 def _drawn(
@@ -345,11 +345,11 @@ def _agrees(
         expected = list(tensors(result))
         after = torch.get_rng_state()
         torch.set_rng_state(before)
-        found = compute(expected)
+        results = compute(expected)
         if not torch.equal(torch.get_rng_state(), after):
             return False
     except (TypeError, RuntimeError, ValueError, NotImplementedError):
         return False
     finally:
         torch.set_rng_state(before)
-    return all(same(a, b) for a, b in zip(expected, found, strict=True))
+    return all(same(a, b) for a, b in zip(expected, results, strict=True))

@@ -57,12 +57,12 @@ class TensorOp:
 
     def writes(self) -> set[int]:
         """Storages that it changes."""
-        found: set[int] = set()
+        written: set[int] = set()
         for index, argument in enumerate(self.function._schema.arguments):  # noqa: SLF001
             if argument.alias_info is not None and argument.alias_info.is_write:
-                given = self.args[index : index + 1]
-                found |= storages((given, self.kwargs.get(argument.name)))
-        return found
+                passed = self.args[index : index + 1]
+                written |= storages((passed, self.kwargs.get(argument.name)))
+        return written
 
 
 class OperationObserver(TorchDispatchMode, abc.ABC):

@@ -207,11 +207,11 @@ class FusedRunner(PolicyRunner):
 
     def explain(self) -> str:
         """Return whether the policy is fused, and if not, which part prevents it."""
-        found = self._compiled.get(self._last_setting)
-        if isinstance(found, _Compiled):
-            size = max(recording.program.size for recording in found.recordings)
+        outcome = self._compiled.get(self._last_setting)
+        if isinstance(outcome, _Compiled):
+            size = max(recording.program.size for recording in outcome.recordings)
             return f"Fused: the policy's {size} tensor operations run once per frame."
-        reason = found.reason if found else "nothing has been recorded yet"
+        reason = outcome.reason if outcome else "nothing has been recorded yet"
         return f"Not fused, because {reason}. {self._module.explain()}"
 
     def _setting(self) -> tuple[Any, ...]:
@@ -225,13 +225,13 @@ class FusedRunner(PolicyRunner):
             self._state = Fingerprint(self._module.policy)
             self._compiled.clear()
         setting = self._last_setting = self._setting()
-        found = self._compiled.get(setting)
-        if isinstance(found, _Compiled) and not found.prepare():
-            found = None
-        if found is None:
-            found = self._compile(self._state)
-            self._compiled[setting] = found
-        return found if isinstance(found, _Compiled) else None
+        outcome = self._compiled.get(setting)
+        if isinstance(outcome, _Compiled) and not outcome.prepare():
+            outcome = None
+        if outcome is None:
+            outcome = self._compile(self._state)
+            self._compiled[setting] = outcome
+        return outcome if isinstance(outcome, _Compiled) else None
 
     def _drop_what_fails(self) -> None:
         """Call the module from now on if a guard fails in most frames."""
@@ -249,7 +249,7 @@ class FusedRunner(PolicyRunner):
         if reason is not None:
             return _Refused(reason)
         self._recordings += 1
-        kept = {key: array.copy() for key, array in self._memory.items()}
+        saved = {key: array.copy() for key, array in self._memory.items()}
         remembers = self._module.remembers
         try:
             self._module.remember(whether=True)
@@ -259,7 +259,7 @@ class FusedRunner(PolicyRunner):
             return _Refused(str(error))
         finally:
             self._module.remember(whether=remembers)
-            for key, array in kept.items():
+            for key, array in saved.items():
                 self._memory[key][...] = array
 
     def _record(self) -> _Compiled:

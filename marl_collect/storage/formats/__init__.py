@@ -1,9 +1,10 @@
 """The formats that datasets are exported to and imported from.
 
+To add one, write a file with a ``FORMAT`` and add a line to ``FORMATS``.
+
 ==================  ===========================================================
 file                content
 ==================  ===========================================================
-``table.py``        the table of formats
 ``registry.py``     ``Format``, ``export_dataset`` and ``import_dataset``
 ``blocks.py``       complete episodes between a dataset and a format
 ``hdf5.py``         one HDF5 file
@@ -12,3 +13,13 @@ file                content
 ``vault.py``        vaults of flashbax and OG-MARL, imported only
 ==================  ===========================================================
 """
+
+from typing import Final
+
+FORMATS: Final = {
+    "hdf5": "marl_collect.storage.formats.hdf5",
+    "minari": "marl_collect.storage.formats.minari",
+    "huggingface": "marl_collect.storage.formats.huggingface",
+    "vault": "marl_collect.storage.formats.vault",
+}
+"""The module of each format, imported when the format is used."""

@@ -14,18 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import assemble, flatten
-from marl_collect.storage.compression import Compression
 from marl_collect.storage.description import (
     DatasetDescription,
     Metadata,
     RunDescription,
 )
+from marl_collect.storage.encoding import repeats
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.index import KeyField, keys_from_json, root_of
+from marl_collect.storage.packed import Compression
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
 
@@ -159,24 +158,19 @@ class Block:
         frames: every key, ``[sum of lengths, ...]``.
         lengths: frames of each episode.
         run: index of the run in the header.
+        seeds: seed that each episode was reset with, None if it is unknown; they are
+            exported, and empty in an import.
     """
 
     frames: Mapping[Key, torch.Tensor]
     lengths: Sequence[int]
     run: int = 0
+    seeds: Sequence[int | None] = ()
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """Position of the last frame of each episode."""
         return np.cumsum(self.lengths) - 1
-
-    def seeds(self, header: Header) -> list[int | None]:
-        """Seed that each episode was reset with, None if it is unknown."""
-        seed, ids = header.runs[self.run].seed, self.frames.get(TRAJ_IDS)
-        if seed is None or ids is None:
-            return [None] * len(self.lengths)
-        numbers = ids[torch.from_numpy(self.ends)].tolist()
-        return [episode_seed(seed, n >> 32, n & 0xFFFFFFFF) for n in numbers]
 
     def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
         """Yield each episode, every key ``[T, ...]``."""
@@ -195,7 +189,7 @@ def read_blocks(
     for begin, end in header.cuts(trajectories.lengths.tolist(), runs):
         chosen = trajectories[begin:end]
         lengths = chosen.lengths.tolist()
-        yield Block(flatten(chosen.cat()), lengths, runs[begin])
+        yield Block(flatten(chosen.cat()), lengths, runs[begin], chosen.seeds)
         done += sum(lengths)
         progress(done, header.frames, chosen.episodes)
 
@@ -292,8 +286,7 @@ def stored_next(
     The last frames of episodes are always among them. Other formats store the next
     values of these frames only; ``with_next`` restores the others.
     """
-    differs = (_bytes(after)[:-1] != _bytes(root)[1:]).any(1)
-    differs = np.append(differs, True)
+    differs = ~repeats(after[None], root[None])[0]
     differs[ends] = True
     return np.flatnonzero(differs)
 
@@ -307,20 +300,15 @@ def with_next(
     return after
 
 
-def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.reshape(len(tensor), -1)
-
-
 def _check(header: Header, block: Block, before: int) -> None:
     frames = sum(block.lengths)
     for field in header.keys:
         tensor = block.frames.get(field.key)
-        found = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
-        if found != (frames, *field.shape, field.dtype):
+        actual = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
+        if actual != (frames, *field.shape, field.dtype):
             raise ValueError(
                 f"{'/'.join(field.key)} of the episodes from {before} on must be "
-                f"{[frames, *field.shape]} {field.dtype}, but is {found}. The source "
+                f"{[frames, *field.shape]} {field.dtype}, but is {actual}. The source "
                 "is damaged or was changed."
             )
     done = block.frames["next", "done"].reshape(frames).numpy()

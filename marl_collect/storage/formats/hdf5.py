@@ -72,7 +72,7 @@ def _export(
                 array.resize(size + len(rows), axis=0)
                 array[size:] = values[rows]
                 stored[key].append(rows + begin)
-            seeds = [_NO_SEED if n is None else n for n in block.seeds(header)]
+            seeds = [_NO_SEED if n is None else n for n in block.seeds]
             runs = [block.run] * len(seeds)
             episodes += zip(block.lengths, runs, seeds, strict=True)
             begin = end
@@ -194,11 +194,11 @@ def _array(file: Any, name: str) -> Any:
 
 
 def _name_of(root: str, key: Key) -> str:
-    return "/".join([root, *map(_encoded, key)])
+    return "/".join([root, *map(encoded, key)])
 
 
-def _encoded(name: str) -> str:
-    """Return one part of a key as a name in the file."""
+def encoded(name: str) -> str:
+    """Return one part of a key as a name in the file, as tensordict names files."""
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", name)
 
 

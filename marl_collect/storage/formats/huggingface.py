@@ -116,22 +116,24 @@ def _to_arrow(
     """Return a column; ``rows`` are those that are not null, or None for all."""
     import pyarrow as pa
 
-    kept = values if rows is None else values[rows]
+    stored_values = values if rows is None else values[rows]
     if _is_picture(field):
-        pictures = [_png(picture) for picture in kept.reshape(-1, *field.shape[-3:])]
+        pictures = [
+            _png(picture) for picture in stored_values.reshape(-1, *field.shape[-3:])
+        ]
         kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
         column = pa.array([{"bytes": png, "path": None} for png in pictures], kind)
     else:
-        column = pa.array(kept.reshape(-1))
+        column = pa.array(stored_values.reshape(-1))
     for size in reversed(_shape(field)):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     if rows is None:
         return column
-    places = np.zeros(len(values), np.int64)
-    places[rows] = np.arange(len(rows))
+    positions = np.zeros(len(values), np.int64)
+    positions[rows] = np.arange(len(rows))
     null = np.ones(len(values), bool)
     null[rows] = False
-    return column.take(pa.array(places, mask=null))
+    return column.take(pa.array(positions, mask=null))
 
 
 def _from_arrow(field: KeyField, column: Any) -> tuple[torch.Tensor, NDArray[np.int64]]:

@@ -63,8 +63,7 @@ def _export(
     # The newest version of the file format needs far fewer bytes per array.
     with h5py.File(folder / _FILE, "w", track_order=True, libver="latest") as file:
         for block in blocks:
-            seeds = block.seeds(header)
-            for episode, seed in zip(block.episodes(), seeds, strict=True):
+            for episode, seed in zip(block.episodes(), block.seeds, strict=True):
                 group = file.create_group(f"episode_{number}")
                 arrays = layout.split({k: t.numpy() for k, t in episode.items()})
                 group.attrs["id"] = number
@@ -127,7 +126,7 @@ class _Layout:
     """Where the keys of a dataset are in an episode of Minari.
 
     ``split`` converts an episode, arrays ``[T, ...]`` by key, to Minari's arrays by
-    place.
+    path.
     """
 
     def __init__(self, header: Header) -> None:
@@ -135,26 +134,26 @@ class _Layout:
         environment = header.description.environment
         self._groups = list(environment.groups)
         self._dtypes: dict[Key, np.dtype[Any]] = {}
-        """Dtype of observations and actions at Minari, by place."""
+        """Dtype of observations and actions at Minari, by path."""
         self._whole: dict[Key, Key] = {}
-        """Places ``[T + 1, ...]`` of keys at the root and under ``next``."""
+        """Paths ``[T + 1, ...]`` of keys at the root and under ``next``."""
         self._later: dict[Key, Key] = {}
-        """Places ``[T + 1, ...]`` of keys under ``next`` only; zeros come first."""
+        """Paths ``[T + 1, ...]`` of keys under ``next`` only; zeros come first."""
         self._plain: dict[Key, Key] = {
             ("next", "terminated"): ("terminations",),
             ("next", "truncated"): ("truncations",),
         }
-        """Places ``[T, ...]`` of other keys."""
+        """Paths ``[T, ...]`` of other keys."""
         observed, acting = _spaces(environment)
         for name, space in observed.spaces.items():
             key: Key = (name, "observation") if name in self._groups else (name,)
-            for leaf, place, dtype in _leaves(space, key, ("observations", name)):
-                self._whole[leaf], self._dtypes[place] = place, dtype
+            for leaf, path, dtype in _leaves(space, key, ("observations", name)):
+                self._whole[leaf], self._dtypes[path] = path, dtype
         for name, space in acting.spaces.items():
-            for leaf, place, dtype in _leaves(
+            for leaf, path, dtype in _leaves(
                 space, (name, "action"), ("actions", name)
             ):
-                self._plain[leaf], self._dtypes[place] = place, dtype
+                self._plain[leaf], self._dtypes[path] = path, dtype
         self._check()
         for key in self._fields:
             self._add_info(header, key)
@@ -182,12 +181,12 @@ class _Layout:
         ends = [(*key[:-1], name) for name in FLAGS[1:]]
         if key[-1] == FLAGS[0] and all(end in self._fields for end in ends):
             return  # An agent is done if it is terminated or truncated.
-        place = ("infos", *base)
+        path = ("infos", *base)
         if base == key:
             paired = header.root_of(("next", *key)) if self._has_next(key) else None
-            (self._whole if paired else self._plain)[key] = place
+            (self._whole if paired else self._plain)[key] = path
         elif header.root_of(key) is None:
-            self._later[key] = ("infos", *key) if base in self._fields else place
+            self._later[key] = ("infos", *key) if base in self._fields else path
 
     def _has_next(self, key: Key) -> bool:
         return ("next", *key) in self._fields
@@ -195,47 +194,47 @@ class _Layout:
     def split(self, episode: Arrays) -> Arrays:
         """Return the arrays of Minari."""
         arrays: Arrays = {}
-        for key, place in self._whole.items():
-            arrays[place] = np.concatenate([episode[key][:1], episode["next", *key]])
-        for key, place in self._later.items():
+        for key, path in self._whole.items():
+            arrays[path] = np.concatenate([episode[key][:1], episode["next", *key]])
+        for key, path in self._later.items():
             values = episode[key]
             whole = np.concatenate([np.zeros_like(values[:1]), values])
-            arrays[place] = whole[..., 0] if whole.shape[-1:] == (1,) else whole
-        for key, place in self._plain.items():
-            arrays[place] = episode[key]
-        for place in ("terminations",), ("truncations",):
-            arrays[place] = arrays[place].reshape(-1)
-        for place, dtype in self._dtypes.items():
-            arrays[place] = arrays[place].astype(dtype, copy=False)
+            arrays[path] = whole[..., 0] if whole.shape[-1:] == (1,) else whole
+        for key, path in self._plain.items():
+            arrays[path] = episode[key]
+        for path in ("terminations",), ("truncations",):
+            arrays[path] = arrays[path].reshape(-1)
+        for path, dtype in self._dtypes.items():
+            arrays[path] = arrays[path].astype(dtype, copy=False)
         rewards = [episode["next", name, "reward"] for name in self._groups]
         arrays["rewards",] = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
         return arrays
 
 
 def _leaves(
-    space: spaces.Space[Any], key: Key, place: Key
+    space: spaces.Space[Any], key: Key, path: Key
 ) -> Iterator[tuple[Key, Key, np.dtype[Any]]]:
-    """Yield key, place and dtype of each array in a value of a space."""
+    """Yield key, path and dtype of each array in a value of a space."""
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
-            yield from _leaves(inner, (*key, name), (*place, name))
+            yield from _leaves(inner, (*key, name), (*path, name))
     elif isinstance(space, spaces.Tuple):
         for i, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*key, str(i)), (*place, f"_index_{i}"))
+            yield from _leaves(inner, (*key, str(i)), (*path, f"_index_{i}"))
     else:
-        yield key, place, np.dtype(space.dtype)
+        yield key, path, np.dtype(space.dtype)
 
 
-def _write(group: Any, place: str, array: NDArray[Any], compression: str) -> None:
+def _write(group: Any, path: str, array: NDArray[Any], compression: str) -> None:
     import h5py
 
     if array.nbytes >= _CHUNKED_FROM and compression != "none":
-        group.create_dataset(place, data=array, compression=compression)
+        group.create_dataset(path, data=array, compression=compression)
         return
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if array.nbytes < _CHUNKED_FROM:  # Stored inside its header.
         settings.set_layout(h5py.h5d.COMPACT)
-    group.create_dataset(place, data=array, dcpl=settings)
+    group.create_dataset(path, data=array, dcpl=settings)
 
 
 FORMAT: Final = Format(

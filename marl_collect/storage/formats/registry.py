@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from marl_collect.storage.compression import Compression, check_compression
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.files import check_space, completed
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.blocks import (
     Block,
     Header,
@@ -18,7 +18,7 @@ from marl_collect.storage.formats.blocks import (
     read_blocks,
     write_blocks,
 )
-from marl_collect.storage.formats.table import FORMATS
+from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.selection import Trajectories
 
 Source = tuple[Header, Iterator[Block]]
@@ -69,16 +69,16 @@ def find_format(name: str) -> Format:
     """
     if name not in FORMATS:
         raise ValueError(f"{name!r} is not a format: use one of {', '.join(FORMATS)}.")
-    found: Format = importlib.import_module(FORMATS[name]).FORMAT
-    for package in found.packages:
+    chosen: Format = importlib.import_module(FORMATS[name]).FORMAT
+    for package in chosen.packages:
         try:
             importlib.import_module(package)
         except ImportError as error:
             raise ImportError(
                 f"The format {name} needs {package}, which is not installed: "
-                f'pip install "marl-collect[{found.extra}]"'
+                f'pip install "marl-collect[{chosen.extra}]"'
             ) from error
-    return found
+    return chosen
 
 
 def export_dataset(

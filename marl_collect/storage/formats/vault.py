@@ -196,13 +196,13 @@ class _Vault:
         elif not discrete:
             right = right and self.dtype(_ACTIONS).kind == "f"
         if not right:
-            found = ", ".join(
+            actual = ", ".join(
                 f"{name} {self.dtype(name)} {[shape[0], 'T', *shape[2:]]}"
                 for name, shape in shapes.items()
             )
             raise DatasetError(
                 f"{self.folder} is a vault of other shapes: {_EXPECTED}; actions with "
-                f"a size are floats without infos.legals. It has {found}."
+                f"a size are floats without infos.legals. It has {actual}."
             )
 
 
@@ -227,7 +227,7 @@ def _open(source: str) -> Source:
             f"NAME/UID that flashbax has written.{hint}"
         )
     vault = _Vault(folder)
-    episodes = [each for each in _episodes(vault) if each.frames]
+    episodes = [episode for episode in _episodes(vault) if episode.frames]
     if not episodes:
         raise DatasetError(
             f"{folder} has no transition: {vault.steps:,} steps are written."
@@ -372,20 +372,20 @@ def _join(vault: _Vault, header: Header, some: list[_Episode]) -> Arrays:
     unknown = (frame == np.repeat(lengths, lengths) - 1) & np.repeat(over, lengths)
     after = np.where(unknown, now, now + 1)
 
-    found: Arrays = {}
+    frames: Arrays = {}
     observed: list[tuple[Key, str]] = [((_GROUP, "observation"), _OBSERVATIONS)]
     if vault.has(_STATE):
         observed.append(((_ROOT,), _STATE))
     for key, name in observed:
         values = vault.read(name, row, start, stop)
-        found[key], found["next", *key] = values[now], values[after]
-        found["next", *key][unknown] = 0
-    found["next", _GROUP, "reward"] = vault.read(_REWARDS, row, start, stop)[now]
+        frames[key], frames["next", *key] = values[now], values[after]
+        frames["next", *key][unknown] = 0
+    frames["next", _GROUP, "reward"] = vault.read(_REWARDS, row, start, stop)[now]
     actions = vault.read(_ACTIONS, row, start, stop)[now]
     space = header.description.environment.groups[_GROUP].action
     if isinstance(space, spaces.Discrete):
         _check_actions(vault, actions, int(space.n))
-    found[_GROUP, "action"] = actions
+    frames[_GROUP, "action"] = actions
 
     ends = np.repeat(np.stack([e.ends for e in some]), lengths, axis=0)
     terminated = np.repeat(np.stack([e.terminated for e in some]), lengths, axis=0)
@@ -395,20 +395,20 @@ def _join(vault: _Vault, header: Header, some: list[_Episode]) -> Arrays:
     ):
         every = np.asarray(done.all(1))
         final = np.asarray(terminated.all(1))
-        found[*prefix, "done"] = every
-        found[*prefix, "terminated"] = every & final
-        found[*prefix, "truncated"] = every & ~final
-        found[*prefix, _GROUP, "done"] = done
-        found[*prefix, _GROUP, "terminated"] = done & terminated
-        found[*prefix, _GROUP, "truncated"] = done & ~terminated
-        found[*prefix, _GROUP, "mask"] = ~done
+        frames[*prefix, "done"] = every
+        frames[*prefix, "terminated"] = every & final
+        frames[*prefix, "truncated"] = every & ~final
+        frames[*prefix, _GROUP, "done"] = done
+        frames[*prefix, _GROUP, "terminated"] = done & terminated
+        frames[*prefix, _GROUP, "truncated"] = done & ~terminated
+        frames[*prefix, _GROUP, "mask"] = ~done
     if vault.has(_LEGALS):
         legals = vault.read(_LEGALS, row, start, stop) != 0
-        for prefix, places in (((), now), (("next",), after)):
-            acts = found[*prefix, _GROUP, "mask"]
+        for prefix, steps in (((), now), (("next",), after)):
+            acts = frames[*prefix, _GROUP, "mask"]
             # As in collected data, every action is legal for a row that does not act.
-            found[*prefix, _GROUP, "action_mask"] = legals[places] | ~acts[..., None]
-    return found
+            frames[*prefix, _GROUP, "action_mask"] = legals[steps] | ~acts[..., None]
+    return frames
 
 
 def _check_actions(vault: _Vault, actions: NDArray[Any], n: int) -> None:

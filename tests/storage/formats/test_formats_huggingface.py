@@ -11,9 +11,10 @@ from support.datasets import record_here
 
 pytest.importorskip("pyarrow", reason="needs the extra huggingface")
 
+from workloads.counting import CountingEnv, CountingOptions
+
 from marl_collect.storage import Dataset, export_dataset, import_dataset
 from marl_collect.storage.formats import huggingface
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
 def make_env() -> Any:

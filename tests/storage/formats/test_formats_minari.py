@@ -12,9 +12,9 @@ pytest.importorskip("minari", reason="needs the extra minari")
 import minari
 from formats_spaces import EverySpace
 from support.datasets import record_here
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect.storage import export_dataset, import_dataset
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [
@@ -62,6 +62,15 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
         assert np.allclose(episode.rewards, team)
         assert np.array_equal(episode.terminations, after["terminated"][:, 0])
         assert np.array_equal(episode.truncations, after["truncated"][:, 0])
+
+
+def test_episodes_of_several_runs_name_theirs(tmp_path: Path) -> None:
+    for seed in (4, 5):
+        dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, seed=seed)
+    export_dataset(dataset, "mine/runs-v0", "minari")
+    theirs = minari.load_dataset("mine/runs-v0")
+    about = theirs.storage.get_episode_metadata(range(4))
+    assert [episode["run"] for episode in about] == [0, 0, 1, 1]
 
 
 def test_minari_reads_every_space(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.datasets import record_here
 from support.scripts import run_mounted, run_python
 from typer.testing import CliRunner
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect.cli.main import app
 from marl_collect.storage import (
@@ -20,9 +21,8 @@ from marl_collect.storage import (
     import_dataset,
 )
 from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.registry import Format, find_format
-from marl_collect.storage.formats.table import FORMATS
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
 def export_lengths(

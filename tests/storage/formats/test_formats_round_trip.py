@@ -9,13 +9,20 @@ import torch
 from formats_spaces import EverySpace
 from support.datasets import record_here
 from tensordict.nn import TensorDictModule
+from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect import record
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import Dataset, export_dataset, import_dataset
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    Metadata,
+    export_dataset,
+    import_dataset,
+)
 from marl_collect.storage.files import size_of
+from marl_collect.storage.formats import blocks
 from marl_collect.storage.formats.registry import find_format
-from marl_collect.testing.counting import CountingEnv, CountingOptions
 
 
 def many_groups() -> Any:
@@ -122,3 +129,14 @@ def test_frames_that_follow_from_others_are_not_stored_twice(tmp_path: Path) -> 
         assert len(file["frames/prey/observation"]) == dataset.contents.totals.frames
         assert "stored" not in file
         assert file["episodes/seed"][:].tolist() == dataset.trajectories.seeds
+
+
+def test_a_block_has_episodes_of_one_run_and_not_too_many_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "_FRAMES", 10)
+    description = DatasetDescription("counting", CountingEnv().description)
+    header = blocks.Header(description, (), (), 6, 26, Metadata())
+    runs = [0, 0, 0, 0, 0, 1]
+    cuts = [*header.cuts([4, 4, 4, 12, 1, 1], runs)]
+    assert cuts == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]

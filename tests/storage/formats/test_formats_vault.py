@@ -183,6 +183,17 @@ def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     assert not second["next", "agents", "terminated"].any()
 
 
+def test_an_episode_truncated_in_its_first_step_has_no_transition(
+    tmp_path: Path,
+) -> None:
+    arrays = make_arrays(1, 5)
+    arrays["truncations"][0, [0, 4]] = True
+    source = write_vault(tmp_path / "v" / "u", arrays)
+    (episode,) = import_dataset(source, tmp_path / "d", "vault").trajectories
+    truth = arrays["observations"][0, 1:4]
+    assert np.array_equal(episode["agents", "observation"], truth)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.bool_, np.float16])
 def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
     arrays = make_arrays(1, 6)

@@ -30,10 +30,8 @@ from marl_collect.storage.packed import (
     pack,
 )
 from marl_collect.storage.records import Bytes, RecordLayout
-from marl_collect.storage.statistics import Range, range_of
+from marl_collect.storage.statistics import Range
 
-_RANGE: Final = 1000
-"""Bytes of the JSON text of a range, at most."""
 _MOSTLY: Final = 0.5
 """The root value of the following frame is used if it is right for this share of
 frames, and records are packed if that reduces them to this share."""
@@ -50,7 +48,7 @@ def choose_layout(
         if item.nbytes >= PACKED_FROM:
             packed.append(key)
         elif root is not None:
-            equal = _following(tensors[key], tensors[root])[:, :-1]
+            equal = repeats(tensors[key], tensors[root])[:, :-1]
             if not equal.size or equal.mean() >= _MOSTLY:
                 follows.append(key)
     return Layout(keys, packed, follows)
@@ -84,7 +82,7 @@ def encode(
     following = np.zeros(shape, np.bool_)
     following[:, :-1] = bool(layout.follows)
     for key in layout.follows:
-        following &= _following(tensors[key], tensors[key[1:]])
+        following &= repeats(tensors[key], tensors[key[1:]])
     follows = following.reshape(-1)
     records = np.empty((count, layout.record_size), np.uint8)
     stored = np.flatnonzero(~follows) if layout.follows else np.empty(0, np.int64)
@@ -116,7 +114,7 @@ def encode(
     for key in layout.packed:
         shared = np.zeros(shape, np.bool_)
         if key[:1] == ("next",) and key[1:] in layout.packed:
-            shared = _following(tensors[key], tensors[key[1:]])
+            shared = repeats(tensors[key], tensors[key[1:]])
         codec, table, blobs = pack(rows[key], shared.reshape(-1), compression)
         tables.append(table)
         frames += blobs
@@ -151,43 +149,64 @@ def encode(
     return entry, [*head, *frames]
 
 
-def read_notes(
-    notes: bytes, episodes: int, keys: Sequence[KeyField], rewards: Mapping[str, int]
-) -> tuple[EpisodeTable, dict[Key, Range]]:
-    """Return the episodes of a batch, and the range of each key.
-
-    Args:
-        notes: as ``encode`` writes them.
-        episodes: number of episodes.
-        keys: of the batch.
-        rewards: groups with rewards, each with its number of agents.
-
-    Raises:
-        Exception: if the notes are not of such a batch.
-    """
-    size = episodes * EpisodeTable.entry_size(rewards)
-    # Damage is found by its checksum; this is a limit for what others have written.
-    text = zlib.decompressobj().decompress(notes, size + len(keys) * _RANGE)
-    table = EpisodeTable.from_bytes(text[:size], episodes, rewards)
-    ranges = json.loads(text[size:])
-    return table, {
-        item.key: Range.from_json(data) for item, data in zip(keys, ranges, strict=True)
-    }
-
-
 def frame_bytes(tensor: torch.Tensor) -> Bytes:
     """Return the bytes ``[B * T, n]`` of a tensor ``[B, T, ...]``."""
     tensor = tensor.detach().cpu().contiguous()
     count = tensor.shape[0] * tensor.shape[1]
     flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat.reshape(count, -1) if flat.size else np.empty((count, 0), np.uint8)
+    return flat.reshape(count, -1)
 
 
-def _following(after: torch.Tensor, root: torch.Tensor) -> NDArray[np.bool_]:
+def repeats(after: torch.Tensor, root: torch.Tensor) -> NDArray[np.bool_]:
     """Return ``[B, T]``, where ``after`` is bit by bit ``root`` of the next frame."""
     size, length = after.shape[:2]
-    there = frame_bytes(after).reshape(size, length, -1)
-    then = frame_bytes(root).reshape(size, length, -1)
+    stored, repeated = (
+        frame_bytes(tensor).reshape(size, length, tensor[0, 0].nbytes)
+        for tensor in (after, root)
+    )
     equal = np.zeros((size, length), np.bool_)
-    equal[:, :-1] = (there[:, :-1] == then[:, 1:]).all(-1)
+    equal[:, :-1] = (stored[:, :-1] == repeated[:, 1:]).all(-1)
     return equal
+
+
+def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
+    """Return the range of a tensor ``[B, T, ...]``.
+
+    Args:
+        tensor: of one key of a batch, of all agents.
+        frames: number of valid frames of each row; they are the first ones.
+    """
+    if tensor.is_complex():  # Complex numbers have no order.
+        return Range()
+    if all(count == tensor.shape[1] for count in frames):
+        return _range(tensor)
+    joined = Range()
+    for row, count in zip(tensor, frames, strict=True):
+        joined = joined.joined(_range(row[:count]))
+    return joined
+
+
+def _range(tensor: torch.Tensor) -> Range:
+    if not tensor.numel():
+        return Range()
+    if tensor.is_floating_point() and tensor.dtype not in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+    ):
+        tensor = tensor.float()  # NumPy has no bfloat16.
+    # NumPy takes no threads from the processes that collect.
+    values: Any = tensor.detach().cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        low, high = values.min(), values.max()
+    nans = 0
+    if low != low:  # noqa: PLR0124 - NaN
+        missing = np.isnan(values)
+        nans = int(missing.sum())
+        if nans == values.size:
+            return Range(nans=nans)
+        known = values[~missing]
+        low, high = known.min(), known.max()
+    if values.dtype == np.bool_:
+        return Range(int(low), int(high))
+    return Range(low.item(), high.item(), nans)

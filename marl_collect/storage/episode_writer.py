@@ -50,7 +50,7 @@ class EpisodeWriter(Closing):
         self._waiting: list[TensorDictBase] = []
         self._shares: dict[int, float] = {}
         """How many episodes each environment contributes."""
-        self._given: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
 
     def __repr__(self) -> str:
         """Return the writer, and how many episodes are wanted."""
@@ -59,8 +59,9 @@ class EpisodeWriter(Closing):
     @property
     def complete(self) -> bool:
         """Whether every environment has contributed its episodes."""
-        return bool(self._given) and all(
-            self._given[each] >= share for each, share in self._shares.items()
+        return bool(self._taken) and all(
+            self._taken[environment] >= share
+            for environment, share in self._shares.items()
         )
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
@@ -77,7 +78,7 @@ class EpisodeWriter(Closing):
         return self._flush() if enough or self.complete else []
 
     def _take(self, batch: TensorDictBase) -> None:
-        if not self._given:
+        if not self._taken:
             self._begin(batch)
         self._assembler.add(batch)
         frames = self._assembler.take("cat")
@@ -87,11 +88,11 @@ class EpisodeWriter(Closing):
         whole = np.ones(len(first), np.bool_) if begun is None else begun[first]
         for at in whole.nonzero()[0].tolist():
             environment = int(ids[first[at]]) >> 32
-            whole[at] = self._given[environment] < self._shares[environment]
-            self._given[environment] += bool(whole[at])
+            whole[at] = self._taken[environment] < self._shares[environment]
+            self._taken[environment] += bool(whole[at])
         if whole.any():
-            kept = whole.repeat(np.diff(first, append=len(ids)))
-            self._waiting.append(frames[torch.from_numpy(kept)])
+            frames_of_whole = whole.repeat(np.diff(first, append=len(ids)))
+            self._waiting.append(frames[torch.from_numpy(frames_of_whole)])
 
     def close(self) -> None:
         """Write the buffered complete episodes, and close the writer."""
@@ -107,16 +108,16 @@ class EpisodeWriter(Closing):
                 "The batch has no ('collector', 'traj_ids') to identify episodes: "
                 "collect with track_traj_ids=True."
             )
-        self._given = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
+        self._taken = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
         if self._wanted is None:
-            self._shares = dict.fromkeys(self._given, float("inf"))
+            self._shares = dict.fromkeys(self._taken, float("inf"))
             return
-        share, rest = divmod(self._wanted, len(self._given))
-        for rank, environment in enumerate(sorted(self._given)):
+        share, rest = divmod(self._wanted, len(self._taken))
+        for rank, environment in enumerate(sorted(self._taken)):
             self._shares[environment] = share + (rank < rest)
 
     def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        short = [k for k, share in self._shares.items() if self._given[k] < share]
+        short = [k for k, share in self._shares.items() if self._taken[k] < share]
         return np.isin(ids >> 32, short)
 
     def _flush(self) -> Sequence[EndedEpisode]:

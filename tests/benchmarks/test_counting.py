@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.scripts import run_python
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.core.description import allocate
-from marl_collect.testing.counting import CountingEnv, CountingError, Fault
 
 
 def play(seed: int, actions_seed: int = 0, **options: Any) -> list[dict[Any, Any]]:
@@ -109,8 +109,7 @@ def test_the_environment_continues_after_a_sleep_fault() -> None:
 )
 def test_a_fatal_fault_ends_the_process(fault: str, code: int) -> None:
     script = (
-        "from marl_collect.testing.counting import CountingEnv, Fault\n"
-        f"CountingEnv(fault={fault})"
+        f"from workloads.counting import CountingEnv, Fault\nCountingEnv(fault={fault})"
     )
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
     done = run_python("-c", script, env=environment)
