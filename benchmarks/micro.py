@@ -37,7 +37,7 @@ TABLE = (
     "assignment",
     "pool_weights",
     "envs",
-    "lists",
+    "families",
     "worlds",
     "imports",
     "datasets",

@@ -33,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_DEADLINE = 1800.0
+_DEADLINE = 900.0
 """Seconds that one command may take."""
+_SLOW = 10.0
+"""Seconds after which the end of a command is printed, to show where a run stands."""
 _LEFT_SECONDS = 15.0
 """Seconds within which the processes of a command must end after it."""
 
@@ -142,6 +144,8 @@ def run(*command: object, folder: Path, **variables: str) -> str:
     """
     ours = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
     ours["PYTHONPATH"] = str(ROOT / "benchmarks")  # It has an environment to try.
+    shown = " ".join(str(part) for part in command)
+    begin = time.monotonic()
     done = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
@@ -151,8 +155,10 @@ def run(*command: object, folder: Path, **variables: str) -> str:
         timeout=_DEADLINE,
         check=False,
     )
+    seconds = time.monotonic() - begin
+    if seconds > _SLOW:
+        print(f"{seconds:.0f} s: {shown:.200}", flush=True)
     if done.returncode:
-        shown = " ".join(str(part) for part in command)
         raise SystemExit(f"{shown} failed:\n{done.stdout}\n{done.stderr}")
     return done.stdout
 

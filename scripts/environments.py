@@ -5,12 +5,13 @@ says what it consists of, and that it passed or why not.
 
     python scripts/environments.py               # every family: minutes
     python scripts/environments.py sisl mpe      # only these; other rows stay
-    python scripts/environments.py --speeds      # only the speeds of families: minutes
+    python scripts/environments.py --speeds rware vmas  # speeds: minutes per family
 
-Speeds are those of `python benchmarks/micro.py worlds --only /`.
+Speeds are those of `python benchmarks/micro.py families` and `worlds`.
 """
 
 import argparse
+import itertools
 import os
 import re
 import subprocess
@@ -41,6 +42,12 @@ _NAMED = 30
 
 _LONGEST = 160
 """Characters of a reason that are kept."""
+
+_SPEEDS, _ROUNDS = ("families", "worlds"), ("--rounds", "5")
+"""Benchmarks of speeds. Each row has its name ``family/task``."""
+
+_DEADLINE = 3600.0
+"""Seconds that a benchmark may take."""
 
 
 def row(task: str) -> str:
@@ -103,22 +110,22 @@ def _note(command: str, tasks: list[str]) -> str:
 
 
 def with_speeds(page: str, table: str) -> str:
-    """Return the page with the last column of its table of families.
+    """Return the page with speeds in its table of families; other rows stay.
 
     Args:
         page: its text.
-        table: what ``benchmarks/micro.py worlds`` prints.
+        table: what ``benchmarks/micro.py`` prints.
     """
     speeds: dict[str, list[str]] = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and cells[1] == "Collector" and "/" in cells[0]:
+        if len(cells) == 5 and cells[1] == "Collector":
             family, task = cells[0].split("/")
             speeds.setdefault(family, []).append(f"{task}: {cells[4]}")
 
     def measured(row: re.Match[str]) -> str:
-        found = "; ".join(speeds.get(row[2], ["not measured"]))
-        return f"{row[1]} {found} |"
+        found = "; ".join(speeds.get(row[2], []))
+        return f"{row[1]} {found} |" if found else row[0]
 
     # The second cell of a row is a task with its family, the last one the speed.
     row = r"^(\| [^|\n]+ \| `(\w+)/[^|\n]+(?:\|[^|\n]+){4}\|)[^|\n]+\|$"
@@ -131,14 +138,20 @@ def main() -> None:
     parser.add_argument("families", nargs="*")
     parser.add_argument("--speeds", action="store_true")
     arguments = parser.parse_args()
-    if arguments.speeds:
-        micro = [str(ROOT / "benchmarks" / "micro.py"), "worlds", "--only", "/"]
-        found = subprocess.run(
-            [sys.executable, *micro], check=True, capture_output=True, text=True
-        )
-        PAGE.write_text(with_speeds(PAGE.read_text(), found.stdout))
-        return
     chosen = arguments.families
+    if arguments.speeds:
+        micro = [sys.executable, str(ROOT / "benchmarks" / "micro.py")]
+        for benchmark, family in itertools.product(_SPEEDS, chosen or [""]):
+            found = subprocess.run(
+                [*micro, benchmark, "--only", f"{family}/", *_ROUNDS],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=_DEADLINE,
+            ).stdout
+            print(found, flush=True)
+            PAGE.write_text(with_speeds(PAGE.read_text(), found))
+        return
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
     absent: dict[str, dict[str, list[str]]] = {}

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import micro
 import pytest
-from cases import assignment, datasets, formats, lists, pool_weights
+from cases import assignment, datasets, families, formats, pool_weights
 from cases.case import Case
 from harness.turns import Alternative, measure
 
@@ -158,9 +158,9 @@ def test_a_library_with_lists_of_agents_is_compared(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(library, reason=f"needs the extra {library}")
-    monkeypatch.setattr(lists, "FRAMES", 20)
+    monkeypatch.setattr(families, "FRAMES", 20)
     word = "Foraging-5x5" if library == "lbforaging" else "rware-tiny"
-    case = micro.find_cases("lists", [word])[0]
+    case = micro.find_cases("families", [word])[0]
     stock, ours = micro.rows(case, 1, 0.0)
     assert "stock loop that stores | " in stock
     assert "Collector | " in ours
