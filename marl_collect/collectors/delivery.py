@@ -81,19 +81,12 @@ class Delivery:
         held = self._assembler.held()
         return {} if held is None else flatten(held)
 
-    def check(self, state: Any) -> None:
+    def check(self, state: Mapping[Key, torch.Tensor]) -> None:
         """Check the state before anything is loaded.
 
         Raises:
-            ValueError: if it was written by an earlier version, or if this collector
-                does not deliver whole trajectories.
+            ValueError: if this collector does not deliver whole trajectories.
         """
-        if not isinstance(state, Mapping):
-            raise ValueError(  # noqa: TRY004 - the value is old
-                "The state was written by an earlier version of marl_collect: its "
-                f"trajectories are a {type(state).__name__}, not a mapping of keys to "
-                "frames. Finish the run with that version."
-            )
         if state and self._options.trajs_per_batch is None:
             raise ValueError(
                 "The state has frames of trajectories that were not delivered, but "
