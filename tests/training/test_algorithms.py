@@ -58,7 +58,7 @@ class RewardLearner(Learner):
 
 def test_a_parameter_that_networks_share_is_trained_once() -> None:
     setup = Setup.parse("ippo-local-shared")
-    learner = RewardLearner(describe(HUNTERS), setup, OPTIONS, 0)
+    learner = RewardLearner(HUNTERS().description, setup, OPTIONS, 0)
     alone = [*learner.parameters()]
     critic = torch.nn.Sequential(learner.policy, torch.nn.Linear(2, 1))
     learner.networks = {"policy": learner.policy, "critic": critic}
