@@ -14,7 +14,6 @@ if __name__ != "marl_collect.envs":
 
 if TYPE_CHECKING:
     from marl_collect.envs.agent_lists import AgentLists as AgentLists
-    from marl_collect.envs.errors import MissingPackageError as MissingPackageError
     from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.frame_stack import FrameStack as FrameStack
     from marl_collect.envs.jaxmarl.env import JaxMarlEnv as JaxMarlEnv
@@ -30,5 +29,6 @@ if TYPE_CHECKING:
     from marl_collect.envs.pettingzoo.tasks import available_envs as available_envs
     from marl_collect.envs.rware.env import RwareEnv as RwareEnv
     from marl_collect.envs.vmas.env import VmasEnv as VmasEnv
+    from marl_collect.errors import MissingPackageError as MissingPackageError
 
 __getattr__, __dir__ = lazy.attach(__name__)

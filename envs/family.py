@@ -7,11 +7,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, final
 
-from marl_collect.envs.errors import (
-    MissingPackageError,
-    UnknownTaskError,
-    install_command,
-)
+from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.errors import MissingPackageError, install_command
 
 
 @final

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import imports_of
+from marl_collect.errors import imports_of
 
 
 def is_registered(library: str, task: str) -> bool:
@@ -21,7 +21,7 @@ def is_registered(library: str, task: str) -> bool:
 
 def defaults(library: str, task: str) -> dict[str, Any]:
     """Return the arguments of the environment's class and their values in ``task``."""
-    with imports_of(library):  # its extra has the library's name
+    with imports_of(library, task):  # its extra has the library's name
         importlib.import_module(library)
     spec = gymnasium.spec(task)
     assert isinstance(spec.entry_point, str)

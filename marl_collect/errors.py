@@ -19,10 +19,40 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Self
+
+
+class MissingPackageError(ImportError):
+    """A package is not installed. The message names it and says how to install it."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this package."""
+    return f'pip install "marl-collect[{extra}]"'
+
+
+@contextmanager
+def imports_of(extra: str, user: str) -> Iterator[None]:
+    """Explain an import in the block that fails.
+
+    Args:
+        extra: extra of this package that installs what is imported.
+        user: what needs it, the subject of the message.
+
+    Raises:
+        MissingPackageError: for an ImportError; names the extra to install.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{user} needs {error.name or 'a package'}, which cannot be imported "
+            f"({error}). Install it with: {install_command(extra)}",
+            name=error.name,
+        ) from error
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

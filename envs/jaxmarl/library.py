@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import Any, Final
 
-from marl_collect.envs.errors import imports_of
+from marl_collect.errors import imports_of
 
 TASKS: Final = {
     "MPE_simple_v3": "SimpleMPE",
@@ -87,7 +87,7 @@ def episode_limit(task: str, env: Any) -> int | None:
 
 def _environments() -> Any:
     # The import prints two lines.
-    with imports_of("jaxmarl"), contextlib.redirect_stdout(io.StringIO()):
+    with imports_of("jaxmarl", "JaxMarlEnv"), contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl.environments
     return jaxmarl.environments
 

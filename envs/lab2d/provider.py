@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import (
-    MissingPackageError,
-    UnknownTaskError,
-    install_command,
-)
+from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.errors import MissingPackageError, install_command
 
 priority = -1
 """Below MeltingPot's: some of its substrates have the same names as levels."""

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Field
-from marl_collect.envs.errors import imports_of
-from marl_collect.errors import ClosedError
+from marl_collect.errors import ClosedError, imports_of
 
 _LIMITS = ("settings.maxEpisodeLengthFrames", "settings.episodeLengthFrames")
 """Settings with the frame limit, in MeltingPot's levels and in dmlab2d's."""
@@ -27,7 +26,7 @@ def import_dmlab2d() -> Any:
     Raises:
         MissingPackageError: if it is missing; names the extra to install.
     """
-    with imports_of("dmlab2d"):
+    with imports_of("dmlab2d", "Lab2dEnv"):
         import dmlab2d
     return dmlab2d
 

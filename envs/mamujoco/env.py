@@ -2,11 +2,11 @@
 
 from typing import Any, final
 
-from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+from marl_collect.errors import imports_of
 
-with imports_of("mamujoco"):
+with imports_of("mamujoco", "MamujocoEnv"):
     from gymnasium_robotics import mamujoco_v1
 
 

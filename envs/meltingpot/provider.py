@@ -6,11 +6,8 @@ from functools import partial
 from typing import Any
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import (
-    MissingPackageError,
-    UnknownTaskError,
-    install_command,
-)
+from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.errors import MissingPackageError, install_command
 
 _FAMILY = "meltingpot"
 

@@ -7,11 +7,11 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+from marl_collect.errors import imports_of
 
-with imports_of("openspiel"):
+with imports_of("openspiel", "OpenSpielEnv"):
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
 

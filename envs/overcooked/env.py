@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.envs.agent_lists import AgentLists
-from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+from marl_collect.errors import imports_of
 
 _PLAYERS = ("player_0", "player_1")
 
@@ -129,7 +129,7 @@ def _library() -> Any:
     if missing:
         sys.modules[name].register = lambda **_: None  # type: ignore[attr-defined]
     try:
-        with imports_of("overcooked"):
+        with imports_of("overcooked", "OvercookedEnv"):
             from overcooked_ai_py.mdp import overcooked_mdp
     finally:
         for module in missing:

@@ -8,12 +8,9 @@ from functools import partial
 from typing import Any
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import (
-    MissingPackageError,
-    UnknownTaskError,
-    install_command,
-)
+from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.envs.pettingzoo import tasks
+from marl_collect.errors import MissingPackageError, install_command
 
 _EXTRAS = {
     "sisl": "pettingzoo",

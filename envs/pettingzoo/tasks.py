@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
+from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.errors import MissingPackageError
 from marl_collect.options import did_you_mean, nearest
 
 

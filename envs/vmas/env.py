@@ -12,10 +12,10 @@ from typing_extensions import override
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.errors import imports_of
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+from marl_collect.errors import imports_of
 
-with imports_of("vmas"):
+with imports_of("vmas", "VmasEnv"):
     import vmas
     from vmas.simulator.environment import Environment
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.episodes import EndedEpisode
 
@@ -75,16 +76,11 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
         ImportError: if matplotlib is not installed; says what to install.
         ValueError: if matplotlib does not support the suffix.
     """
-    try:
+    with imports_of("plot", "Plotting"):
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise ImportError(
-            "Plotting needs matplotlib, which is not installed: "
-            'pip install "marl-collect[plot]"'
-        ) from error
     rows = -(-len(panels) // 3)
     columns = -(-len(panels) // rows)
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")

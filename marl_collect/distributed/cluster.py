@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, final
 
+from marl_collect.errors import imports_of
+
 _lock = threading.Lock()
 _users = 0  # Collectors in this process that use a Ray that one of them started.
 
@@ -21,12 +23,8 @@ def require_ray() -> ModuleType:
     Raises:
         ImportError: if Ray is not installed; names the extra to install.
     """
-    try:
+    with imports_of("ray", "RayCollector"):
         import ray
-    except ImportError as error:
-        raise ImportError(
-            "RayCollector needs Ray: pip install 'marl-collect[ray]'."
-        ) from error
     return ray  # type: ignore[no-any-return, unused-ignore]
 
 

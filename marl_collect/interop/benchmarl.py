@@ -21,16 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-try:
+from marl_collect.errors import imports_of
+
+with imports_of("benchmarl", "marl_collect.interop.benchmarl"):
     import benchmarl.experiment as theirs
     from benchmarl.environments import Task, TaskClass
     from benchmarl.environments.meltingpot.common import MeltingPotClass
     from benchmarl.environments.pettingzoo.common import PettingZooClass
-except ImportError as error:
-    raise ImportError(
-        "marl_collect.interop.benchmarl needs BenchMARL, which is not installed: "
-        'pip install "marl-collect[benchmarl]"'
-    ) from error
 
 import torch
 from tensordict import TensorDictBase

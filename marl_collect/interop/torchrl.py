@@ -9,13 +9,10 @@ from typing import Any, final
 import numpy as np
 from tensordict import TensorDictBase
 
-try:
+from marl_collect.errors import imports_of
+
+with imports_of("torchrl", "marl_collect.interop.torchrl"):
     from torchrl.envs import EnvBase
-except ImportError as error:
-    raise ImportError(
-        "marl_collect.interop.torchrl needs torchrl, which is not installed: "
-        'pip install "marl-collect[torchrl]"'
-    ) from error
 
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.interop import torchrl_specs as specs

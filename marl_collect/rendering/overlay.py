@@ -6,6 +6,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from marl_collect.errors import imports_of
 from marl_collect.rendering.pictures import Picture, visible
 
 _SHOWN = 4
@@ -25,13 +26,8 @@ class Overlay:
         Raises:
             ImportError: if pillow is not installed; says what to install.
         """
-        try:
+        with imports_of("video", "Text in pictures"):
             import PIL  # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                "Text in pictures needs pillow, which is not installed: "
-                'pip install "marl-collect[video]"'
-            ) from error
         self._lines = lines
 
     def write(self, picture: Picture, lines: Sequence[str]) -> Picture:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marl_collect.errors import imports_of
 from marl_collect.rendering.pictures import Picture, enlarge, visible
 
 _SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")
@@ -68,14 +69,9 @@ def check_video(path: Path) -> None:
         ValueError: if the suffix is unknown.
         FileNotFoundError: if the folder does not exist.
     """
-    try:
+    with imports_of("video", "A video"):
         import imageio.v2  # noqa: F401
         import imageio_ffmpeg  # noqa: F401 - imageio looks for it
-    except ImportError as error:
-        raise ImportError(
-            "Videos need imageio with ffmpeg, which is not installed: "
-            'pip install "marl-collect[video]"'
-        ) from error
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"{path} must end in one of {', '.join(_SUFFIXES)}.")
     if not path.parent.is_dir():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
+from marl_collect.errors import imports_of
 from marl_collect.models import (
     RecurrentModule,
     make_critic,
@@ -246,7 +247,8 @@ class PPOLearner(Learner):
         return list(keys)
 
     def _make_loss(self, name: str) -> Any:
-        from torchrl.objectives import ClipPPOLoss
+        with imports_of("torchrl", "PPOLearner"):
+            from torchrl.objectives import ClipPPOLoss
 
         several = len(self.description.groups) > 1
         loss = ClipPPOLoss(

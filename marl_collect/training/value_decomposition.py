@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.errors import imports_of
 from marl_collect.models import QMixer, VDNMixer, make_policy
 from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
@@ -59,8 +60,9 @@ class ValueLearner(Learner):
                 network reads the observations.
             ValueError: if the networks shall be recurrent.
         """
-        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-        from torchrl.objectives import SoftUpdate, ValueEstimators
+        with imports_of("torchrl", setup.name):
+            from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+            from torchrl.objectives import SoftUpdate, ValueEstimators
 
         super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)

@@ -12,7 +12,7 @@ import pytest
 
 from marl_collect.cli import tasks
 from marl_collect.core.task_providers import GROUP
-from marl_collect.envs.errors import MissingPackageError, UnknownTaskError
+from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.envs.family import Family
 from marl_collect.envs.jaxmarl.provider import FAMILY as JAXMARL
 from marl_collect.envs.lab2d import provider as lab2d
@@ -24,6 +24,7 @@ from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
 from marl_collect.envs.pettingzoo import provider as pettingzoo
 from marl_collect.envs.rware.provider import FAMILY as RWARE
 from marl_collect.envs.vmas.provider import FAMILY as VMAS
+from marl_collect.errors import MissingPackageError
 from marl_collect.lazy import public_names
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 """An algorithm needs a file and a line in the table, nothing else."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from workloads.counting import CountingEnv
 
 from marl_collect import describe
+from marl_collect.errors import MissingPackageError
 from marl_collect.models import make_policy
 from marl_collect.models.saved_policy import load_policy
 from marl_collect.training.algorithms import ALGORITHMS
@@ -69,6 +71,15 @@ def test_a_parameter_that_networks_share_is_trained_once() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_table_names_learners(algorithm: str) -> None:
     assert issubclass(learner_of(algorithm), Learner)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_learner_without_torchrl_says_how_to_install_it(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchrl.objectives", None)
+    with pytest.raises(MissingPackageError, match=r"marl-collect\[torchrl\]"):
+        learner_of(algorithm)(HUNTERS().description, Setup(algorithm), OPTIONS, 0)
 
 
 def test_every_algorithm_has_default_setups() -> None:

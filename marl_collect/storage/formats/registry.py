@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.files import check_space, completed
 from marl_collect.storage.formats import FORMATS
@@ -71,13 +72,8 @@ def find_format(name: str) -> Format:
         raise ValueError(f"{name!r} is not a format: use one of {', '.join(FORMATS)}.")
     chosen: Format = importlib.import_module(FORMATS[name]).FORMAT
     for package in chosen.packages:
-        try:
+        with imports_of(chosen.extra, f"The format {name}"):
             importlib.import_module(package)
-        except ImportError as error:
-            raise ImportError(
-                f"The format {name} needs {package}, which is not installed: "
-                f'pip install "marl-collect[{chosen.extra}]"'
-            ) from error
     return chosen
 
 
