@@ -35,7 +35,7 @@ class Progress(Callback):
 
     def __init__(self):
         super().__init__()
-        self.rows = [("frames", "return")]
+        self.rows: list[tuple[object, object]] = [("frames", "return")]
 
     def on_batch_collected(self, _batch):
         """Record the mean return of the episodes that ended in the batch."""
