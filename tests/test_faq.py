@@ -140,7 +140,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
     ),
     "has runs already": runs_already,
     "... but no journal.jsonl": other_files,
-    "Videos need imageio": lambda _: without(
+    "A video needs imageio": lambda _: without(
         "imageio", lambda: write_video("x.mp4", iter([]))
     ),
     "renders no picture": lambda _: next(play(SPREAD)),

@@ -190,8 +190,9 @@ def test_a_class_without_its_library_says_how_to_install_it(
     environments = importlib.import_module("marl_collect.envs")
     module, _ = public_names("marl_collect.envs")[name]
     monkeypatch.delitem(vars(environments), name, raising=False)
-    for imported in (module, "shimmy.openspiel_compatibility"):
-        monkeypatch.delitem(sys.modules, imported, raising=False)
+    below = (f"{library}.", "shimmy.")
+    for imported in [m for m in sys.modules if m == module or m.startswith(below)]:
+        monkeypatch.delitem(sys.modules, imported)
     monkeypatch.setitem(sys.modules, library, None)
     command = f'pip install "marl-collect[{extra}]"'
     with pytest.raises(MissingPackageError, match=re.escape(command)) as failure:
