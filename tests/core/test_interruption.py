@@ -3,21 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from marl_collect.core.interruption import Interruption
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_before() -> Iterator[None]:
-    """Restore the handlers: an interrupted section leaves signals ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
 
 
 def press() -> None:

@@ -180,15 +180,10 @@ def test_a_signal_loses_nothing_that_was_trained(
 ) -> None:
     task, setup = task_of(HUNTERS), Setup.parse("mappo-local-shared")
     straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     watcher = SignalAt(number, 120 if evaluation else 160, evaluation=evaluation)
     path = tmp_path / "stopped"
-    try:
-        with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
-            Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
-    finally:
-        for signal_number, handler in handlers.items():
-            signal.signal(signal_number, handler)
+    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+        Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
     assert watcher.told == (0 if evaluation else 1)
     checkpoint = RunFolder(path).read_checkpoint(LAST)
     assert checkpoint["rows"] == len(RunFolder(path).rows()) == (3 if evaluation else 4)
