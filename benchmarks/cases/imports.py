@@ -3,7 +3,7 @@
 Each call is a process of its own. MeltingPot is imported alone and through this
 package; the size is the process's resident memory. ``view`` opens a dataset of
 1,000,000 frames in 10,000 episodes, and ends when the page has the first part of the
-list. Its time is processor time, so that other work of the machine does not count.
+list. Other work of the machine does not count in its processor time.
 """
 
 import json
@@ -104,5 +104,6 @@ def cases() -> list[Case]:
     """Return the rows."""
     return [
         Case("import", build, "process", "s", clock=time.perf_counter),
-        Case("view", viewing, "process", "s", clock=processor_time),
+        Case("view, elapsed time", viewing, "process", "s", clock=time.perf_counter),
+        Case("view, processor time", viewing, "process", "s", clock=processor_time),
     ]
