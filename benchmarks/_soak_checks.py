@@ -141,7 +141,7 @@ class Checks:
         ids = batch["collector", "traj_ids"][row].tolist()
         steps = numbers[:, 1].long().tolist()
         seeds = numbers[:, 3].long().tolist()
-        done = batch["next", "done"][row, :, 0].tolist()
+        dones = batch["next", "done"][row, :, 0].tolist()
         version = int(batch["policy_version"][row, 0])
         last = self._last.get(environment)
         if last is not None:
@@ -152,8 +152,8 @@ class Checks:
             number = trajectory & ((1 << EPISODE_BITS) - 1)
             expected = episode_seed(self._seed, environment, number) % MODULUS
             require(seeds[k] == expected, f"{trajectory} has another episode's frames")
-            last = (trajectory, steps[k], done[k], version)
-            self.counts["episodes"] += done[k]
+            last = (trajectory, steps[k], dones[k], version)
+            self.counts["episodes"] += dones[k]
         assert last is not None
         self._last[environment] = last
 
@@ -164,17 +164,17 @@ class Checks:
         trajectory: int,
         step: int,
     ) -> None:
-        where = f"environment {environment}, trajectory {trajectory}, step {step}"
+        location = f"environment {environment}, trajectory {trajectory}, step {step}"
         if before is None:
-            require(step == 0, f"{where}: the first frame does not begin an episode")
+            require(step == 0, f"{location}: the first frame does not begin an episode")
             return
         former, former_step, ended = before
         if trajectory == former:
-            require(step == former_step + 1, f"{where}: follows step {former_step}")
-            require(not ended, f"{where}: continues after its end")
+            require(step == former_step + 1, f"{location}: follows step {former_step}")
+            require(not ended, f"{location}: continues after its end")
             return
-        require(trajectory > former, f"{where}: follows trajectory {former}")
-        require(step == 0, f"{where}: does not begin at step 0")
+        require(trajectory > former, f"{location}: follows trajectory {former}")
+        require(step == 0, f"{location}: does not begin at step 0")
         if not ended:
             self._open.add(former)
 
@@ -196,8 +196,8 @@ class Leaks:
         """
         gc.collect()
         process = psutil.Process()
-        left = [p for p in process.children(recursive=True) if _is_worker(p)]
-        require(not left, f"workers are left: {left}")
+        workers = [p for p in process.children(recursive=True) if _is_worker(p)]
+        require(not workers, f"workers are left: {workers}")
         if warm:
             minutes = (time.monotonic() - self._begin) / 60
             memory = process.memory_info().rss / 2**20
@@ -208,16 +208,16 @@ class Leaks:
         """Return a sentence for each resource that has grown."""
         if len(self._seen) < 2:
             return []
-        found: list[str] = []
+        leaks: list[str] = []
         _, children, files, memory = self._seen[0]
         if self._seen[-1][1] > children:
-            found.append(f"processes grew from {children} to {self._seen[-1][1]}")
+            leaks.append(f"processes grew from {children} to {self._seen[-1][1]}")
         if self._seen[-1][2] > files + 2:
-            found.append(f"open files grew from {files} to {self._seen[-1][2]}")
+            leaks.append(f"open files grew from {files} to {self._seen[-1][2]}")
         growth = self._seen[-1][3] - memory
         if growth > NOISE and self._slope() > MAX_GROWTH:
-            found.append(f"memory grows by {self._slope():.1f} MiB per minute")
-        return found
+            leaks.append(f"memory grows by {self._slope():.1f} MiB per minute")
+        return leaks
 
     def describe(self) -> str:
         """Return the measurements of the first and the last warm round."""
@@ -232,8 +232,8 @@ class Leaks:
 
     def _slope(self) -> float:
         """Return MiB per minute, from a linear fit over all rounds."""
-        times = torch.tensor([seen[0] for seen in self._seen])
-        memory = torch.tensor([seen[3] for seen in self._seen])
+        times = torch.tensor([sample[0] for sample in self._seen])
+        memory = torch.tensor([sample[3] for sample in self._seen])
         spread = times - times.mean()
         return float((spread * memory).sum() / (spread * spread).sum())
 

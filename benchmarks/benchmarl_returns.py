@@ -54,39 +54,41 @@ def experiment(kind: Any, seed: int, episodes: int, epsilon: float, folder: str)
 
 def equal_experiments(*arguments: Any) -> dict[str, Any]:
     """Build the three experiments, with the weights of the first."""
-    made = {
+    experiments = {
         "BenchMARL": experiment(Experiment, *arguments),
         "reseeded": experiment(Experiment, *arguments),
         "ours": experiment(bridge.Experiment, *arguments),
     }
-    for other in ("reseeded", "ours"):
-        made[other].policy.load_state_dict(made["BenchMARL"].policy.state_dict())
-        made[other].collector.update_policy_weights_()
-    made["reseeded"].collector.set_seed(arguments[0])
-    made["reseeded"].collector.reset()
-    return made
+    for name in ("reseeded", "ours"):
+        experiments[name].policy.load_state_dict(
+            experiments["BenchMARL"].policy.state_dict()
+        )
+        experiments[name].collector.update_policy_weights_()
+    experiments["reseeded"].collector.set_seed(arguments[0])
+    experiments["reseeded"].collector.reset()
+    return experiments
 
 
-def collect(made: Any) -> Any:
+def collect(experiment_run: Any) -> Any:
     """Run an experiment; return its frames ``[environment, frame]``."""
     batches: list[Any] = []
-    made._on_batch_collected = lambda batch: batches.append(batch.clone())  # noqa: SLF001
-    before = [value.clone() for value in made.policy.parameters()]
-    made.run()
-    after = list(made.policy.parameters())
+    experiment_run._on_batch_collected = lambda batch: batches.append(batch.clone())  # noqa: SLF001
+    before = [value.clone() for value in experiment_run.policy.parameters()]
+    experiment_run.run()
+    after = list(experiment_run.policy.parameters())
     assert before
     assert all(map(torch.equal, before, after))
-    data: Any = torch.cat(batches, dim=1)
-    assert data["next", "done"][:, STEPS - 1 :: STEPS].all()
-    return data
+    frames: Any = torch.cat(batches, dim=1)
+    assert frames["next", "done"][:, STEPS - 1 :: STEPS].all()
+    return frames
 
 
 def replay(seed: int, folder: str) -> str:
     """Repeat greedy episodes of ours with BenchMARL's policy and environment."""
-    made = equal_experiments(seed, 1, 0.0, folder)
-    frames = collect(made["ours"])
-    policy = made["BenchMARL"].policy
-    env = made["BenchMARL"].task.get_env_fun(1, False, seed, "cpu")()
+    experiments = equal_experiments(seed, 1, 0.0, folder)
+    frames = collect(experiments["ours"])
+    policy = experiments["BenchMARL"].policy
+    env = experiments["BenchMARL"].task.get_env_fun(1, False, seed, "cpu")()
     worst = dict.fromkeys([*KEYS, *(("next", key) for key in NEXT)], 0.0)
     for k in range(ENVIRONMENTS):
         expected = env.reset(seed=episode_seed(seed, k, 0))
@@ -94,27 +96,27 @@ def replay(seed: int, folder: str) -> str:
             with torch.no_grad():
                 expected = env.step(policy(expected))
             for key in worst:
-                apart = (frame[key].double() - expected[key].double()).abs().max()
-                worst[key] = max(worst[key], apart.item())
+                difference = (frame[key].double() - expected[key].double()).abs().max()
+                worst[key] = max(worst[key], difference.item())
             expected = expected["next"]
     for name in ("BenchMARL", "reseeded"):
-        made[name].close()
+        experiments[name].close()
     title = f"replay of {frames.numel()} greedy frames, largest differences:"
     return "\n".join(
-        [title, *(f"  {key}: {apart:.1e}" for key, apart in worst.items())]
+        [title, *(f"  {key}: {difference:.1e}" for key, difference in worst.items())]
     )
 
 
-def p_values(one: list[float], other: list[float]) -> tuple[float, float]:
+def p_values(returns: list[float], other_returns: list[float]) -> tuple[float, float]:
     """Return p of a two-sample permutation test, and of one paired by seed."""
     generator = np.random.default_rng(0)
-    size = len(one)
-    difference = abs(np.mean(one) - np.mean(other)) - 1e-9
-    pooled = np.tile([*one, *other], (PERMUTATIONS, 1))
+    size = len(returns)
+    difference = abs(np.mean(returns) - np.mean(other_returns)) - 1e-9
+    pooled = np.tile([*returns, *other_returns], (PERMUTATIONS, 1))
     mixed = generator.permuted(pooled, axis=1)
     means = mixed[:, :size].mean(1) - mixed[:, size:].mean(1)
     signs = generator.choice([-1, 1], (PERMUTATIONS, size))
-    paired = (signs * np.subtract(one, other)).mean(1)
+    paired = (signs * np.subtract(returns, other_returns)).mean(1)
     return (abs(means) >= difference).mean(), (abs(paired) >= difference).mean()
 
 
@@ -130,16 +132,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write(replay(0, folder) + "\n")
         for seed in range(arguments.seeds):
-            made = equal_experiments(
+            experiments = equal_experiments(
                 seed, arguments.episodes, arguments.epsilon, folder
             )
-            for name, run in made.items():
-                data = collect(run)
-                returns = data["next", "agent", "reward"].mean().item() * STEPS
+            for name, experiment_run in experiments.items():
+                batch = collect(experiment_run)
+                returns = batch["next", "agent", "reward"].mean().item() * STEPS
                 means[name].append(returns)
-                states = len(data["state"][:, ::STEPS].flatten(0, 1).unique(dim=0))
-                best = data["agent", "action_value"].argmax(-1)
-                greedy = (data["agent", "action"] == best).double().mean()
+                states = len(batch["state"][:, ::STEPS].flatten(0, 1).unique(dim=0))
+                best = batch["agent", "action_value"].argmax(-1)
+                greedy = (batch["agent", "action"] == best).double().mean()
                 sys.stdout.write(
                     f"seed {seed} {name}: return {returns:.2f}, first states "
                     f"{states}, greedy actions {greedy:.3f}\n"
@@ -152,9 +154,9 @@ def main() -> None:
             f"(standard error); deviation between seeds {spread:.1f}\n"
         )
     for name in ("BenchMARL", "reseeded"):
-        two, paired = p_values(means["ours"], means[name])
+        unpaired, paired = p_values(means["ours"], means[name])
         sys.stdout.write(
-            f"ours and {name}: p = {two:.2f}; paired by seed, p = {paired:.2f}\n"
+            f"ours and {name}: p = {unpaired:.2f}; paired by seed, p = {paired:.2f}\n"
         )
 
 

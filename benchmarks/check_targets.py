@@ -37,14 +37,14 @@ def main() -> None:
         sure = "" if verdict.figure is None else "sure" if verdict.certain else "open"
         word = f"[{_COLOURS[verdict.word]}]{verdict.word}[/]"
         table.add_row(verdict.target.title, verdict.target.aim, figure, word, sure)
-    for what, ratio in beside_targets(reading):
-        table.add_row(f"no target: {what}", "", str(ratio), "", "")
+    for comparison, ratio in beside_targets(reading):
+        table.add_row(f"no target: {comparison}", "", str(ratio), "", "")
     width = None if sys.stdout.isatty() else 170
     console = Console(width=width, highlight=False)
     console.print(table)
-    passed = sum(verdict.passed for verdict in verdicts)
-    console.print(f"{passed} of {len(verdicts)} targets are passed.")
-    sys.exit(0 if passed == len(verdicts) else 1)
+    n_passed = sum(verdict.passed for verdict in verdicts)
+    console.print(f"{n_passed} of {len(verdicts)} targets are passed.")
+    sys.exit(0 if n_passed == len(verdicts) else 1)
 
 
 if __name__ == "__main__":

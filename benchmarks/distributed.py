@@ -115,16 +115,16 @@ def updating(collector: Any, say: Callable[[str], None]) -> Alternative:
 def recovery(collector: Any, normal: float) -> float:
     """Kill the actor during a batch; return the seconds until the batch arrives."""
     (actor,) = collector.actors
-    killed: list[float] = []
+    kill_times: list[float] = []
 
     def kill() -> None:
-        killed.append(time.perf_counter())
+        kill_times.append(time.perf_counter())
         os.kill(actor["pid"], signal.SIGKILL)
 
     frames = collector.frames
     threading.Timer(normal / 2, kill).start()
     batch = collector.next()
-    seconds = time.perf_counter() - killed[0]
+    seconds = time.perf_counter() - kill_times[0]
     if collector.stats()["restarts"] != 1 or collector.frames - frames != batch.numel():
         raise RuntimeError("The actor was not restarted once, or frames were lost.")
     return seconds
@@ -143,27 +143,29 @@ def order_seconds() -> float:
 def store_rates(nbytes: int) -> tuple[float, float]:
     """Return the bytes per second of copies to the store and from it to a slot."""
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    into: list[float] = []
+    put_seconds: list[float] = []
     out: list[float] = []
     for _ in range(20):
         begin = time.perf_counter()
         reference = ray.put(source)
-        into.append(time.perf_counter() - begin)
+        put_seconds.append(time.perf_counter() - begin)
         begin = time.perf_counter()
         np.copyto(target, ray.get(reference, timeout=60.0))
         out.append(time.perf_counter() - begin)
-    return nbytes / float(np.median(into)), nbytes / float(np.median(out))
+    return nbytes / float(np.median(put_seconds)), nbytes / float(np.median(out))
 
 
-def predict(given: Inputs, nodes: int) -> Prediction:
+def predict(measured: Inputs, nodes: int) -> Prediction:
     """Predict the frames per second of ``nodes`` nodes like this one."""
-    batch_bytes = given.frames_per_batch * given.bytes_per_frame
-    collecting = given.frames_per_batch / given.node_frames_per_second
-    collecting += batch_bytes / given.store_bytes_per_second
-    moved = batch_bytes + given.weight_bytes
-    network = nodes * moved / given.network_bytes_per_second
-    driver = nodes * (given.order_seconds + batch_bytes / given.copy_bytes_per_second)
-    frames = nodes * given.frames_per_batch
+    batch_bytes = measured.frames_per_batch * measured.bytes_per_frame
+    collecting = measured.frames_per_batch / measured.node_frames_per_second
+    collecting += batch_bytes / measured.store_bytes_per_second
+    moved_bytes = batch_bytes + measured.weight_bytes
+    network = nodes * moved_bytes / measured.network_bytes_per_second
+    driver = nodes * (
+        measured.order_seconds + batch_bytes / measured.copy_bytes_per_second
+    )
+    frames = nodes * measured.frames_per_batch
     slowest = max(collecting, network, driver)
     limits = {collecting: "the nodes", network: "network", driver: "driver"}
     return Prediction(
@@ -172,7 +174,7 @@ def predict(given: Inputs, nodes: int) -> Prediction:
         synchronous=frames / (collecting + max(network, driver)),
         network=network / slowest,
         driver=driver / slowest,
-        store=nodes * batch_bytes / given.store_bytes,
+        store=nodes * batch_bytes / measured.store_bytes,
         limit=limits[slowest],
     )
 
@@ -188,25 +190,25 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         log_to_driver=False,
     )
     several = options.workers > 1
-    shared: dict[str, Any] = {"frames_per_batch": options.frames, "seed": 0}
+    common: dict[str, Any] = {"frames_per_batch": options.frames, "seed": 0}
     say = console.log if options.verbose else lambda _: None
     kind: Any = MultiSyncCollector if several else Collector
     workers = {"num_workers": options.workers} if several else {}
-    local = kind(make_env, make_policy(), **workers, **shared)
-    there = RayCollector(
+    local = kind(make_env, make_policy(), **workers, **common)
+    remote = RayCollector(
         make_env,
         make_policy(),
         num_collectors=1,
         num_workers_per_collector=options.workers,
         sync=True,
-        **shared,
+        **common,
     )
-    both = {"ray": updating(there, say), "local": updating(local, say)}
-    taken = measure(both, options.pairs, seconds=0.0, clock=time.perf_counter)
-    here_seconds, there_seconds = taken["local"], taken["ray"]
+    loops = {"ray": updating(remote, say), "local": updating(local, say)}
+    times = measure(loops, options.pairs, seconds=0.0, clock=time.perf_counter)
+    here_seconds, there_seconds = times["local"], times["ray"]
     local.shutdown()
     normal = float(np.median(there_seconds))
-    batch = there.next()
+    batch = remote.next()
     frames, nbytes = (
         batch.numel(),
         sum(
@@ -215,10 +217,10 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         ),
     )
     del batch
-    recovered = recovery(there, normal)
-    weights = sum(p.numel() * p.element_size() for p in there.policy.parameters())
-    there.shutdown()
-    into, out = store_rates(nbytes)
+    recovered = recovery(remote, normal)
+    weights = sum(p.numel() * p.element_size() for p in remote.policy.parameters())
+    remote.shutdown()
+    put_rate, out = store_rates(nbytes)
     inputs = Inputs(
         frames_per_batch=frames,
         node_frames_per_second=frames / normal,
@@ -226,7 +228,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         weight_bytes=weights,
         order_seconds=order_seconds(),
         copy_bytes_per_second=out,
-        store_bytes_per_second=into,
+        store_bytes_per_second=put_rate,
         store_bytes=options.store * 1e9,
         network_bytes_per_second=options.network * 1e9 / 8,
     )
@@ -267,15 +269,15 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_column(column, justify="right")
     for column in ("network", "driver", "store, sync", "limited by"):
         table.add_column(column, justify="right")
-    for one in result["predictions"]:
+    for prediction in result["predictions"]:
         table.add_row(
-            f"{one['nodes']:,}",
-            f"{one['asynchronous']:,.0f}",
-            f"{one['synchronous']:,.0f}",
-            f"{one['network']:.0%}",
-            f"{one['driver']:.0%}",
-            f"{one['store']:.0%}",
-            one["limit"] + (", store spills" if one["store"] > 1 else ""),
+            f"{prediction['nodes']:,}",
+            f"{prediction['asynchronous']:,.0f}",
+            f"{prediction['synchronous']:,.0f}",
+            f"{prediction['network']:.0%}",
+            f"{prediction['driver']:.0%}",
+            f"{prediction['store']:.0%}",
+            prediction["limit"] + (", store spills" if prediction["store"] > 1 else ""),
         )
     console.print(table)
 

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name, value in (settings | {"save_folder": folder}).items():
             setattr(config, name, value)
         algorithm = getattr(benchmarl.algorithms, f"{arguments.algorithm}Config")
-        made = module.Experiment(
+        experiment = module.Experiment(
             task=getattr(PettingZooTask, arguments.task).get_from_yaml(),
             algorithm_config=algorithm.get_from_yaml(),
             model_config=MlpConfig.get_from_yaml(),
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
             config=config,
         )
         # Callbacks are pickled with the experiment; this is called once a batch.
-        made._on_batch_collected = lambda _: times.append(time.perf_counter())  # noqa: SLF001
-        made.run()
+        experiment._on_batch_collected = lambda _: times.append(time.perf_counter())  # noqa: SLF001
+        experiment.run()
     seconds = times[-1] - times[0]
     rate = frames * (len(times) - 1) / seconds
     sys.stdout.write("\n" + json.dumps({"frames_per_second": rate}) + "\n")
@@ -89,9 +89,9 @@ def main() -> None:
     path = os.pathsep.join([str(MPE_TASKS), os.environ.get("PYTHONPATH", "")])
     rates: dict[str, list[float]] = {"serial": [], "parallel": [], "ours": []}
     for _ in range(arguments.rounds):
-        for whose, found in rates.items():
+        for whose, values in rates.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--whose", whose]
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
                 stdout=subprocess.PIPE,
@@ -100,10 +100,12 @@ def main() -> None:
                 check=True,
                 timeout=600,
             )
-            line = json.loads(done.stdout.splitlines()[-1])
-            found.append(line["frames_per_second"])
-    for whose, found in rates.items():
-        sys.stdout.write(f"{whose}: {statistics.median(found):,.0f} frames/s {found}\n")
+            line = json.loads(process.stdout.splitlines()[-1])
+            values.append(line["frames_per_second"])
+    for whose, values in rates.items():
+        sys.stdout.write(
+            f"{whose}: {statistics.median(values):,.0f} frames/s {values}\n"
+        )
     best = max(statistics.median(rates[whose]) for whose in ("serial", "parallel"))
     ratio = statistics.median(rates["ours"]) / best
     sys.stdout.write(f"ours against BenchMARL's best: {ratio:.2f}\n")

@@ -146,13 +146,13 @@ def train(names: list[str]) -> None:
             command = [sys.executable, "-u", str(ROOT / "examples" / script)]
             arguments += ["--seed", str(seed)]
             print(f"{name}, seed {seed}", flush=True)
-            begun = time.monotonic()
+            begin = time.monotonic()
             if iteration := STUDIES[name].printed:
                 run_and_read([*command, *arguments], iteration, folder)
             else:
                 command += [*arguments, "--out", str(folder)]
                 subprocess.run(command, check=True)
-            seconds = round(time.monotonic() - begun)
+            seconds = round(time.monotonic() - begin)
             (folder / "seconds.json").write_text(json.dumps(seconds))
 
 
@@ -172,9 +172,9 @@ def run_and_read(command: list[str], frames: int, folder: Path) -> None:
         rows: dict[int, dict[str, str]] = {}
         for line in process.stdout:
             print(line, end="", flush=True)
-            if found := PRINTED.match(line):
-                row = rows.setdefault(frames * (int(found["iteration"]) + 1), {})
-                row[found["group"] or "return"] = found["value"]
+            if match := PRINTED.match(line):
+                row = rows.setdefault(frames * (int(match["iteration"]) + 1), {})
+                row[match["group"] or "return"] = match["value"]
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     header = ["frames", *next(iter(rows.values()))]
@@ -188,9 +188,9 @@ def packed(name: str) -> dict[str, Any]:
     path = KEPT / f"{name}.json"
     if not path.exists():
         return {}
-    kept = json.loads(path.read_text("utf-8"))
-    seeds: dict[str, Any] = kept["seeds"]
-    return seeds if kept["command"] == STUDIES[name].command else {}
+    packed_runs = json.loads(path.read_text("utf-8"))
+    seeds: dict[str, Any] = packed_runs["seeds"]
+    return seeds if packed_runs["command"] == STUDIES[name].command else {}
 
 
 def pack(name: str) -> None:
@@ -205,12 +205,14 @@ def pack(name: str) -> None:
             seconds = json.loads((folder / "seconds.json").read_text())
             seeds[folder.name] = {"seconds": seconds, "curve": columns}
     if len(seeds) >= STUDIES[name].seeds:
-        kept = {"command": STUDIES[name].command, "seeds": seeds}
+        packed_runs = {"command": STUDIES[name].command, "seeds": seeds}
         KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        (KEPT / f"{name}.json").write_text(
+            json.dumps(packed_runs, indent=1) + "\n", "utf-8"
+        )
 
 
-def draw(name: str, kept: dict[str, Any]) -> None:
+def draw(name: str, packed_runs: dict[str, Any]) -> None:
     """Draw the seeds of a study, thin, and their mean."""
     import matplotlib
 
@@ -218,14 +220,14 @@ def draw(name: str, kept: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
     study = STUDIES[name]
-    curves = [seed["curve"] for seed in kept["seeds"].values()]
+    curves = [seed["curve"] for seed in packed_runs["seeds"].values()]
     figure, axes = plt.subplots(figsize=(5.5, 3.4))
     for number, (column, label) in enumerate(study.columns.items()):
         colour = f"C{number}"
-        scaled = [[study.scale * v for v in curve[column]] for curve in curves]
-        for values in scaled:
+        scaled_curves = [[study.scale * v for v in curve[column]] for curve in curves]
+        for values in scaled_curves:
             axes.plot(curves[0]["frames"], values, color=colour, alpha=0.35, lw=1)
-        means = [statistics.mean(values) for values in zip(*scaled, strict=True)]
+        means = [statistics.mean(values) for values in zip(*scaled_curves, strict=True)]
         axes.plot(curves[0]["frames"], means, color=colour, lw=2, label=label)
     axes.set_xlabel("frames")
     axes.set_ylabel(study.ylabel)
@@ -240,27 +242,27 @@ def draw(name: str, kept: dict[str, Any]) -> None:
     plt.close(figure)
 
 
-def row(name: str, kept: dict[str, Any]) -> str:
+def row(name: str, packed_runs: dict[str, Any]) -> str:
     """Return a study's row of the table: its last evaluation, over the seeds."""
     study = STUDIES[name]
-    seeds = [seed["curve"] for seed in kept["seeds"].values()]
+    seeds = [seed["curve"] for seed in packed_runs["seeds"].values()]
     cells = []
     for column, label in study.columns.items():
         if column == study.earlier:
             versions = [
-                f"{int(trained):,} {over_seeds(study, seeds, column, index)}"
-                for index, trained in enumerate(seeds[0]["frames"][:-1])
+                f"{int(main_column):,} {over_seeds(study, seeds, column, index)}"
+                for index, main_column in enumerate(seeds[0]["frames"][:-1])
             ]
             cells.append(f"{label}: {'; '.join(versions)}")
         else:
             cells.append(f"{label} {over_seeds(study, seeds, column, -1)}")
-    trained, *others = study.columns
-    if RANDOM in others and len(seeds) > 1:
-        cells.append(distance(seeds, trained))
+    main_column, *baselines = study.columns
+    if RANDOM in baselines and len(seeds) > 1:
+        cells.append(distance(seeds, main_column))
     frames = int(seeds[0]["frames"][-1])
-    minutes = statistics.mean(s["seconds"] for s in kept["seeds"].values()) / 60
+    minutes = statistics.mean(s["seconds"] for s in packed_runs["seeds"].values()) / 60
     return (
-        f"| `{kept['command']}` | {len(seeds)} | {frames:,} | {minutes:.0f} | "
+        f"| `{packed_runs['command']}` | {len(seeds)} | {frames:,} | {minutes:.0f} | "
         f"{study.ylabel}: {', '.join(cells)} |"
     )
 
@@ -271,8 +273,8 @@ def over_seeds(study: Study, seeds: list[Curve], column: str, index: int) -> str
     text = f"{statistics.mean(values):.1f}"
     if len(set(values)) == 1:
         return text
-    each = ", ".join(f"{value:.1f}" for value in values)
-    return f"{text} ± {standard_error(values):.1f} ({each})"
+    values_text = ", ".join(f"{value:.1f}" for value in values)
+    return f"{text} ± {standard_error(values):.1f} ({values_text})"
 
 
 def distance(seeds: list[Curve], column: str) -> str:
@@ -281,18 +283,20 @@ def distance(seeds: list[Curve], column: str) -> str:
     Over the seeds, and for each seed over its own episodes if the curve has these
     errors.
     """
-    trained = [seed[column][-1] for seed in seeds]
+    trained_returns = [seed[column][-1] for seed in seeds]
     random = [seed[RANDOM][-1] for seed in seeds]
-    above = statistics.mean(trained) - statistics.mean(random)
-    error = math.hypot(standard_error(trained), standard_error(random))
-    text = f"{above / error:.1f} standard errors above random actions"
+    gain = statistics.mean(trained_returns) - statistics.mean(random)
+    error = math.hypot(standard_error(trained_returns), standard_error(random))
+    text = f"{gain / error:.1f} standard errors above random actions"
     if "error" not in seeds[0]:
         return text
-    own = [
+    gains = [
         (mean - low) / math.hypot(seed["error"][-1], seed["error_of_random"][-1])
-        for mean, low, seed in zip(trained, random, seeds, strict=True)
+        for mean, low, seed in zip(trained_returns, random, seeds, strict=True)
     ]
-    return f"{text} (each seed by {min(own):.1f} to {max(own):.1f} of its episodes')"
+    return (
+        f"{text} (each seed by {min(gains):.1f} to {max(gains):.1f} of its episodes')"
+    )
 
 
 def standard_error(values: list[float]) -> float:
@@ -307,13 +311,13 @@ def write_page() -> None:
         pack(name)
         if not (KEPT / f"{name}.json").exists():
             continue
-        kept = json.loads((KEPT / f"{name}.json").read_text("utf-8"))
-        draw(name, kept)
-        rows.append(row(name, kept))
+        packed_runs = json.loads((KEPT / f"{name}.json").read_text("utf-8"))
+        draw(name, packed_runs)
+        rows.append(row(name, packed_runs))
         pictures.append(f"![Curves of {name}](pictures/{name}.png)")
     text = PAGE.read_text("utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    before, remainder = text.split(BEGIN)
+    after = remainder.split(END)[1]
     table = "\n".join(
         [
             "| command | seeds | frames | minutes | last evaluation |",
@@ -333,9 +337,9 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("run", "page"))
     parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        train(chosen.studies or list(STUDIES))
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        train(arguments.studies or list(STUDIES))
     else:
         write_page()
 

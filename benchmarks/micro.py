@@ -63,12 +63,12 @@ def rows(case: Case, rounds: int, seconds: float) -> list[str]:
             return [f"| {case.name} | not installed: {error} | | | |"]
         times = measure(alternatives, rounds, seconds=seconds, clock=case.clock)
         lines: list[str] = []
-        for name, taken in times.items():
+        for name, case_times in times.items():
             nbytes = alternatives[name].nbytes
             size = "" if nbytes is None else f"{nbytes() / 1e6:,.3g}"
-            ratio = str(Estimate.of_ratios(taken, next(iter(times.values()))))
+            ratio = str(Estimate.of_ratios(case_times, next(iter(times.values()))))
             lines.append(
-                f"| {case.name} | {name} | {case.show(taken)} | {size} | "
+                f"| {case.name} | {name} | {case.show(case_times)} | {size} | "
                 f"{ratio if lines else ''} |"
             )
     return lines

@@ -23,9 +23,9 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # Libraries print to stdout.
     os.set_inheritable(answers, False)
-    given = json.loads(sys.argv[1])
-    os.environ["MARL_BENCHMARK_COPY"] = str(given.pop("copy", 0))
-    system = System(**given)
+    fields = json.loads(sys.argv[1])
+    os.environ["MARL_BENCHMARK_COPY"] = str(fields.pop("copy", 0))
+    system = System(**fields)
     try:
         measure = importlib.import_module(system.runner).build(system)
         os.write(answers, b'{"ready": true}\n')

@@ -199,12 +199,12 @@ def section(name: str) -> str:
     text = markdown(
         runs, title, random, f"{folder}/{picture.name}", f"{folder}/{scores.name}"
     )
-    heading, rest = text.split("\n", 1)
+    heading, remainder = text.split("\n", 1)
     command = f"```sh\nmarl-collect compare {study.command}\n```"
-    parts = [heading, "", study.about, "", command, rest.rstrip()]
+    blocks = [heading, "", study.about, "", command, remainder.rstrip()]
     if study.team is not None or study.agent is not None:
-        parts += ["", anchor_table(study, runs)]
-    return "\n".join(parts)
+        blocks += ["", anchor_table(study, runs)]
+    return "\n".join(blocks)
 
 
 def anchor_table(study: Study, runs: list[Run]) -> str:
@@ -242,10 +242,10 @@ def write_page() -> None:
         "observations](training.md#examples). In the two grids, the third seeds and "
         "all seeds of QMIX are newer than the rest."
     )
-    parts = ["# Setups compared", "", about, "", LEGEND]
+    blocks = ["# Setups compared", "", about, "", LEGEND]
     for name in names:
-        parts += ["", section(name)]
-    PAGE.write_text("\n".join(parts) + "\n", "utf-8")
+        blocks += ["", section(name)]
+    PAGE.write_text("\n".join(blocks) + "\n", "utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {', '.join(names)}")
 
 
@@ -256,11 +256,11 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("run", "page", "unpack"))
     parser.add_argument("studies", nargs="*", choices=[[], *STUDIES], metavar="STUDY")
-    chosen = parser.parse_args()
-    if chosen.what == "run":
-        train(chosen.studies or list(STUDIES))
-    elif chosen.what == "unpack":
-        for name in chosen.studies or list(STUDIES):
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        train(arguments.studies or list(STUDIES))
+    elif arguments.what == "unpack":
+        for name in arguments.studies or list(STUDIES):
             unpack(name, RUNS / name)
     else:
         write_page()

@@ -58,7 +58,7 @@ def play(
     checks = Checks(collector, seed, sync=sync, prefetch=bool(options.get("prefetch")))
     restart = options.get("on_worker_failure") == "restart"
     chaos = Chaos(collector, rng)
-    end, how = time.monotonic() + seconds, "time is over"
+    end, outcome = time.monotonic() + seconds, "time is over"
     try:
         while time.monotonic() < end:
             try:
@@ -69,7 +69,7 @@ def play(
             except ViolationError:
                 raise
             except Exception as error:  # noqa: BLE001 - expected_error examines each
-                how = expected_error(error, restart=restart)
+                outcome = expected_error(error, restart=restart)
                 break
     finally:
         chaos.stop()
@@ -78,7 +78,7 @@ def play(
     checks.end(pids)
     counts = checks.counts + chaos.counts
     counts["restarts"] = collector.stats()["restarts"]
-    return counts, how
+    return counts, outcome
 
 
 def expected_error(error: Exception, *, restart: bool) -> str:
@@ -90,8 +90,8 @@ def expected_error(error: Exception, *, restart: bool) -> str:
     cause = worker_error_of(error)
     if restart or cause is None:
         raise ViolationError(f"unexpected {type(error).__name__}: {error}") from error
-    own = isinstance(error, CountingError)
-    if own != ("CountingError" in cause.detail):
+    is_counting_error = isinstance(error, CountingError)
+    if is_counting_error != ("CountingError" in cause.detail):
         raise ViolationError(f"wrong type: {type(error).__name__} for {cause}")
     return f"worker {cause.worker} {cause.problem}"
 
@@ -109,14 +109,14 @@ def main() -> int:
         name, kind, options = ROUNDS[number % len(ROUNDS)]
         seconds = min(ROUND_SECONDS, max(3.0, end - time.monotonic()))
         try:
-            counts, how = play(kind, options, arguments.seed + number, seconds)
+            counts, outcome = play(kind, options, arguments.seed + number, seconds)
             totals[name] += counts
             leaks.look(warm=number >= len(ROUNDS))
         except ViolationError as violation:
             violations += 1
-            how = f"VIOLATED: {violation}"
+            outcome = f"VIOLATED: {violation}"
         totals[name]["rounds"] += 1
-        print(f"round {number:3d}  {name:24}  {how.splitlines()[0]}", flush=True)
+        print(f"round {number:3d}  {name:24}  {outcome.splitlines()[0]}", flush=True)
         number += 1
     violations += report(totals, leaks)
     return 1 if violations else 0
@@ -129,11 +129,11 @@ def report(totals: dict[str, Counter[str]], leaks: Leaks) -> int:
     print("\n" + " " * 24 + "".join(f"{column:>11}" for column in columns))
     for name, counts in totals.items():
         print(f"{name:24}" + "".join(f"{counts[column]:11,}" for column in columns))
-    found = leaks.judge()
+    leak_messages = leaks.judge()
     print(f"\n{leaks.describe()}")
-    for leak in found:
+    for leak in leak_messages:
         print(f"VIOLATED: {leak}")
-    return len(found)
+    return len(leak_messages)
 
 
 if __name__ == "__main__":

@@ -35,21 +35,22 @@ console = Console(stderr=True, highlight=False)
 def run(settings: Settings, results: Results) -> None:
     """Run the experiments that have no results yet, while there is time."""
     budget = Budget(settings.minutes)
-    ahead = [each for each in plan(settings) if not results.done(each.name)]
+    ahead = [planned for planned in plan(settings) if not results.done(planned.name)]
     total = len(ahead)
     while ahead:
         experiment = ahead[0]
-        costs = [each.cost for each in ahead]
+        costs = [planned.cost for planned in ahead]
         if budget.left() < experiment.cost.fixed / 2:
             results.add(experiment.name, _not_run(experiment))
             console.print(f"{experiment.name}: no time left")
         else:
             window = budget.window(costs)
             seconds = [cost.seconds(window) for cost in costs]
-            left = min(budget.left(), sum(seconds)) / 60
+            minutes = min(budget.left(), sum(seconds)) / 60
             console.print(
                 f"[dim]{total - len(ahead) + 1} of {total}, {seconds[0] / 60:.1f} of "
-                f"{left:.1f} min left, windows of {window:.1f} s:[/] {experiment.title}"
+                f"{minutes:.1f} min left, windows of {window:.1f} s:[/] "
+                f"{experiment.title}"
             )
             results.add(experiment.name, measure(experiment, window))
         ahead.pop(0)
@@ -58,14 +59,14 @@ def run(settings: Settings, results: Results) -> None:
 def measure(experiment: Experiment, window: float) -> dict[str, Any]:
     """Run an experiment and return its results, or its failure."""
     begin, before = time.time(), control()
-    found: dict[str, Any] = {"title": experiment.title, "status": "ok", "reason": ""}
+    record: dict[str, Any] = {"title": experiment.title, "status": "ok", "reason": ""}
     try:
-        found |= experiment.run(window, console.print)
+        record |= experiment.run(window, console.print)
     except Exception:  # noqa: BLE001 - recorded; the suite continues
-        found |= {"status": "failed", "reason": traceback.format_exc()}
-        console.print(found["reason"])
+        record |= {"status": "failed", "reason": traceback.format_exc()}
+        console.print(record["reason"])
     after = control()
-    return found | {
+    return record | {
         "wall_seconds": time.time() - begin,
         "control": [before, after],
         "disturbed": disturbed(before, after),
@@ -115,17 +116,17 @@ def main() -> None:
         names = " or ".join(arguments.only)
         parser.error(f"No experiment begins with {names}: see --list.")
     if arguments.list:
-        for each in experiments:
-            cost = each.cost
+        for experiment in experiments:
+            cost = experiment.cost
             print(
-                f"{each.name:40} {cost.fixed:6.0f} s + {cost.windows:4} windows "
+                f"{experiment.name:40} {cost.fixed:6.0f} s + {cost.windows:4} windows "
                 f"of at least {cost.least:g} s"
             )
         return
     results = Results(arguments.json, resume=arguments.resume)
     begin = time.time()
     runs = results.data.get("runs", [])
-    this = {
+    run_record = {
         "machine": machine(),
         "minutes": settings.minutes,
         "only": list(settings.only),
@@ -134,12 +135,12 @@ def main() -> None:
         "spins_per_us": settings.spins_per_us,
         "peers": peers.plain(),
     }
-    results.note("runs", [*runs, this])
+    results.note("runs", [*runs, run_record])
     try:
         run(settings, results)
     finally:
-        this["wall_seconds"] = time.time() - begin
-        results.note("runs", [*runs, this])
+        run_record["wall_seconds"] = time.time() - begin
+        results.note("runs", [*runs, run_record])
         console.print(f"Results are in {results.path}.")
     from reporting.page import write_page
 

@@ -23,8 +23,8 @@ def main() -> None:
         return
     text = arguments.write.read_text(encoding="utf-8")
     between_marks(text)
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END, 1)[1]
+    head, remainder = text.split(BEGIN)
+    tail = remainder.split(END, 1)[1]
     new = f"{head}{BEGIN}\n{table}\n{END}{tail}"
     arguments.write.write_text(new, encoding="utf-8")
 

@@ -60,13 +60,15 @@ def build(
 ) -> dict[str, Alternative]:
     """Return a collector with one policy, and one with ``count`` policies."""
     make = factory(task)
-    one, *others = (make_policy(make, **NETWORKS[network]) for _ in range(count + 1))
-    policies = {f"policy_{number}": other for number, other in enumerate(others)}
+    policy, *learners = (
+        make_policy(make, **NETWORKS[network]) for _ in range(count + 1)
+    )
+    policies = {f"policy_{number}": learner for number, learner in enumerate(learners)}
     settings: dict[str, Any] = {"frames_per_batch": 100 * ENVS, "seed": 0}
-    chosen = partial(assign, names=tuple(policies))
-    single = Collector([make] * ENVS, one, **settings)
+    assignment = partial(assign, names=tuple(policies))
+    single = Collector([make] * ENVS, policy, **settings)
     stack.callback(single.shutdown)
-    several = Collector([make] * ENVS, policies=policies, assign=chosen, **settings)
+    several = Collector([make] * ENVS, policies=policies, assign=assignment, **settings)
     stack.callback(several.shutdown)
     return {"one policy": collecting(single), f"{count} policies": collecting(several)}
 
@@ -76,7 +78,7 @@ def build_learners(
 ) -> dict[str, Alternative]:
     """Return collectors with one network for all agents, and with one per agent."""
     make = factory(task)
-    apart = factory(task, group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
+    make_separate = factory(task, group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
     env = make()
     agents = [agent for members in env.group_map.values() for agent in members]
     env.close()
@@ -92,7 +94,7 @@ def build_learners(
             **settings,
         ),
         "one group per agent": Collector(
-            [apart] * ENVS, make_policy(apart, **network), **settings
+            [make_separate] * ENVS, make_policy(make_separate, **network), **settings
         ),
         "policies=": Collector(
             [make] * ENVS, policies=policies, assign=themselves, **settings

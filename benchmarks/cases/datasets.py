@@ -69,13 +69,13 @@ def read_hdf5(path: Path) -> Read:
     count = int(file["episodes/length"][:].sum())
     arrays: dict[str, Any] = {}
     file["frames"].visititems(
-        lambda name, item: arrays.update({name: item} if hasattr(item, "dtype") else {})
+        lambda name, node: arrays.update({name: node} if hasattr(node, "dtype") else {})
     )
 
     def read(numbers: np.ndarray) -> None:
-        both = np.unique(np.concatenate([numbers, numbers + 1]))
+        with_next = np.unique(np.concatenate([numbers, numbers + 1]))
         for name, array in arrays.items():
-            rows = both if f"next/{name}" in arrays else numbers
+            rows = with_next if f"next/{name}" in arrays else numbers
             if len(array) < count:
                 continue
             if rows[-1] - rows[0] + 1 == len(rows):
@@ -90,13 +90,13 @@ def read_minari(_path: Path) -> Read:
     """Read the episodes of the frames with Minari."""
     import minari
 
-    data = minari.load_dataset(MINARI_ID)
-    about = data.storage.get_episode_metadata(range(data.total_episodes))
+    dataset = minari.load_dataset(MINARI_ID)
+    about = dataset.storage.get_episode_metadata(range(dataset.total_episodes))
     ends = np.cumsum([episode["total_steps"] for episode in about])
 
     def read(numbers: np.ndarray) -> None:
         episodes = np.unique(np.searchsorted(ends, numbers, side="right"))
-        for _ in data.iterate_episodes(episodes.tolist()):
+        for _ in dataset.iterate_episodes(episodes.tolist()):
             pass
 
     return read
@@ -144,9 +144,9 @@ def frames() -> TensorDict:
     return TensorDict(transitions.to_dict(), transitions.batch_size)
 
 
-def size_in_memory(data: TensorDict) -> int:
+def size_in_memory(tensors: TensorDict) -> int:
     """Return the bytes of all tensors."""
-    return sum(tensor.nbytes for tensor in flatten(data).values())
+    return sum(tensor.nbytes for tensor in flatten(tensors).values())
 
 
 def write_dataset(path: Path, compression: Any) -> Path:

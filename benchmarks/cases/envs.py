@@ -72,9 +72,9 @@ def meltingpot(substrate: str, **keywords: Any) -> Row:
         env = meltingpot.substrate.build(substrate, roles=config.default_player_roles)
         return MeltingpotLoop(env, actions)
 
-    asked = ", ".join(keywords.get("observations") or ["all"])
+    sprites = ", ".join(keywords.get("observations") or ["all"])
     picture = " + world" if keywords.get("world_rgb") else ""
-    return Row(f"{substrate} ({asked}{picture})", ours, stock)
+    return Row(f"{substrate} ({sprites}{picture})", ours, stock)
 
 
 ROWS = [
@@ -123,29 +123,33 @@ def reset(loop: Loop) -> Alternative:
 
 
 def build(
-    stack: ExitStack, row: Row, what: Callable[[Loop], Alternative]
+    stack: ExitStack, row: Row, measure: Callable[[Loop], Alternative]
 ) -> dict[str, Alternative]:
     """Return our loop and the library's, with the same actions."""
     from marl_collect.core.random_actions import samplers
 
     env = row.ours()
     random = np.random.default_rng(0)
-    drawn = list(samplers(env.description))
+    group_samplers = list(samplers(env.description))
     actions = [
-        {s.key[0]: s.actions(random.random(s.noise_shape)) for s in drawn}
+        {s.key[0]: s.actions(random.random(s.noise_shape)) for s in group_samplers}
         for _ in range(N_ACTIONS)
     ]
     ours = OurLoop(env, actions)
     stack.callback(ours.close)
     stock = row.stock(actions, env.group_map)
     stack.callback(stock.close)
-    return {"ours": what(ours), "stock": what(stock)}
+    return {"ours": measure(ours), "stock": measure(stock)}
 
 
 def cases() -> list[Case]:
     """Return two rows per environment: its steps between resets, and its resets."""
     return [
-        Case(f"{row.name}, {what.__name__}", partial(build, row=row, what=what), work)
+        Case(
+            f"{row.name}, {measure.__name__}",
+            partial(build, row=row, measure=measure),
+            work,
+        )
         for row in ROWS
-        for what, work in ((step, "step"), (reset, "reset"))
+        for measure, work in ((step, "step"), (reset, "reset"))
     ]

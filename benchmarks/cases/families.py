@@ -58,8 +58,8 @@ def list_loop(family: str, task: str) -> Callable[[], float]:
     shape = (FRAMES, len(acted))
     root = np.zeros((*shape, *observed[0].shape), np.float32)
     following = np.zeros_like(root)
-    drawn = draw(acted[0], shape)
-    actions = np.zeros_like(drawn)
+    samples = draw(acted[0], shape)
+    actions = np.zeros_like(samples)
     rewards = np.zeros(shape, np.float32)
     flags = np.zeros((FRAMES, 2), np.bool_)
     episode = 0
@@ -69,8 +69,8 @@ def list_loop(family: str, task: str) -> Callable[[], float]:
         nonlocal observation, episode
         for frame in range(FRAMES):
             root[frame] = observation
-            actions[frame] = drawn[frame]
-            observation, reward, *over, _ = env.step(list(drawn[frame]))
+            actions[frame] = samples[frame]
+            observation, reward, *over, _ = env.step(list(samples[frame]))
             following[frame] = observation
             rewards[frame] = reward
             flags[frame] = over
@@ -98,8 +98,8 @@ def parallel_loop(family: str, task: str) -> Callable[[], float]:
     shape = (FRAMES, len(rows))
     root = np.zeros((*shape, *observed.shape), observed.dtype)
     following = np.zeros_like(root)
-    drawn = draw(env.action_space(env.possible_agents[0]), shape)
-    actions = np.zeros_like(drawn)
+    samples = draw(env.action_space(env.possible_agents[0]), shape)
+    actions = np.zeros_like(samples)
     rewards = np.zeros(shape, np.float32)
     flags = np.zeros((*shape, 2), np.bool_)
     episode = 0
@@ -110,9 +110,9 @@ def parallel_loop(family: str, task: str) -> Callable[[], float]:
         for frame in range(FRAMES):
             for agent, observation in observations.items():
                 root[frame, rows[agent]] = observation
-            actions[frame] = drawn[frame]
-            taken = {agent: drawn[frame, row] for agent, row in rows.items()}
-            observations, reward, terminated, truncated, _ = env.step(taken)
+            actions[frame] = samples[frame]
+            joint = {agent: samples[frame, row] for agent, row in rows.items()}
+            observations, reward, terminated, truncated, _ = env.step(joint)
             for agent, observation in observations.items():
                 row = rows[agent]
                 following[frame, row] = observation

@@ -64,9 +64,9 @@ def groups_of_minari(file: Path) -> None:
     """Write Minari's groups of each episode, without any data."""
     import h5py
 
-    with h5py.File(file, "w", track_order=True, libver="latest") as data:
+    with h5py.File(file, "w", track_order=True, libver="latest") as h5_file:
         for number in range(EPISODES):
-            episode = data.create_group(f"episode_{number}")
+            episode = h5_file.create_group(f"episode_{number}")
             episode.attrs["id"], episode.attrs["total_steps"] = number, 0
             for name in ("observations", "actions", "infos"):
                 for group in ("hunter", "prey"):
@@ -107,9 +107,9 @@ def importing(_: ExitStack) -> dict[str, Alternative]:
         if not target(name).exists():
             export(name)
         source = str(target(name))
-        again = folder() / f"short, {name}, again"
+        copy_path = folder() / f"short, {name}, again"
         alternatives[name] = written(
-            partial(import_dataset, source, again, name), again
+            partial(import_dataset, source, copy_path, name), copy_path
         )
     return alternatives
 

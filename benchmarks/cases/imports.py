@@ -74,8 +74,8 @@ def view(path: Path) -> None:
         address = process.stdout.readline().split()[0]
         for request in ("", "about"):
             urlopen(address + request).close()
-        with urlopen(f"{address}episodes?begin=0") as answer:
-            assert json.load(answer)["number"]
+        with urlopen(f"{address}episodes?begin=0") as response:
+            assert json.load(response)["number"]
         process.send_signal(signal.SIGINT)
 
 

@@ -149,15 +149,15 @@ class Arrow:
     def _decode(self, numbers: NDArray[np.int64]) -> Any:
         mapped = self._arrow.memory_map(str(self._path))
         of, rows = np.divmod(numbers, BATCH)
-        parts = []
+        batches = []
         for number in np.unique(of):
             mapped.seek(self._begins[number])
             message = self._arrow.ipc.read_message(mapped)
             if message.type == "schema":  # It is in front of the first batch.
                 message = self._arrow.ipc.read_message(mapped)
-            decoded = self._arrow.ipc.read_record_batch(message, self._schema)
-            parts.append(decoded.take(self._arrow.array(rows[of == number])))
-        return self._arrow.Table.from_batches(parts)
+            record_batch = self._arrow.ipc.read_record_batch(message, self._schema)
+            batches.append(record_batch.take(self._arrow.array(rows[of == number])))
+        return self._arrow.Table.from_batches(batches)
 
 
 class TensorStore:
@@ -198,7 +198,7 @@ class TensorStore:
     def read(self, numbers: NDArray[np.int64]) -> object:
         """Read frames, ascending."""
         reads = [array[numbers].read() for array in self._arrays.values()]
-        return [read.result() for read in reads]
+        return [future.result() for future in reads]
 
 
 def _zarr_metadata(value: NDArray[Any]) -> dict[str, Any]:
@@ -299,13 +299,16 @@ def written(name: str, frames: int) -> Library:
     per_write = min(frames, SHARD) // BATCH
     for first in range(0, frames // BATCH, per_write):
         # A shard that is written in parts is rewritten for each.
-        parts = [columns(first + number) for number in range(per_write)]
+        chunks = [columns(first + number) for number in range(per_write)]
         if isinstance(library, Arrow):
-            for part in parts:
-                library.append(part)
+            for chunk in chunks:
+                library.append(chunk)
         else:
             library.append(
-                {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+                {
+                    key: np.concatenate([chunk[key] for chunk in chunks])
+                    for key in chunks[0]
+                }
             )
     return library
 
@@ -333,10 +336,11 @@ def appending(stack: ExitStack, name: str) -> dict[str, Alternative]:
     dataset_size = size(path)
     copy = folder() / f"{name}, appended"
     writer = stack.enter_context(Writer(copy, collected()[0]))
-    one, values = batch(0), columns(0)
+    first_batch, values = batch(0), columns(0)
     return {
         "dataset": Alternative(
-            Alternative.once(lambda: writer.add(one)).call, nbytes=lambda: dataset_size
+            Alternative.once(lambda: writer.add(first_batch)).call,
+            nbytes=lambda: dataset_size,
         ),
         name: Alternative(
             Alternative.once(lambda: library.append(values)).call,

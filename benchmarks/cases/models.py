@@ -117,17 +117,17 @@ def policies(setup: Setup) -> dict[str, nn.Module]:
         ),
         TanhNormalHead(low, high, HeadOptions("agents")),
     )
-    built: dict[str, nn.Module] = {"ours": ours}
+    modules: dict[str, nn.Module] = {"ours": ours}
     for name in ("TorchRL", "modules"):
         network = nn.Sequential(nets[name], NormalParamExtractor())
-        built[name] = torchrl.ProbabilisticActor(
+        modules[name] = torchrl.ProbabilisticActor(
             TensorDictModule(network, in_keys=observed, out_keys=keys),
             in_keys=keys,
             out_keys=[("agents", "action")],
             distribution_class=torchrl.TanhNormal,
             return_log_prob=True,
         )
-    return built
+    return modules
 
 
 def calls(setup: Setup) -> dict[str, Call]:
@@ -135,13 +135,14 @@ def calls(setup: Setup) -> dict[str, Call]:
     x = torch.randn(setup.batch, setup.n_agents, INPUTS)
     if setup.task == "policy":
         group = TensorDict({"observation": x}, [setup.batch, setup.n_agents])
-        data = TensorDict({"agents": group}, [setup.batch])
+        inputs = TensorDict({"agents": group}, [setup.batch])
         return {
-            name: partial(act, policy, data) for name, policy in policies(setup).items()
+            name: partial(act, policy, inputs)
+            for name, policy in policies(setup).items()
         }
     if setup.task == "fused":
-        called = calls(replace(setup, task="policy"))
-        return called | {"ours": fused(setup)}
+        alternatives = calls(replace(setup, task="policy"))
+        return alternatives | {"ours": fused(setup)}
     nets = networks(setup, ACTIONS)
     if setup.task == "forward":
         return {name: partial(net, x) for name, net in nets.items()}
@@ -150,12 +151,12 @@ def calls(setup: Setup) -> dict[str, Call]:
 
 def fused(setup: Setup) -> Call:
     """Return a call of our policy, fused as in a worker."""
-    seen: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
+    observations: Any = spaces.Box(-np.inf, np.inf, (INPUTS,), np.float32)
     actions: Any = spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
     agents = tuple(f"agent_{i}" for i in range(setup.n_agents))
-    group = GroupDescription(agents, seen, actions)
-    what = EnvDescription("benchmark", {"agents": group})
-    runner = bound(policies(setup)["ours"], what, setup.batch)[1]
+    group = GroupDescription(agents, observations, actions)
+    description = EnvDescription("benchmark", {"agents": group})
+    runner = bound(policies(setup)["ours"], description, setup.batch)[1]
     generators = Generators(0, range(setup.batch))
     frames = itertools.cycle(range(FRAMES))
 
@@ -168,9 +169,9 @@ def fused(setup: Setup) -> Call:
     return call
 
 
-def act(policy: nn.Module, data: TensorDict) -> object:
+def act(policy: nn.Module, inputs: TensorDict) -> object:
     """Call a policy on a shallow copy of its input."""
-    return policy(data.copy())
+    return policy(inputs.copy())
 
 
 def train(network: nn.Module, x: Tensor) -> None:

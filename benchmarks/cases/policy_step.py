@@ -42,10 +42,10 @@ ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def policy(name: str, what: EnvDescription, *, share_params: bool) -> Any:
+def policy(name: str, description: EnvDescription, *, share_params: bool) -> Any:
     """Build the policy of one row."""
     if name != "network only":
-        return make_policy(what, share_params=share_params, num_cells=CELLS)
+        return make_policy(description, share_params=share_params, num_cells=CELLS)
     network = MultiAgentMLP(
         INPUTS,
         4,
@@ -64,27 +64,29 @@ def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]
     space, options = ACTIONS[name]
     agents = tuple(f"agent_{i}" for i in range(AGENTS))
     group = GroupDescription(agents, BOX, space, **options)
-    what = EnvDescription("benchmark", {"agents": group})
-    return bound(policy(name, what, share_params=share_params), what, n_envs)
+    description = EnvDescription("benchmark", {"agents": group})
+    return bound(
+        policy(name, description, share_params=share_params), description, n_envs
+    )
 
 
-def bound(acting: Any, what: EnvDescription, n_envs: int) -> list[PolicyRunner]:
+def bound(acting: Any, description: EnvDescription, n_envs: int) -> list[PolicyRunner]:
     """Return a runner that calls a policy and one that fuses it, each with memory."""
-    called = ModuleRunner(acting, what, n_envs)
-    module = ModuleRunner(acting, what, n_envs)
-    fused = FusedRunner(module, what, InteractionType.RANDOM)
-    for runner in (called, fused):
-        memory = allocate(what.row(), (n_envs,))
+    unfused = ModuleRunner(acting, description, n_envs)
+    module = ModuleRunner(acting, description, n_envs)
+    fused = FusedRunner(module, description, InteractionType.RANDOM)
+    for runner in (unfused, fused):
+        memory = allocate(description.row(), (n_envs,))
         if ("agents", "action_mask") in memory:
             memory["agents", "action_mask"].fill(True)
         runner.probe(memory)
-        memory |= allocate(runner.signature.memory(what), (n_envs,))
+        memory |= allocate(runner.signature.memory(description), (n_envs,))
         if runner.signature.reads_is_init:
             memory[IS_INIT] = np.zeros((n_envs, 1), np.bool_)
         runner.bind(memory)
     if not fused.explain().startswith("Fused"):
         raise RuntimeError(fused.explain())
-    return [called, fused]
+    return [unfused, fused]
 
 
 def slot(runner: PolicyRunner, n_envs: int) -> Alternative:
@@ -106,8 +108,8 @@ def both(
     """Return the fused and the called policy."""
     stack.enter_context(torch.no_grad())
     stack.enter_context(set_interaction_type(InteractionType.RANDOM))
-    called, fused = build()
-    return {"fused": slot(fused, n_envs), "called": slot(called, n_envs)}
+    unfused, fused = build()
+    return {"fused": slot(fused, n_envs), "called": slot(unfused, n_envs)}
 
 
 def cases() -> list[Case]:
@@ -208,8 +210,10 @@ def torchrl_runners(name: str, n_envs: int) -> list[PolicyRunner]:
     """Return runners of a policy made of TorchRL's modules."""
     space, acting = torchrl_policies()[name]
     agents = tuple(f"agent_{i}" for i in range(AGENTS))
-    what = EnvDescription("benchmark", {"agents": GroupDescription(agents, BOX, space)})
-    return bound(acting, what, n_envs)
+    description = EnvDescription(
+        "benchmark", {"agents": GroupDescription(agents, BOX, space)}
+    )
+    return bound(acting, description, n_envs)
 
 
 def rollout(stack: ExitStack) -> dict[str, Alternative]:

@@ -39,7 +39,7 @@ class Updates:
         assigned = AssignedPolicies(policies, lambda *_: {})
         self._tensors = list(weight_tensors(assigned).values())
         layout = WeightLayout.of(assigned, assigned.owner)
-        self._sizes_of = [part.end - part.begin for part in layout.ranges]
+        self._sizes_of = [span.end - span.begin for span in layout.ranges]
         self._publisher = WeightPublisher(layout)
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._reader = self._publisher.handle.attach(memory)

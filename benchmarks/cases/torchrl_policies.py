@@ -156,14 +156,14 @@ def collecting(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternativ
     ours = make_policy(factory, share_params=True, num_cells=cells, **options)
     alternatives = {}
     for name, acting in {"make_policy": ours, "TorchRL's modules": theirs()}.items():
-        made: Any = (
+        new_collector: Any = (
             Collector(factory, acting, frames_per_batch=FRAMES, seed=0)
             if workers == 0
             else MultiSyncCollector(
                 [factory] * workers, acting, frames_per_batch=FRAMES, seed=0
             )
         )
-        collector = stack.enter_context(made)
+        collector = stack.enter_context(new_collector)
         collector.next()
         if "Fused" not in str(collector.explain()):
             raise RuntimeError(str(collector.explain()))

@@ -59,9 +59,9 @@ def collected(task: str = TASK) -> tuple[Any, list[TensorDict]]:
 
 def batch(number: int) -> TensorDict:
     """Return a batch of a long run: after ten, they repeat with other trajectories."""
-    repeated: TensorDict = collected()[1][number % 10].clone()
-    repeated["collector", "traj_ids"] += number // 10 * 10_000
-    return repeated
+    renumbered: TensorDict = collected()[1][number % 10].clone()
+    renumbered["collector", "traj_ids"] += number // 10 * 10_000
+    return renumbered
 
 
 @functools.cache
@@ -78,39 +78,39 @@ def dataset(frames: int, name: str = "vectors") -> Dataset:
 def memory(frames: int) -> TensorDict:
     """Return the same frames in memory."""
     batches = [batch(number) for number in range(frames // BATCH)]
-    joined: TensorDict = torch.cat(batches, 1)[0]
-    return joined
+    transitions: TensorDict = torch.cat(batches, 1)[0]
+    return transitions
 
 
 def sampling(_: ExitStack, frames: int, keys: tuple[Any, ...] = ()) -> dict[str, Any]:
     """Return the reading of random transitions."""
-    transitions, held = dataset(frames).transitions, memory(frames)
+    transitions, in_memory = dataset(frames).transitions, memory(frames)
     if keys:
-        transitions, held = transitions.select(*keys), held.select(*keys)
+        transitions, in_memory = transitions.select(*keys), in_memory.select(*keys)
     transitions[:: BATCH // 2]  # Reads and checks all batches.
     return {
-        "memory": Alternative.once(lambda: held[torch.randint(frames, (SAMPLE,))]),
+        "memory": Alternative.once(lambda: in_memory[torch.randint(frames, (SAMPLE,))]),
         "dataset": Alternative.once(lambda: transitions.sample(SAMPLE)),
     }
 
 
 def sequences(_: ExitStack, frames: int) -> dict[str, Alternative]:
     """Return the reading of sequences from complete episodes."""
-    held = memory(frames)
-    pieces = dataset(frames).trajectories.transitions
+    in_memory = memory(frames)
+    trajectories = dataset(frames).trajectories.transitions
     columns = torch.arange(SEQUENCE)
 
     def rows() -> torch.Tensor:
         return (torch.randint(frames - SEQUENCE, (SEQUENCES, 1)) + columns).flatten()
 
-    last = len(pieces) - SEQUENCE
+    last = len(trajectories) - SEQUENCE
 
     def read() -> object:
         begin = torch.randint(last, (SEQUENCES, 1))
-        return pieces[(begin + columns).flatten()]
+        return trajectories[(begin + columns).flatten()]
 
     return {
-        "memory": Alternative.once(lambda: held[rows()]),
+        "memory": Alternative.once(lambda: in_memory[rows()]),
         "dataset": Alternative.once(read),
     }
 
@@ -120,16 +120,16 @@ def adding(stack: ExitStack) -> dict[str, Alternative]:
     about, _ = collected()
     writer = stack.enter_context(Writer(folder() / "adding", about))
     file = folder() / "saved.pt"
-    one = batch(0)
+    first_batch = batch(0)
 
     def save_synced() -> None:
-        torch.save(one.to_dict(), file)
-        with file.open("r+b") as saved:
-            os.fsync(saved.fileno())
+        torch.save(first_batch.to_dict(), file)
+        with file.open("r+b") as stream:
+            os.fsync(stream.fileno())
 
     return {
         "torch.save and fsync": Alternative.once(save_synced),
-        "dataset": Alternative.once(lambda: writer.add(one)),
+        "dataset": Alternative.once(lambda: writer.add(first_batch)),
     }
 
 
@@ -184,10 +184,11 @@ def short_episodes() -> Dataset:
 
 def exporting(_: ExitStack) -> dict[str, Alternative]:
     """Return the writing of all short episodes to another dataset."""
-    data, target = short_episodes(), folder() / "short, saved"
+    episodes_dataset, target = short_episodes(), folder() / "short, saved"
     return {
         "save": Alternative(
-            lambda: (save(data.trajectories, target), 1.0)[1], partial(remove, target)
+            lambda: (save(episodes_dataset.trajectories, target), 1.0)[1],
+            partial(remove, target),
         )
     }
 
@@ -201,8 +202,8 @@ def sizes(_: ExitStack) -> dict[str, Alternative]:
 
         def write(about: Any = about, batches: Any = batches, path: Path = path) -> Any:
             with Writer(path, about) as writer:
-                for one in batches:
-                    writer.add(one)
+                for collected_batch in batches:
+                    writer.add(collected_batch)
             return 10.0 * BATCH
 
         alternatives[task] = Alternative(
@@ -222,9 +223,9 @@ def collecting(_: ExitStack) -> dict[str, Alternative]:
         )
         about = DatasetDescription(TASK, collector.description)
         with Writer(path, about) as writer:
-            for one in collector:
+            for collected_batch in collector:
                 if write:
-                    writer.add(one)
+                    writer.add(collected_batch)
         return 2.0 * BATCH
 
     return {
@@ -236,9 +237,9 @@ def collecting(_: ExitStack) -> dict[str, Alternative]:
 def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
     """Return learning from a batch, and reading it, at the largest dataset."""
     transitions = dataset(COUNTS[-1]).transitions.select(*SELECTED[:2])
-    data = transitions.sample(SAMPLE)
-    observations = data["agent", "observation"]
-    actions = data["agent", "action"].flatten()
+    sample = transitions.sample(SAMPLE)
+    observations = sample["agent", "observation"]
+    actions = sample["agent", "action"].flatten()
     network = torch.nn.Sequential(
         torch.nn.Linear(observations.shape[-1], 256),
         torch.nn.ReLU(),

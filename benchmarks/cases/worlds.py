@@ -65,7 +65,7 @@ class FreeWorlds(BatchedEnv):
         self._steps = 0
 
     @override
-    def begin(self, which: Any, seeds: Any) -> Any:
+    def begin(self, mask: Any, seeds: Any) -> Any:
         """Return the constants."""
         return self._observed
 
@@ -89,24 +89,28 @@ class StockVmas:
             scenario, worlds, continuous_actions=False, max_steps=PERIOD, seed=0
         )
 
-    def begin(self, which: Any, seeds: Any) -> Any:
+    def begin(self, mask: Any, seeds: Any) -> Any:
         """Begin episodes, and return the observations of all worlds."""
         del seeds
-        if which is None or which.all():
-            seen: Any = self._env.reset()
-            return torch.stack(seen, 1).numpy()
-        for world in np.flatnonzero(which).tolist():
+        if mask is None or mask.all():
+            observations: Any = self._env.reset()
+            return torch.stack(observations, 1).numpy()
+        for world in np.flatnonzero(mask).tolist():
             self._env.reset_at(world, return_observations=False)
-        seen = self._env.get_from_scenario(
+        observations = self._env.get_from_scenario(
             get_observations=True, get_rewards=False, get_infos=False, get_dones=False
         )[0]
-        return torch.stack(seen, 1).numpy()
+        return torch.stack(observations, 1).numpy()
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Step all worlds; return observations, rewards and ends."""
-        taken = torch.from_numpy(actions)[..., None]
-        seen, rewards, done, _ = self._env.step(list(taken.unbind(1)))
-        return torch.stack(seen, 1).numpy(), torch.stack(rewards, 1), done.numpy()
+        acts = torch.from_numpy(actions)[..., None]
+        observations, rewards, dones, _ = self._env.step(list(acts.unbind(1)))
+        return (
+            torch.stack(observations, 1).numpy(),
+            torch.stack(rewards, 1),
+            dones.numpy(),
+        )
 
 
 @final
@@ -124,21 +128,26 @@ class StockJaxMarl:
         def reset(seeds: Any) -> Any:
             keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))
             first, later = jnp.swapaxes(keys(seeds), 0, 1)
-            seen, state = jax.vmap(env.reset)(first)
-            return (later, state), jnp.stack([seen[a] for a in env.agents], 1)
+            observations, state = jax.vmap(env.reset)(first)
+            return (later, state), jnp.stack([observations[a] for a in env.agents], 1)
 
         def step(worlds: Any, actions: Any) -> Any:
             keys, state = worlds
-            later, now = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
+            later, step_keys = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
             by_agent = {a: actions[:, i] for i, a in enumerate(env.agents)}
             step_env = jax.vmap(env.step_env)
-            seen, state, rewards, done, _ = step_env(now, state, by_agent)
-            arrays = (jnp.stack([x[a] for a in env.agents], 1) for x in (seen, rewards))
-            return (later, state), *arrays, done["__all__"]
+            observations, state, rewards, dones, _ = step_env(
+                step_keys, state, by_agent
+            )
+            arrays = (
+                jnp.stack([x[a] for a in env.agents], 1)
+                for x in (observations, rewards)
+            )
+            return (later, state), *arrays, dones["__all__"]
 
-        def renew(which: Any, new: Any, old: Any) -> Any:
+        def renew(mask: Any, new: Any, old: Any) -> Any:
             def chosen(a: Any, b: Any) -> Any:
-                return jnp.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+                return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
             return jax.tree.map(chosen, new, old)
 
@@ -147,19 +156,19 @@ class StockJaxMarl:
         self._seeds = np.arange(worlds, dtype=np.uint32)
         self._worlds: Any = None
 
-    def begin(self, which: Any, seeds: Any) -> Any:
+    def begin(self, mask: Any, seeds: Any) -> Any:
         """Begin episodes, and return the observations of all worlds."""
         del seeds
         self._seeds += len(self._seeds)
-        new, seen = self._reset(self._seeds)
-        self._worlds = new if which is None else self._renew(which, new, self._worlds)
-        return np.asarray(seen)
+        new, observations = self._reset(self._seeds)
+        self._worlds = new if mask is None else self._renew(mask, new, self._worlds)
+        return np.asarray(observations)
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Step all worlds; return observations, rewards and ends."""
         self._worlds, *arrays = self._step(self._worlds, actions)
-        seen, rewards, over = map(np.asarray, arrays)
-        return seen, rewards, over
+        observations, rewards, over = map(np.asarray, arrays)
+        return observations, rewards, over
 
 
 @final
@@ -170,9 +179,9 @@ class StockFree:
         """Build the worlds."""
         self._env = FreeWorlds(worlds, ends)
 
-    def begin(self, which: Any, seeds: Any) -> Any:
+    def begin(self, mask: Any, seeds: Any) -> Any:
         """Return the constants."""
-        return self._env.begin(which, seeds)["agents"]
+        return self._env.begin(mask, seeds)["agents"]
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Return the constants."""
@@ -227,15 +236,15 @@ def bare_loop(
     keys = [key for key in row if key[-1] not in ("reward", "action")]
     shape = (FRAMES, worlds)
     memory: dict[Any, Any] = {
-        (where, *key): np.zeros((*shape, *row[key].shape), row[key].dtype)
-        for where in ("root", "next")
+        (prefix, *key): np.zeros((*shape, *row[key].shape), row[key].dtype)
+        for prefix in ("root", "next")
         for key in keys
     }
     reward = np.zeros((*shape, agents.n_agents, 1), np.float32)
     ids = np.zeros(shape, np.int64)
     names = [key[1:] for key in memory if key[0] == "next"]
-    ended = [key for key in names if key[-1] in ("done", "terminated")]
-    cut = [key for key in names if key[-1] == "truncated"]
+    done_keys = [key for key in names if key[-1] in ("done", "terminated")]
+    truncated_keys = [key for key in names if key[-1] == "truncated"]
     observation, mask = (group, "observation"), (group, "mask")
     seeds = np.zeros(worlds, np.int64)
     episode = np.zeros(worlds, np.int64)
@@ -248,8 +257,8 @@ def bare_loop(
     def call() -> float:
         nonlocal observed
         root, following = (
-            {key[1:]: array for key, array in memory.items() if key[0] == where}
-            for where in ("root", "next")
+            {key[1:]: array for key, array in memory.items() if key[0] == prefix}
+            for prefix in ("root", "next")
         )
         for frame in range(FRAMES):
             acted = act(observed)
@@ -257,15 +266,15 @@ def bare_loop(
                 outputs[name][frame] = values
             root[observation][frame] = observed
             root[mask][frame] = True
-            for key in (*ended, *cut):
+            for key in (*done_keys, *truncated_keys):
                 root[key][frame] = False
             ids[frame] = episode
             observed, reward[frame, ..., 0], over = stock.advance(acted["action"])
             following[observation][frame] = observed
             following[mask][frame] = ~over[:, None]
-            for key in cut:
+            for key in truncated_keys:
                 following[key][frame] = False
-            for key in ended:
+            for key in done_keys:
                 target = following[key][frame]
                 target[...] = over.reshape(worlds, *([1] * (target.ndim - 1)))
             if over.any():
@@ -406,7 +415,7 @@ def trajectories(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternat
 def cases() -> list[Case]:
     """Return a row for each number of worlds, way to act and way to end."""
     work = "frame of a world"
-    compared = [
+    steps = [
         Case(
             f"{worlds} worlds, {acting}, {ends}",
             partial(free, worlds=worlds, ends=ends, network=acting == "network"),
@@ -416,7 +425,7 @@ def cases() -> list[Case]:
         for ends in endings
         for worlds in WORLDS
     ]
-    whole = [
+    collectors = [
         Case(
             f"{worlds} worlds, trajectories, {ends}",
             partial(trajectories, worlds=worlds, ends=ends),
@@ -442,4 +451,4 @@ def cases() -> list[Case]:
         )
         for acting in ("random actions", "network")
     ]
-    return [*compared, *whole, *scenarios, *compiled]
+    return [*steps, *collectors, *scenarios, *compiled]

@@ -48,8 +48,8 @@ class Experiment:
     def cost(self) -> Cost:
         """Seconds of the experiment, and how they depend on its window."""
         grids = sum(len(grid) for grid in self.candidates.values())
-        each = _START_SECONDS + _GRID_ROUNDS * (self._grid_seconds + BESIDE)
-        fixed = self.start_seconds + grids * each
+        grid_seconds = _START_SECONDS + _GRID_ROUNDS * (self._grid_seconds + BESIDE)
+        fixed = self.start_seconds + grids * grid_seconds
         systems = {*self.systems, *self.candidates}
         windows = self.rounds * len(systems)
         return Cost(fixed, windows, self.least_window)
@@ -64,9 +64,9 @@ class Experiment:
         grids: dict[str, Any] = {}
         for label, candidates in self.candidates.items():
             rate = self.fastest_by.get(label, "rate")
-            grids[label] = found = self._grid(candidates, rate, window, say)
-            if found["best"] is not None:
-                systems[label] = candidates[found["best"]]
+            grids[label] = grid = self._grid(candidates, rate, window, say)
+            if grid["best"] is not None:
+                systems[label] = candidates[grid["best"]]
         window = max(window, self.least_window)
         return {
             "window": window,
@@ -82,13 +82,18 @@ class Experiment:
         seconds = min(self._grid_seconds, max(window, self.least_window))
         entries = contest(candidates, _GRID_ROUNDS, seconds, say)
         errors = {name: e["error"] for name, e in entries.items() if e["error"]}
-        ran = {
-            name: [answer[rate] for answer in entry["windows"]]
+        window_rates = {
+            name: [window_result[rate] for window_result in entry["windows"]]
             for name, entry in entries.items()
             if not entry["error"]
         }
-        speeds = beside_the_others(ran)
+        speeds = beside_the_others(window_rates)
         best = max(speeds, key=speeds.__getitem__) if speeds else None
-        kept = {n: [one for one in ran[n] if one is not None] for n in speeds}
-        rates = {name: median(kept[name]) if name in kept else None for name in entries}
+        completed = {
+            n: [value for value in window_rates[n] if value is not None] for n in speeds
+        }
+        rates = {
+            name: median(completed[name]) if name in completed else None
+            for name in entries
+        }
         return {"rates": rates, "errors": errors, "best": best, "by": rate}

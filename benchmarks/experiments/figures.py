@@ -12,13 +12,13 @@ MORE_WORKERS = 16
 def experiments(settings: Settings) -> list[Experiment]:
     """Return them."""
     rounds = 3 if settings.quick else 5
-    least = 0.0 if settings.quick else 2.0
+    least_seconds = 0.0 if settings.quick else 2.0
     parents = {
         str(count): System("figures.parent_cost", "free", workers=count)
         for count in PROCESSES
     }
     preloaded = {"preload": ["pettingzoo.sisl.multiwalker_v9"]}
-    more = MORE_WORKERS
+    more_workers = MORE_WORKERS
     return [
         Experiment(
             "figures/worker_cost",
@@ -26,7 +26,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.worker_cost", "free")},
             rounds,
             6.0,
-            least_window=least,
+            least_window=least_seconds,
         ),
         Experiment(
             "figures/parent_cost",
@@ -34,7 +34,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             parents,
             rounds,
             12.0,
-            least_window=least,
+            least_window=least_seconds,
         ),
         Experiment(
             "figures/weights",
@@ -42,7 +42,7 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.weights", "free", workers=settings.workers)},
             rounds,
             8.0,
-            least_window=least,
+            least_window=least_seconds,
         ),
         Experiment(
             "figures/sampling",
@@ -50,15 +50,19 @@ def experiments(settings: Settings) -> list[Experiment]:
             {"ours": System("figures.sampling", "free")},
             rounds,
             8.0,
-            least_window=least,
+            least_window=least_seconds,
         ),
         Experiment(
             "figures/startup",
-            f"{more} more workers of a program that has some",
+            f"{more_workers} more workers of a program that has some",
             {
-                "free": System("figures.startup", "free", "mlp", more),
+                "free": System("figures.startup", "free", "mlp", more_workers),
                 "multiwalker": System(
-                    "figures.startup", "multiwalker", "mlp", more, options=preloaded
+                    "figures.startup",
+                    "multiwalker",
+                    "mlp",
+                    more_workers,
+                    options=preloaded,
                 ),
             },
             1 if settings.quick else rounds,

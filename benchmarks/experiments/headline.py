@@ -51,22 +51,22 @@ def _row(
     base = System("", workload, policy, workers)
     frames = 200 if workload == "commons_harvest" else 1000
     parallel = parallel and not (settings.quick and workload != "free")
-    mine = ours(base, kind="sync", frames_per_batch=frames)
+    our_system = ours(base, kind="sync", frames_per_batch=frames)
     systems = {
         STOCK: replace(base, runner="limits.stock", copies=workers),
         DIRECT: replace(base, runner="limits.direct", copies=workers),
     }
     grid: dict[str, dict[str, System]] = {}
     if not settings.quick and workload in STORING:
-        stored = {"frames": frames // workers}
+        storing_options = {"frames": frames // workers}
         systems[STORED] = replace(
-            base, runner="limits.stored", copies=workers, options=stored
+            base, runner="limits.stored", copies=workers, options=storing_options
         )
     if settings.quick:
-        systems = {OURS: mine} | systems
+        systems = {OURS: our_system} | systems
     else:
         sizes = (frames, 3 * frames if workload == "commons_harvest" else LARGE)
-        grid[OURS] = collecting(mine, sizes)
+        grid[OURS] = collecting(our_system, sizes)
     if parallel and settings.quick:
         systems[OURS_PARALLEL] = ours(base, kind="parallel")
         systems[TORCHRL_PARALLEL] = torchrl_system(base, PARALLEL_KIND)
@@ -80,15 +80,15 @@ def _row(
         grid[TORCHRL] = {name: torchrl_system(base, name) for name in names}
         if workload != "commons_harvest":
             large = {"frames_per_batch": LARGE}
-            each = with_options(torchrl_system(base, "sync, cat"), **large)
-            grid[TORCHRL]["sync, cat, large batches"] = each
+            system = with_options(torchrl_system(base, "sync, cat"), **large)
+            grid[TORCHRL]["sync, cat, large batches"] = system
     if workload == "commons_harvest" and not settings.quick:
         # A reset of one worker holds up the others, once per batch. The small batches
         # above are for what is measured between resets.
         large = {"frames_per_batch": _LARGE_OF_IMAGES * workers}
         grid[OURS_LARGE] = {
-            "waiting": with_options(mine, **large),
-            "prefetch": with_options(mine, prefetch=True, **large),
+            "waiting": with_options(our_system, **large),
+            "prefetch": with_options(our_system, prefetch=True, **large),
         }
         for kind, per in (("async", 1), ("sync, cat", workers)):
             grid[TORCHRL][f"{kind}, large batches"] = with_options(
@@ -107,14 +107,16 @@ def _row(
     )
 
 
-def collecting(mine: System, sizes: Sequence[int] = (1000, LARGE)) -> dict[str, System]:
+def collecting(
+    system: System, sizes: Sequence[int] = (1000, LARGE)
+) -> dict[str, System]:
     """Return the ways in which our collector is tried, with batches of these frames."""
     # Larger batches cost less, and who is faster waits less often for the others. All
     # that is learnt here is to read: while the next batch is collected?
     return {
-        f"{how}, {size} frames": with_options(mine, frames_per_batch=size, **options)
+        f"{mode}, {size} frames": with_options(system, frames_per_batch=size, **options)
         for size in sizes
-        for how, options in (("waiting", {}), ("prefetch", {"prefetch": True}))
+        for mode, options in (("waiting", {}), ("prefetch", {"prefetch": True}))
     }
 
 
@@ -122,7 +124,7 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
     """Return both ParallelEnvs with as many environments as workers, and with more."""
     counts = (base.workers, 4 * base.workers)
     theirs = torchrl_system(base, PARALLEL_KIND)
-    mine = ours(base, kind="parallel")
+    system = ours(base, kind="parallel")
     return {
         TORCHRL_PARALLEL: {
             f"{n} environments, processes: {p}, {frames} frames": with_options(
@@ -137,7 +139,7 @@ def _parallel_grid(base: System) -> dict[str, dict[str, System]]:
         },
         OURS_PARALLEL: {
             f"{n} environments, processes: {p}, groups: {g}": with_options(
-                mine, environments=n, processes=p, groups=g
+                system, environments=n, processes=p, groups=g
             )
             for n in counts
             for p, g in ((1, 1), (base.workers, 1), (base.workers, 2))

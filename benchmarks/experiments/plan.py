@@ -17,4 +17,8 @@ def plan(settings: Settings) -> list[Experiment]:
     ]
     if not settings.only:
         return everything
-    return [each for each in everything if each.name.startswith(settings.only)]
+    return [
+        experiment
+        for experiment in everything
+        if experiment.name.startswith(settings.only)
+    ]

@@ -32,7 +32,7 @@ def experiments(settings: Settings) -> list[Experiment]:
 
 def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
     spins = round(settings.spins_per_us * microseconds)
-    stripped = {"spins": spins, "empty_infos": False}
+    env_options = {"spins": spins, "empty_infos": False}
     base = System("", "burning", "random", workers)
     puffer = replace(
         base,
@@ -42,38 +42,40 @@ def _point(settings: Settings, workers: int, microseconds: int) -> Experiment:
     )
 
     def theirs(environment: dict[str, Any], **options: Any) -> System:
-        given = {"environment": environment, "environments": ENVIRONMENTS} | options
-        return replace(puffer, options=given)
+        merged = {"environment": environment, "environments": ENVIRONMENTS} | options
+        return replace(puffer, options=merged)
 
-    shared = {"environment": stripped, "environments": ENVIRONMENTS}
-    given = {"kind": "parallel", "processes": workers} | shared
+    common = {"environment": env_options, "environments": ENVIRONMENTS}
+    parallel_options = {"kind": "parallel", "processes": workers} | common
     parallel = {
         f"groups: {groups}": replace(
-            base, runner="ours.collectors", options=given | {"groups": groups}
+            base,
+            runner="ours.collectors",
+            options=parallel_options | {"groups": groups},
         )
         for groups in (1, 2)
     }
-    sync = replace(base, runner="ours.collectors", options={"kind": "sync"} | shared)
+    sync = replace(base, runner="ours.collectors", options={"kind": "sync"} | common)
     systems = {
         DIRECT: replace(
             base,
             runner="limits.direct",
             copies=workers,
-            options={"environment": stripped},
+            options={"environment": env_options},
         ),
-        LOCKSTEP: replace(base, runner="limits.lockstep", options=shared),
-        SYNC: theirs(stripped),
+        LOCKSTEP: replace(base, runner="limits.lockstep", options=common),
+        SYNC: theirs(env_options),
         INFOS: theirs({"spins": spins, "empty_infos": True}),
     }
     if settings.quick:
         systems = {OURS_PARALLEL: parallel["groups: 1"], OURS: sync} | systems
     if workers > 1 and not settings.quick:
         half = {"batch_size": ENVIRONMENTS // 2}
-        systems[POOL] = theirs(stripped, **half)
+        systems[POOL] = theirs(env_options, **half)
         if workers > 2:  # Else half of the environments are one worker's.
-            systems[GATHER] = theirs(stripped, zero_copy=False, **half)
-            one = {"batch_size": ENVIRONMENTS // workers}
-            systems[ONE] = theirs(stripped, **one)
+            systems[GATHER] = theirs(env_options, zero_copy=False, **half)
+            batch_of_one = {"batch_size": ENVIRONMENTS // workers}
+            systems[ONE] = theirs(env_options, **batch_of_one)
     grid = {OURS_PARALLEL: parallel, OURS: collecting(sync, (LARGE,))}
     within = workers <= settings.workers and not settings.quick
     return Experiment(

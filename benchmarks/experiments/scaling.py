@@ -27,18 +27,18 @@ def experiments(settings: Settings) -> list[Experiment]:
     """Return the other points of the curves."""
     if settings.quick:
         return []
-    whole = [(count, 1.0) for count in _LOGNORMAL] + [(n, 0.0) for n in _CONSTANT]
-    points = whole if settings.whole else _SOME
+    all_points = [(count, 1.0) for count in _LOGNORMAL] + [(n, 0.0) for n in _CONSTANT]
+    points = all_points if settings.whole else _SOME
     return [_point(n, cv, 2) for n, cv in points if (n, cv) != (MOST, 1.0)]
 
 
 def _point(count: int, cv: float, rounds: int) -> Experiment:
     base = System("", "sleeping", "random", count)
     bare = replace(base, runner="limits.sleepers")
-    each = {"each": True, "environment": {"cv": cv}}
+    common = {"each": True, "environment": {"cv": cv}}
     collecting = replace(base, runner="ours.collectors")
-    sync = each | {"kind": "sync", "frames_per_batch": count * STEPS}
-    asynchronous = each | {"kind": "async", "frames_per_batch": STEPS}
+    sync = common | {"kind": "sync", "frames_per_batch": count * STEPS}
+    asynchronous = common | {"kind": "async", "frames_per_batch": STEPS}
     return Experiment(
         f"scaling/{'lognormal' if cv else 'constant'}/{count}",
         f"{count} workers that sleep {MILLISECONDS:g} ms a step, CV {cv:g}",

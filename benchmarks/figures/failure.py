@@ -19,19 +19,19 @@ def build(system: System) -> Measure:
 
     def measure(seconds: float) -> Answer:
         del seconds
-        killed = collector(collecting)
-        killed.next()
+        broken_collector = collector(collecting)
+        broken_collector.next()
         begin = time.perf_counter()
-        os.kill(killed.worker_pids[0], signal.SIGKILL)
+        os.kill(broken_collector.worker_pids[0], signal.SIGKILL)
         try:
             while True:
-                killed.next()
+                broken_collector.next()
         except WorkerError:
             noticed = time.perf_counter() - begin
-        ended = collector(collecting)
-        ended.next()
+        closed_collector = collector(collecting)
+        closed_collector.next()
         begin = time.perf_counter()
-        ended.shutdown()
+        closed_collector.shutdown()
         return {
             "notice_kill_seconds": noticed,
             "shutdown_seconds": time.perf_counter() - begin,

@@ -32,18 +32,18 @@ def build(system: System) -> Measure:
     def measure(seconds: float) -> Answer:
         cpu = alone_cpu = 0.0
         times: list[float] = []
-        alone: list[float] = []
+        alone_seconds: list[float] = []
         for _ in range(_TURNS):
             cpu += _steps(batch.step, seconds / 2 / _TURNS, times)
-            alone_cpu += _steps(bare.step, seconds / 2 / _TURNS, alone)
+            alone_cpu += _steps(bare.step, seconds / 2 / _TURNS, alone_seconds)
         times.sort()
         steps = len(times)
         return {
             "parent_us": cpu * 1e6 / steps / count,
             "step_p50_us": times[steps // 2] * 1e6,
             "step_p99_us": times[int(steps * 0.99)] * 1e6,
-            "wake_ups_alone_us": alone_cpu * 1e6 / len(alone) / count,
-            "wake_ups_alone_p50_us": statistics.median(alone) * 1e6,
+            "wake_ups_alone_us": alone_cpu * 1e6 / len(alone_seconds) / count,
+            "wake_ups_alone_p50_us": statistics.median(alone_seconds) * 1e6,
         }
 
     return measure
@@ -52,9 +52,9 @@ def build(system: System) -> Measure:
 def _steps(step: Callable[[], None], seconds: float, times: list[float]) -> float:
     """Step for so long, note each step's time, and return processor seconds."""
     cpu, begin = time.process_time(), time.perf_counter()
-    now = begin
-    while now - begin < seconds:
+    end = begin
+    while end - begin < seconds:
         step()
-        before, now = now, time.perf_counter()
-        times.append(now - before)
+        before, end = end, time.perf_counter()
+        times.append(end - before)
     return time.process_time() - cpu

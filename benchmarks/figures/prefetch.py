@@ -20,9 +20,9 @@ _FRAMES = 500
 def build(system: System) -> Measure:
     """Return a measure with seconds per batch."""
     torch.set_num_threads(1)
-    one = System("", system.workload, "mlp", workers=1)
-    plain = collector(one, frames_per_batch=_FRAMES)
-    ahead = collector(one, frames_per_batch=_FRAMES, prefetch=True)
+    one_worker = System("", system.workload, "mlp", workers=1)
+    plain = collector(one_worker, frames_per_batch=_FRAMES)
+    ahead = collector(one_worker, frames_per_batch=_FRAMES, prefetch=True)
     learner = Learner(plain.next())
     for _ in range(2):
         plain.next()
@@ -42,14 +42,14 @@ def build(system: System) -> Measure:
         count = max(3, round(seconds / 3 / batch_seconds))
         # What was collected ahead before the window does not count.
         ahead.next()
-        found = {
+        timings = {
             name: _seconds(call, count)
             for name, call in (("collect", plain.next), ("learn", learn))
         }
         both()
-        found["both"] = _seconds(both, count)
-        found["ratio"] = found["both"] / max(found["collect"], found["learn"])
-        return found | {"batches": count}
+        timings["both"] = _seconds(both, count)
+        timings["ratio"] = timings["both"] / max(timings["collect"], timings["learn"])
+        return timings | {"batches": count}
 
     return measure
 

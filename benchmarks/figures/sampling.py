@@ -29,10 +29,10 @@ def build(system: System) -> Measure:
         Path(folder.name) / "data", our_factory(system.workload), frames=_FRAMES, seed=0
     )
     transitions = dataset.transitions
-    held = transitions[:].clone()
+    in_memory = transitions[:].clone()
 
     def index() -> object:
-        return held[torch.randint(len(held), (_SAMPLE,))]
+        return in_memory[torch.randint(len(in_memory), (_SAMPLE,))]
 
     def measure(seconds: float) -> Answer:
         sampled, indexed = [], []

@@ -27,31 +27,33 @@ def build(system: System) -> Measure:
     """Return a measure with seconds and MB."""
     torch.set_num_threads(1)
     preload = tuple(system.options.get("preload", ()))
-    own = _environment_mb(system.workload, preload)
+    environment_mb = _environment_mb(system.workload, preload)
     first = System("", system.workload, "mlp", workers=2)
-    held = collector(first, preload=preload, frames_per_batch=200)
-    held.next()
-    more = System("", system.workload, "mlp", workers=system.workers)
+    idle_collector = collector(first, preload=preload, frames_per_batch=200)
+    idle_collector.next()
+    larger = System("", system.workload, "mlp", workers=system.workers)
 
     def measure(seconds: float) -> Answer:
         del seconds
         begin = time.perf_counter()
-        started: Any = collector(more, preload=preload, frames_per_batch=1600)
+        new_collector: Any = collector(larger, preload=preload, frames_per_batch=1600)
         ready = time.perf_counter() - begin
-        started.next()
+        new_collector.next()
         delivered = time.perf_counter() - begin
-        sizes = [processes.memory_mb([pid], *_PRIVATE) for pid in started.worker_pids]
+        sizes = [
+            processes.memory_mb([pid], *_PRIVATE) for pid in new_collector.worker_pids
+        ]
         begin = time.perf_counter()
-        started.shutdown()
-        ended = time.perf_counter() - begin
-        held.next()  # Those that were there first have not been disturbed.
+        new_collector.shutdown()
+        shutdown_seconds = time.perf_counter() - begin
+        idle_collector.next()  # Those that were there first have not been disturbed.
         return {
             "ready_seconds": ready,
             "first_batch_seconds": delivered,
             "private_mb": statistics.median(sizes),
-            "environment_mb": own,
-            "beyond_mb": statistics.median(sizes) - own,
-            "shutdown_seconds": ended,
+            "environment_mb": environment_mb,
+            "beyond_mb": statistics.median(sizes) - environment_mb,
+            "shutdown_seconds": shutdown_seconds,
         }
 
     return measure
@@ -59,11 +61,11 @@ def build(system: System) -> Measure:
 
 def _environment_mb(workload: str, preload: Sequence[str]) -> float:
     """Return the private memory that an environment takes by itself, in MB."""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(_ENV_MEMORY), workload, *preload],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=_DEADLINE,
     )
-    return max(0.0, float(found.stdout.split()[-1]))
+    return max(0.0, float(process.stdout.split()[-1]))

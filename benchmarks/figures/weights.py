@@ -40,8 +40,8 @@ class Constant(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions, and the extremes of the parameters."""
-        every = torch.cat([p.flatten() for p in self.layers.parameters()])
-        extremes = torch.stack([every.min(), every.max()])
+        weights = torch.cat([p.flatten() for p in self.layers.parameters()])
+        extremes = torch.stack([weights.min(), weights.max()])
         leading = observation.shape[:-2]
         actions = torch.zeros(*observation.shape[:-1], 4)
         return actions, extremes.expand(*leading, 2)
@@ -76,33 +76,33 @@ def build(system: System) -> Measure:
 
     def torn(count: int) -> int:
         nonlocal version
-        found = 0
+        n_torn = 0
         for _ in range(count):
             version += 1
             _fill(module, float(version))
             collector.update_policy_weights_()
             extremes = next(batches)["extremes"]
-            found += int((extremes[..., 0] != extremes[..., 1]).sum())
-        return found
+            n_torn += int((extremes[..., 0] != extremes[..., 1]).sum())
+        return n_torn
 
     def measure(seconds: float) -> Answer:
-        mixed, checked = torn(20), 20
-        published, pulled, copied = [], [], []
+        n_torn, n_checked = torn(20), 20
+        published, pulled, copy_seconds = [], [], []
         end = time.perf_counter() + seconds
         turns = itertools.cycle(range(len(copies)))
         while time.perf_counter() < end:
             published.append(_seconds(collector.update_policy_weights_))
             publisher.write(0, list(tensors.values()))
             pulled.append(_seconds(partial(reader.pull, 0)))
-            copied.append(_seconds(partial(copy, copies[next(turns)])))
+            copy_seconds.append(_seconds(partial(copy, copies[next(turns)])))
             publisher.write(1, list(tensors.values()))
             reader.pull(1)
         return {
             "publish_us": statistics.median(published) * 1e6,
             "pull_us": statistics.median(pulled) * 1e6,
-            "copy_alone_us": statistics.median(copied) * 1e6,
-            "torn": mixed,
-            "checked_batches": checked,
+            "copy_alone_us": statistics.median(copy_seconds) * 1e6,
+            "torn": n_torn,
+            "checked_batches": n_checked,
         }
 
     return measure

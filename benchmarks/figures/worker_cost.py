@@ -59,16 +59,16 @@ def build(system: System) -> Measure:
 
     def measure(seconds: float) -> Answer:
         calls = {"alone": alone, "stored": stored, "all": collect}
-        found: dict[str, list[float]] = {name: [] for name in calls}
+        times: dict[str, list[float]] = {name: [] for name in calls}
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             for name, call in calls.items():
                 for _ in range(_ROUNDS):
                     begin = time.thread_time()
                     call()
-                    spent = time.thread_time() - begin
-                    found[name].append(spent * 1e6 / _FRAMES)
-        alone_us, stored_us, all_us = map(statistics.median, found.values())
+                    seconds_spent = time.thread_time() - begin
+                    times[name].append(seconds_spent * 1e6 / _FRAMES)
+        alone_us, stored_us, all_us = map(statistics.median, times.values())
         return {
             "env_us": alone_us,
             "frame_us": all_us,

@@ -48,8 +48,10 @@ class Budget:
 
     def window(self, ahead: list[Cost]) -> float:
         """Return the seconds of a window, given what is still to be done."""
-        left, step = self.left(), 0.1
+        seconds_left, step = self.left(), 0.1
         window = LONGEST
-        while window > SHORTEST and sum(c.seconds(window) for c in ahead) > left:
+        while (
+            window > SHORTEST and sum(c.seconds(window) for c in ahead) > seconds_left
+        ):
             window -= step
         return max(SHORTEST, window)

@@ -79,8 +79,8 @@ def contest(
             order = list(running.items())
             for label, served in order if repetition % 2 == 0 else order[::-1]:
                 with _leaves(served, label, entries[label], running, say):
-                    answer = served.measure(seconds, seconds + SLACK_SECONDS)
-                    entries[label].windows.append(answer)
+                    result = served.measure(seconds, seconds + SLACK_SECONDS)
+                    entries[label].windows.append(result)
         for label, served in running.items():
             entries[label].memory_mb = served.memory_mb()
     return {label: entry.plain() for label, entry in entries.items()}

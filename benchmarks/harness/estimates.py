@@ -33,7 +33,7 @@ class Estimate:
     def of_ratios(cls, ours: Sequence[float], others: Sequence[float]) -> "Estimate":
         """Estimate the ratio of measurements that were taken in pairs."""
         pairs = zip(ours, others, strict=True)
-        return cls.of([mine / theirs for mine, theirs in pairs])
+        return cls.of([our_value / other_value for our_value, other_value in pairs])
 
     def __str__(self) -> str:
         low, high = (number(value) for value in (self.low, self.high))
@@ -50,17 +50,19 @@ def beside_the_others(rates: Mapping[str, Sequence[float | None]]) -> dict[str, 
     Args:
         rates: by name, one of each round.
     """
-    parts: dict[str, list[float]] = {}
-    for together in zip(*rates.values(), strict=True):
-        found = {
+    relative: dict[str, list[float]] = {}
+    for round_values in zip(*rates.values(), strict=True):
+        round_rates = {
             name: rate
-            for name, rate in zip(rates, together, strict=True)
+            for name, rate in zip(rates, round_values, strict=True)
             if rate is not None
         }
-        mean = statistics.mean(found.values()) if any(found.values()) else 1.0
-        for name, rate in found.items():
-            parts.setdefault(name, []).append(rate / mean)
-    return {name: statistics.median(each) for name, each in parts.items()}
+        mean = (
+            statistics.mean(round_rates.values()) if any(round_rates.values()) else 1.0
+        )
+        for name, rate in round_rates.items():
+            relative.setdefault(name, []).append(rate / mean)
+    return {name: statistics.median(ratios) for name, ratios in relative.items()}
 
 
 def number(value: float) -> str:

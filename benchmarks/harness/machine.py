@@ -48,13 +48,13 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that matter, in this environment."""
-    found = {}
+    package_versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            package_versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return package_versions
 
 
 def pressure() -> float:
@@ -66,9 +66,11 @@ def pressure() -> float:
 
 def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty"]
-    here = Path(__file__).parent
-    run = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "not known"
+    folder = Path(__file__).parent
+    process = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False
+    )
+    return process.stdout.strip() or "not known"
 
 
 def _text(path: str, otherwise: str = "") -> str:

@@ -16,15 +16,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def find(mark: str) -> list[int]:
     """Return the ids of all processes that carry the mark."""
-    wanted = f"{VARIABLE}={mark}".encode()
-    found = []
+    marker = f"{VARIABLE}={mark}".encode()
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+            if marker in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

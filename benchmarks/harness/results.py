@@ -27,8 +27,8 @@ class Results:
 
     def done(self, name: str) -> bool:
         """Return whether this experiment has been measured."""
-        found = self.data["experiments"].get(name)
-        return found is not None and found["status"] == "ok"
+        entry = self.data["experiments"].get(name)
+        return entry is not None and entry["status"] == "ok"
 
     def note(self, name: str, value: Any) -> None:
         """Write something about the run as a whole."""
@@ -51,15 +51,15 @@ class Results:
 
 def impersonal(text: str) -> str:
     """Return a text that does not tell where somebody keeps their files."""
-    places = {
+    placeholders = {
         str(Path(__file__).resolve().parents[2]): "<checkout>",
         sys.prefix: "<environment>",
         sys.base_prefix: "<python>",
         tempfile.gettempdir(): "<temporary>",
         str(Path.home()): "<home>",
     }
-    for place in sorted(places, key=len, reverse=True):
-        text = text.replace(f"{place}/", f"{places[place]}/")
+    for path in sorted(placeholders, key=len, reverse=True):
+        text = text.replace(f"{path}/", f"{placeholders[path]}/")
     return text
 
 
@@ -69,10 +69,10 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if it is of another format.
     """
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("format") != FORMAT:
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if results.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has format {data.get('format')!r}, but format {FORMAT} is "
+            f"{path} has format {results.get('format')!r}, but format {FORMAT} is "
             "expected: measure again with this version."
         )
-    return data
+    return results

@@ -140,10 +140,10 @@ class Served:
             # What was ready before, and pauses that ended meanwhile, do not count.
             self._window(LEAD_SECONDS, timeout)
         cpu = processes.cpu_seconds(self._members)
-        answer = self._window(seconds, timeout)
-        spent = processes.cpu_seconds(self._members) - cpu
+        result = self._window(seconds, timeout)
+        cpu_spent = processes.cpu_seconds(self._members) - cpu
         self.pause()
-        return answer | {"cpu_seconds": spent}
+        return result | {"cpu_seconds": cpu_spent}
 
     def memory_mb(self) -> float:
         """Return the proportional memory of all its processes, in MB."""
@@ -200,26 +200,26 @@ class Served:
     def _answer(self, process: "subprocess.Popen[bytes]", timeout: float) -> Answer:
         assert process.stdout is not None
         source = process.stdout.fileno()
-        held = self._buffers.pop(source, b"")
+        buffered = self._buffers.pop(source, b"")
         end = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
-            while b"\n" not in held:
+            while b"\n" not in buffered:
                 if not selector.select(max(0.0, end - time.monotonic())):
                     raise FailedError(self._told(f"no answer in {timeout:.0f} s"))
-                data = os.read(source, 1 << 16)
-                if not data:
+                received = os.read(source, 1 << 16)
+                if not received:
                     raise FailedError(self._told("ended"))
-                held += data
-        line, _, rest = held.partition(b"\n")
-        self._buffers[source] = rest
+                buffered += received
+        line, _, remainder = buffered.partition(b"\n")
+        self._buffers[source] = remainder
         answer: Answer = json.loads(line)
         return answer
 
-    def _told(self, what: str) -> str:
+    def _told(self, problem: str) -> str:
         """Return a message with the last lines of stderr that say something."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4000))
         text = self._log.read().decode("utf-8", "replace")
         lines = [line for line in text.splitlines() if line.strip()]
-        return f"{self.system.runner}: {what}. " + " | ".join(lines[-4:])[-700:]
+        return f"{self.system.runner}: {problem}. " + " | ".join(lines[-4:])[-700:]

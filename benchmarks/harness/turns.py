@@ -57,18 +57,18 @@ def measure(
     """
     repeats = {}
     for name, alternative in alternatives.items():
-        spent, _ = _window(alternative, 1, 0.0, clock)
-        if spent < _SLOW:  # The first call compiles, allocates and fills caches.
-            spent, _ = _window(alternative, 1, 0.0, clock)
+        elapsed, _ = _window(alternative, 1, 0.0, clock)
+        if elapsed < _SLOW:  # The first call compiles, allocates and fills caches.
+            elapsed, _ = _window(alternative, 1, 0.0, clock)
         # A preparation must run before every call, so each call is timed alone.
-        alone = alternative.prepare is not None
-        repeats[name] = 1 if alone else max(1, int(_TICK / max(spent, 1e-6)))
+        has_prepare = alternative.prepare is not None
+        repeats[name] = 1 if has_prepare else max(1, int(_TICK / max(elapsed, 1e-6)))
     times: dict[str, list[float]] = {name: [] for name in alternatives}
     for repetition in range(rounds):
         order = list(alternatives.items())
         for name, alternative in order if repetition % 2 == 0 else order[::-1]:
-            spent, work = _window(alternative, repeats[name], seconds, clock)
-            times[name].append(spent / work)
+            elapsed, work = _window(alternative, repeats[name], seconds, clock)
+            times[name].append(elapsed / work)
     return times
 
 
@@ -77,12 +77,12 @@ def _window(
 ) -> tuple[float, float]:
     """Call until the seconds are over, at least once; return seconds and work."""
     call, prepare = alternative.call, alternative.prepare
-    spent = work = 0.0
-    while not work or spent < seconds:
+    elapsed = work = 0.0
+    while not work or elapsed < seconds:
         if prepare is not None:
             prepare()
         begin = clock()
         for _ in range(repeats):
             work += call()
-        spent += clock() - begin
-    return spent, work
+        elapsed += clock() - begin
+    return elapsed, work

@@ -44,24 +44,27 @@ class Window:
 
     def answer(self) -> Answer:
         """Return it as plain data, with frames per second."""
-        found = asdict(self)
-        found["rate"] = self.frames / self.seconds
+        fields = asdict(self)
+        fields["rate"] = self.frames / self.seconds
         between = self.seconds_between
-        found[BETWEEN] = self.frames_between / between if between else None
-        return found
+        fields[BETWEEN] = self.frames_between / between if between else None
+        return fields
 
 
-def measure_parts(part: Callable[[], tuple[int, int, bool]]) -> Measure:
-    """Return a measure that repeats ``part``: frames, episodes, whether reset."""
+def measure_parts(measure_part: Callable[[], tuple[int, int, bool]]) -> Measure:
+    """Return a measure that repeats ``measure_part``.
+
+    ``measure_part`` returns the frames, the episodes, and whether there was a reset.
+    """
 
     def measure(seconds: float) -> Answer:
         window = Window()
         cpu = time.process_time()
-        begin = now = time.perf_counter()
-        while now - begin < seconds:
-            frames, episodes, reset = part()
-            before, now = now, time.perf_counter()
-            window.add(frames, now - before, episodes, reset=reset)
+        begin = end = time.perf_counter()
+        while end - begin < seconds:
+            frames, episodes, reset = measure_part()
+            before, end = end, time.perf_counter()
+            window.add(frames, end - before, episodes, reset=reset)
         window.own_cpu = time.process_time() - cpu
         return window.answer()
 

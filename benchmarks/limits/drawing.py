@@ -21,14 +21,14 @@ def draw_actions(workload: str) -> list[dict[str, Any]]:
     random = np.random.default_rng(int(os.environ.get("MARL_BENCHMARK_COPY", "0")))
     joint: list[dict[str, Any]] = []
     for _ in range(N_ACTIONS):
-        drawn: dict[str, Any] = {}
+        actions: dict[str, Any] = {}
         for name, group in WORKLOADS[workload].groups.items():
             n, k = group.agents, group.actions
             if group.discrete:
-                drawn[name] = random.integers(0, k, n)
+                actions[name] = random.integers(0, k, n)
             else:
-                drawn[name] = random.uniform(-1, 1, (n, k)).astype(np.float32)
-        joint.append(drawn)
+                actions[name] = random.uniform(-1, 1, (n, k)).astype(np.float32)
+        joint.append(actions)
     return joint
 
 

@@ -22,15 +22,15 @@ _PART = 50
 
 def build(system: System) -> Measure:
     """Start the processes and return what measures their joint steps."""
-    given = system.options
-    count, workers = given["environments"], system.workers
-    each = system.shares(workers)
-    make = our_factory(system.workload, given.get("environment", {}))
+    options = system.options
+    count, workers = options["environments"], system.workers
+    share = system.shares(workers)
+    make = our_factory(system.workload, options.get("environment", {}))
 
     def stepper(worker: int) -> Step:
         pin(worker, workers, affinity())
         actions = draw_actions(system.workload)
-        loops = [OurLoop(make(), actions) for _ in range(each)]
+        loops = [OurLoop(make(), actions) for _ in range(share)]
         number = 0
 
         def step() -> None:

@@ -49,45 +49,45 @@ class Posting:
         """
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
         self._go = [Semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
-        done = Semaphore(memory, count * NBYTES, fresh=True)
-        self._done = SpinWait(done, spin)
+        all_done = Semaphore(memory, count * NBYTES, fresh=True)
+        self._done = SpinWait(all_done, spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
         for p, go in enumerate(self._go):
-            given = (os.getpid(), p, build, SpinWait(go, spin), done)
+            common = (os.getpid(), p, build, SpinWait(go, spin), all_done)
             flags = (self._asked, self._taken)
-            context.Process(target=_serve, args=(*given, *flags), daemon=True).start()
+            context.Process(target=_serve, args=(*common, *flags), daemon=True).start()
 
     def step(self) -> None:
         """Have all of them take a step, and wait for the last one."""
-        asked = self._asked
-        for p in range(len(asked)):
-            asked[p] += 1
+        requests = self._asked
+        for p in range(len(requests)):
+            requests[p] += 1
         for go in self._go:
             go.post()
         while True:
             if not self._done.wait(_SECONDS):
                 raise TimeoutError("A process that takes steps did not.")
             # Two that are the last at once both say so: a wake-up may be an old one.
-            if self._taken.tobytes() == asked.tobytes():
+            if self._taken.tobytes() == requests.tobytes():
                 return
 
 
 def _serve(
     parent: int,
-    own: int,
+    index: int,
     build: Callable[[int], Step],
     go: SpinWait,
-    done: Semaphore,
-    asked: "memoryview[int]",
-    taken: "memoryview[int]",
+    all_done: Semaphore,
+    requests: "memoryview[int]",
+    replies: "memoryview[int]",
 ) -> None:
     die_with_parent(parent)
-    step = build(own)
+    step = build(index)
     while go.wait(_HOUR):
         step()
-        taken[own] += 1
+        replies[index] += 1
         fence()
-        if taken.tobytes() == asked.tobytes():
-            done.post()
+        if replies.tobytes() == requests.tobytes():
+            all_done.post()

@@ -54,14 +54,14 @@ def _work(worker: int, cv: float, barrier: Any, counts: Any) -> None:
 
 
 def _stepper(worker: int, cv: float, counts: Any) -> Callable[[], None]:
-    drawn = pauses(worker, cv)
-    done = 0
+    durations = pauses(worker, cv)
+    n_steps = 0
 
     def step() -> None:
-        nonlocal done
-        sleep(drawn[done % len(drawn)])
-        done += 1
-        counts[worker * 8] = done
+        nonlocal n_steps
+        sleep(durations[n_steps % len(durations)])
+        n_steps += 1
+        counts[worker * 8] = n_steps
 
     return step
 

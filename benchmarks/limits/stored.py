@@ -45,9 +45,13 @@ class StoringLoop:
         row = loop.row
         names = set(observed)
         twice = pieces({key: array for key, array in row.items() if key in names})
-        once = pieces({key: array for key, array in row.items() if key not in names})
-        self._roots = [(_reserve(frames, piece), piece) for piece in twice]
-        self._nexts = [(_reserve(frames, piece), piece) for piece in [*twice, *once]]
+        next_only = pieces(
+            {key: array for key, array in row.items() if key not in names}
+        )
+        self._roots = [(_reserve(frames, block), block) for block in twice]
+        self._nexts = [
+            (_reserve(frames, block), block) for block in [*twice, *next_only]
+        ]
         self.stored = [memory for memory, _ in [*self._roots, *self._nexts]]
         self._frame = 0
 
@@ -63,11 +67,11 @@ class StoringLoop:
     def step(self, number: int) -> None:
         """Step with the joint action of this number, or with the policy's."""
         frame = self._frame
-        for memory, piece in self._roots:
-            memory[frame, : piece.size] = piece
+        for memory, block in self._roots:
+            memory[frame, : block.size] = block
         self._loop.step(number)
-        for memory, piece in self._nexts:
-            memory[frame, : piece.size] = piece
+        for memory, block in self._nexts:
+            memory[frame, : block.size] = block
         self._frame += 1
 
     def read(self) -> None:
@@ -99,8 +103,8 @@ def pieces(arrays: Mapping[Key, NDArray[Any]]) -> list[NDArray[np.uint8]]:
     return [owner[begin - start : end - start] for begin, end in spans]
 
 
-def _reserve(frames: int, piece: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _reserve(frames: int, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return zeroed memory for a piece of every frame, in whole words."""
-    memory = np.empty((frames, -(-piece.size // _WORD) * _WORD), np.uint8)
+    memory = np.empty((frames, -(-block.size // _WORD) * _WORD), np.uint8)
     memory.fill(0)  # No page is missing when it is first written.
     return memory

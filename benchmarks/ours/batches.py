@@ -21,21 +21,23 @@ def measure_batches(batches: Iterator[Any], ahead: int = 0) -> Measure:
     for _ in range(WARM_UP):  # What is allocated or imported late is not measured.
         next(batches)
     pending = False
-    touched = 0
+    disturbed = 0
 
     def part() -> tuple[int, int, bool]:
-        nonlocal pending, touched
+        nonlocal pending, disturbed
         batch = next(batches)
         read(batch)
-        done = batch["next", "done"]
-        episodes = int(done.sum())
+        dones = batch["next", "done"]
+        episodes = int(dones.sum())
         # The reset after a last frame that is done belongs to the next batch.
         reset = pending or episodes > 0
-        pending = episodes > 0 and bool(done.reshape(-1)[-1] or done[..., -1, :].any())
+        pending = episodes > 0 and bool(
+            dones.reshape(-1)[-1] or dones[..., -1, :].any()
+        )
         if reset:
-            touched = ahead
-        elif touched:
-            touched -= 1
+            disturbed = ahead
+        elif disturbed:
+            disturbed -= 1
             reset = True
         return batch.numel(), episodes, reset
 

@@ -46,26 +46,26 @@ def counting_steps(measure: Measure, steps: Callable[[], int]) -> Measure:
 
     def counted(seconds: float) -> Answer:
         before, begin = steps(), time.perf_counter()
-        answer = measure(seconds)
+        result = measure(seconds)
         frames, elapsed = steps() - before, time.perf_counter() - begin
-        found = {"frames": frames, "seconds": elapsed, "rate": frames / elapsed}
-        return answer | found | {"rate_of_batches": answer["rate"]}
+        step_result = {"frames": frames, "seconds": elapsed, "rate": frames / elapsed}
+        return result | step_result | {"rate_of_batches": result["rate"]}
 
     return counted
 
 
 def collector(system: System, **options: Any) -> Any:
     """Build the collector that a system describes, with further options of it."""
-    given = system.options
-    kind = given.get("kind", "sync")
-    frames = given.get("frames_per_batch", 1000)
+    system_options = system.options
+    kind = system_options.get("kind", "sync")
+    frames = system_options.get("frames_per_batch", 1000)
     acting = policy(system.workload, system.policy, "ours")
     options = {"frames_per_batch": frames, "seed": 0} | options
     if kind == "parallel":
-        environments = given.get("environments", system.workers)
-        processes = given.get("processes", min(system.workers, environments))
-        groups = given.get("groups", 1)
-        make = our_factory(system.workload, given.get("environment", {}))
+        environments = system_options.get("environments", system.workers)
+        processes = system_options.get("processes", min(system.workers, environments))
+        groups = system_options.get("groups", 1)
+        make = our_factory(system.workload, system_options.get("environment", {}))
         return Collector(
             lambda: ParallelEnv(
                 environments, make, num_processes=processes, groups=groups
@@ -76,7 +76,7 @@ def collector(system: System, **options: Any) -> Any:
     if kind == "single":
         return Collector(factories(system)[0], acting, **options)
     cls = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}[kind]
-    options |= {"prefetch": True} if given.get("prefetch") else {}
+    options |= {"prefetch": True} if system_options.get("prefetch") else {}
     return cls(factories(system), acting, **options)
 
 
@@ -85,8 +85,8 @@ def factories(system: System) -> list[Callable[[], Any]]:
     keywords = dict(system.options.get("environment", {}))
     if not system.options.get("each"):
         make = our_factory(system.workload, keywords)
-        each = system.shares(system.workers)
-        return [make if each == 1 else lambda: SerialEnv(each, make)] * system.workers
+        share = system.shares(system.workers)
+        return [make if share == 1 else lambda: SerialEnv(share, make)] * system.workers
     return [
         our_factory(system.workload, keywords | {"worker": worker})
         for worker in range(system.workers)

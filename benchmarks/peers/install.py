@@ -75,23 +75,30 @@ def install(name: str, peer: Peer, at: Path, seconds: float) -> dict[str, Any]:
     commands.append([python, "-c", peer.check])
     path = os.pathsep.join([str(at / name / "bin"), os.environ.get("PATH", "")])
     for number, command in enumerate(commands):
-        left = end - time.monotonic()
-        print(f"  step {number + 1} of {len(commands)}, {left:.0f} s left", flush=True)
-        failure = _run(command, left, os.environ | {"PATH": path})
+        seconds_left = end - time.monotonic()
+        print(
+            f"  step {number + 1} of {len(commands)}, {seconds_left:.0f} s left",
+            flush=True,
+        )
+        failure = _run(command, seconds_left, os.environ | {"PATH": path})
         if failure:
             return {"status": "failed", "reason": failure, "versions": {}}
-    listed = subprocess.run(
+    process = subprocess.run(
         [python, "-c", _VERSIONS], capture_output=True, text=True, check=True
     )
-    every = json.loads(listed.stdout)
-    versions = {package: every[package] for package in peer.shown if package in every}
+    installed_versions = json.loads(process.stdout)
+    versions = {
+        package: installed_versions[package]
+        for package in peer.shown
+        if package in installed_versions
+    }
     return {"status": "ok", "reason": "", "versions": versions}
 
 
 def _run(command: list[str], seconds: float, env: Mapping[str, str]) -> str:
     """Return why a command failed; nothing if it did not."""
     try:
-        run = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -101,9 +108,9 @@ def _run(command: list[str], seconds: float, env: Mapping[str, str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"no end before the deadline: {' '.join(command[2:])}"
-    if run.returncode == 0:
+    if process.returncode == 0:
         return ""
-    lines = [line for line in run.stderr.splitlines() if "is ignored" not in line]
+    lines = [line for line in process.stderr.splitlines() if "is ignored" not in line]
     return " | ".join(line.strip() for line in lines[-6:])[-700:]
 
 

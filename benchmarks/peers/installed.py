@@ -29,21 +29,21 @@ class Installed:
         return self.report
 
 
-def folder(given: Path | None = None) -> Path:
+def folder(path: Path | None = None) -> Path:
     """Return the folder of the environments: ``.peers`` unless told otherwise."""
-    return given or Path(os.environ.get(VARIABLE, ROOT / ".peers"))
+    return path or Path(os.environ.get(VARIABLE, ROOT / ".peers"))
 
 
-def installed(given: Path | None = None) -> Installed:
+def installed(peers_folder: Path | None = None) -> Installed:
     """Return what is installed; nothing if ``install.py`` has not been run."""
-    path = folder(given) / REPORT
+    path = folder(peers_folder) / REPORT
     if not path.exists():
         return Installed()
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     # Not resolved: the link is what tells Python which environment it is in.
     pythons = {
         name: (path.parent / name / "bin" / "python").absolute()
-        for name, found in report.items()
-        if found["status"] == "ok"
+        for name, peer in report.items()
+        if peer["status"] == "ok"
     }
     return Installed(pythons, report)

@@ -20,14 +20,14 @@ _ACTIONS = 256
 
 def build(system: System) -> Measure:
     """Start the processes and return what measures them."""
-    given = system.options
-    count = given["environments"]
-    batch = given.get("batch_size", count)
+    options = system.options
+    count = options["environments"]
+    batch = options.get("batch_size", count)
     workload = WORKLOADS[system.workload]
 
     def make(**_: Any) -> Any:
         return pufferlib.emulation.PettingZooPufferEnv(
-            env_creator=lambda **__: workload.stock(**given.get("environment", {}))
+            env_creator=lambda **__: workload.stock(**options.get("environment", {}))
         )
 
     env: Any = pufferlib.vector.make(
@@ -35,14 +35,14 @@ def build(system: System) -> Measure:
         num_envs=count,
         num_workers=system.workers,
         batch_size=batch,
-        zero_copy=given.get("zero_copy", True),
+        zero_copy=options.get("zero_copy", True),
         backend=pufferlib.vector.Multiprocessing,
     )
     env.async_reset(0)
     rows = batch * workload.agents
     random = np.random.default_rng(0)
     (group,) = workload.groups.values()
-    drawn = random.integers(0, group.actions, (_ACTIONS, rows))
+    samples = random.integers(0, group.actions, (_ACTIONS, rows))
     steps = max(1, FRAMES // batch)
     store = Store(steps)
     number = 0
@@ -52,7 +52,7 @@ def build(system: System) -> Measure:
         full = False
         while not full:
             observation, reward, terminated, truncated, _, ids, mask = env.recv()
-            actions = drawn[number % _ACTIONS]
+            actions = samples[number % _ACTIONS]
             # Before its workers go on: without a copy, what it hands out is theirs.
             full = store.put(
                 {

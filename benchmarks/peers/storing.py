@@ -25,8 +25,8 @@ class Store:
 
     def put(self, arrays: Mapping[str, Any]) -> bool:
         """Store a step; return whether the memory is full and was read."""
-        for name, given in arrays.items():
-            array = np.asarray(given)
+        for name, values in arrays.items():
+            array = np.asarray(values)
             if name not in self._memory:
                 shape = (self._steps, *array.shape)
                 self._memory[name] = np.empty(shape, array.dtype)
@@ -35,7 +35,7 @@ class Store:
         if self._next < self._steps:
             return False
         self._next = 0
-        for held in self._memory.values():
-            flat = held.reshape(-1)
+        for memory in self._memory.values():
+            flat = memory.reshape(-1)
             (flat if flat.nbytes % _WORD else flat.view(np.int64)).sum()
         return True

@@ -55,20 +55,20 @@ def build(system: System) -> Measure:
     from torchrl.envs import ParallelEnv, SerialEnv
 
     torch.set_num_threads(1)
-    given = system.options
-    make = torchrl_factory(system.workload, given.get("environment", {}))
+    system_options = system.options
+    make = torchrl_factory(system.workload, system_options.get("environment", {}))
     acting = policy(system.workload, system.policy, "torchrl")
     options = {
-        "frames_per_batch": given.get("frames_per_batch", 1000),
+        "frames_per_batch": system_options.get("frames_per_batch", 1000),
         "total_frames": -1,
-        **given.get("keywords", {}),
+        **system_options.get("keywords", {}),
     }
-    if given["kind"] == "parallel":
-        count = given.get("environments", system.workers)
-        processes = given.get("processes", count)
-        each = system.shares(processes)
+    if system_options["kind"] == "parallel":
+        count = system_options.get("environments", system.workers)
+        processes = system_options.get("processes", count)
+        share = system.shares(processes)
         env = ParallelEnv(
-            processes, make if each == 1 else lambda: SerialEnv(each, make)
+            processes, make if share == 1 else lambda: SerialEnv(share, make)
         )
         acting = acting or _random(env)
         collector = Collector(env, acting, no_cuda_sync=True, **options)
@@ -78,7 +78,9 @@ def build(system: System) -> Measure:
         acting = _random(env)
         env.close()
     kinds = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
-    collector = kinds[given["kind"]]([make] * system.workers, acting, **options)
+    collector = kinds[system_options["kind"]](
+        [make] * system.workers, acting, **options
+    )
     return measure_batches(iter(collector))
 
 

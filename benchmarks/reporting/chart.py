@@ -33,16 +33,16 @@ def draw(reading: Reading) -> Figure:
     # Two columns, so that the text is readable on a phone.
     figure = Figure((6, 3.8), layout="constrained")
     panels = figure.subplots(-(-len(_PANELS) // 2), 2).flat
-    for axes, (name, other) in zip(panels, _PANELS.items(), strict=True):
-        _panel(axes, reading, name, other)
+    for axes, (name, other_label) in zip(panels, _PANELS.items(), strict=True):
+        _panel(axes, reading, name, other_label)
     return figure
 
 
-def _panel(axes: Any, reading: Reading, name: str, other: str) -> None:
+def _panel(axes: Any, reading: Reading, name: str, other_label: str) -> None:
     ours = OURS_LARGE if OURS_LARGE in reading.labels(name) else OURS
     bars = {"bare loop": DIRECT, "marl_collect": ours, "loop, library's env": STOCK}
     with suppress(MissingError):
-        bars[_NAMES[other]] = reading.fastest(name, other)
+        bars[_NAMES[other_label]] = reading.fastest(name, other_label)
     rates = {}
     for title, label in bars.items():
         try:

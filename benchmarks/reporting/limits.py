@@ -49,15 +49,18 @@ def _headline(reading: Reading) -> Iterator[tuple[str, Ratio]]:
         _, workload, policy = name.split("/")
         slow = WORKLOADS[workload].family == "meltingpot"  # Resets take a second.
         ways = _WAYS if slow else ((OURS, "rate", ""),)
-        for ours, field, how in ways:
+        for ours, field, note in ways:
             yield (
-                f"MultiSync against direct loops that store: {workload}, {policy}{how}",
+                (
+                    "MultiSync against direct loops that store: "
+                    f"{workload}, {policy}{note}"
+                ),
                 _between(reading, name, ours, STORED, field),
             )
-        _, field, how = ways[0]
+        _, field, note = ways[0]
         for loops, other in (("direct", DIRECT), ("stock", STOCK)):
             yield (
-                f"storing direct loops against {loops}: {workload}, {policy}{how}",
+                f"storing direct loops against {loops}: {workload}, {policy}{note}",
                 _between(reading, name, STORED, other, field),
             )
         yield (

@@ -19,18 +19,18 @@ _TEXT_COLUMNS = 5
 """Tables of at most as many columns have text in them; others have numbers."""
 
 
-def write_page(data: Mapping[str, Any], json_path: Path) -> Path:
+def write_page(results: Mapping[str, Any], json_path: Path) -> Path:
     """Write the report and its pictures beside a run's JSON; return its path."""
-    reading = Reading(data)
-    targets, *others = sections(reading)
-    parts = ["# Benchmarks", _ABOUT, _describe(reading), table(targets)]
+    reading = Reading(results)
+    targets, *tables = sections(reading)
+    blocks = ["# Benchmarks", _ABOUT, _describe(reading), table(targets)]
     for name, title, figure in plots(reading):
         picture = json_path.with_name(f"{json_path.stem}_{name}.png")
         figure.savefig(picture, dpi=110, metadata={"Software": None})
-        parts += [f"## {title}", f"![{title}]({picture.name})"]
-    parts += [table(section) for section in others]
+        blocks += [f"## {title}", f"![{title}]({picture.name})"]
+    blocks += [table(section) for section in tables]
     path = json_path.with_suffix(".md")
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     return path
 
 
@@ -51,13 +51,13 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _describe(reading: Reading) -> str:
-    parts = ["## Machine and versions, newest run first"]
+    blocks = ["## Machine and versions, newest run first"]
     for run in reversed(reading.data["runs"]):
         seconds = run.get("wall_seconds")
         took = "interrupted" if seconds is None else f"{seconds / 60:.1f} minutes taken"
-        asked = f"{run['minutes']:g} minutes asked for, {took}"
-        what = " ".join(run["only"]) or "everything"
+        duration = f"{run['minutes']:g} minutes asked for, {took}"
+        experiments = " ".join(run["only"]) or "everything"
         machine = json.dumps(run["machine"], indent=1)
-        parts.append(f"{what}: {asked}, {run['workers']} workers")
-        parts.append(f"```json\n{machine}\n```")
-    return "\n\n".join(parts)
+        blocks.append(f"{experiments}: {duration}, {run['workers']} workers")
+        blocks.append(f"```json\n{machine}\n```")
+    return "\n\n".join(blocks)

@@ -85,21 +85,21 @@ def parent(reading: Reading) -> Figure | None:
     if len(costs) < 2:
         return None
     figure = Figure((9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    cost_axes, core_axes = figure.subplots(1, 2)
     counts = sorted(costs)
-    left.plot(counts, [costs[n] * n for n in counts], "o-")
-    left.set_xlabel("processes")
-    left.set_ylabel("trainer, us per step of all")
+    cost_axes.plot(counts, [costs[n] * n for n in counts], "o-")
+    cost_axes.set_xlabel("processes")
+    cost_axes.set_ylabel("trainer, us per step of all")
     for microseconds in (200, 1000):
         cores = list(_PREDICTED_CORES)
         shares = [predicted(reading, microseconds, n) for n in cores]
-        right.plot(cores, shares, "o--", label=f"steps of {microseconds} us")
-    right.set_xscale("log", base=2)
-    right.set_ylim(0, 1.1)
-    right.set_xlabel("cores and processes")
-    right.set_title("PREDICTION from the trainer's cost", size=9)
-    right.set_ylabel("share of ideal")
-    right.legend(fontsize=7)
+        core_axes.plot(cores, shares, "o--", label=f"steps of {microseconds} us")
+    core_axes.set_xscale("log", base=2)
+    core_axes.set_ylim(0, 1.1)
+    core_axes.set_xlabel("cores and processes")
+    core_axes.set_title("PREDICTION from the trainer's cost", size=9)
+    core_axes.set_ylabel("share of ideal")
+    core_axes.legend(fontsize=7)
     return figure
 
 
@@ -108,10 +108,10 @@ def parent_costs(reading: Reading) -> dict[int, float]:
     costs = {}
     for count in PROCESSES:
         try:
-            found = reading.estimate("figures/parent_cost", str(count), "parent_us")
+            estimate = reading.estimate("figures/parent_cost", str(count), "parent_us")
         except MissingError:
             continue
-        costs[count] = found.median
+        costs[count] = estimate.median
     return costs
 
 

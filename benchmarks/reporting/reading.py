@@ -14,10 +14,10 @@ class MissingError(LookupError):
 class Reading:
     """A run's JSON, asked for figures."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, results: Mapping[str, Any]) -> None:
         """Take what `harness.results.load` returns."""
-        self.data = data
-        self.experiments: Mapping[str, Any] = data["experiments"]
+        self.data = results
+        self.experiments: Mapping[str, Any] = results["experiments"]
 
     @property
     def run(self) -> Mapping[str, Any]:
@@ -27,8 +27,10 @@ class Reading:
 
     def names(self, prefix: str) -> list[str]:
         """Return the experiments whose name begins so and that were measured."""
-        found = self.experiments.items()
-        return [n for n, e in found if n.startswith(prefix) and e["status"] == "ok"]
+        experiments = self.experiments.items()
+        return [
+            n for n, e in experiments if n.startswith(prefix) and e["status"] == "ok"
+        ]
 
     def labels(self, experiment: str) -> list[str]:
         """Return the systems of an experiment that have windows."""
@@ -41,13 +43,13 @@ class Reading:
         Raises:
             MissingError: if it was not measured.
         """
-        found = self.experiments.get(experiment)
-        if found is None:
+        record = self.experiments.get(experiment)
+        if record is None:
             raise MissingError(f"{experiment} was not measured")
-        if found["status"] != "ok":
-            lines = found["reason"].strip().splitlines() or ["for no known reason"]
-            raise MissingError(f"{experiment} {found['status']}: {lines[-1]}")
-        entry: Mapping[str, Any] | None = found["systems"].get(label)
+        if record["status"] != "ok":
+            lines = record["reason"].strip().splitlines() or ["for no known reason"]
+            raise MissingError(f"{experiment} {record['status']}: {lines[-1]}")
+        entry: Mapping[str, Any] | None = record["systems"].get(label)
         if entry is None:
             raise MissingError(f"{experiment} has no {label}")
         if not entry["windows"]:
@@ -74,10 +76,10 @@ class Reading:
         self, experiment: str, ours: str, other: str, field: str = "rate"
     ) -> Estimate:
         """Return the median of a ratio over the rounds, window against window."""
-        mine = self.values(experiment, ours, field)
-        theirs = self.values(experiment, other, field)
-        rounds = min(len(mine), len(theirs))
-        return Estimate.of_ratios(mine[:rounds], theirs[:rounds])
+        our_values = self.values(experiment, ours, field)
+        other_values = self.values(experiment, other, field)
+        rounds = min(len(our_values), len(other_values))
+        return Estimate.of_ratios(our_values[:rounds], other_values[:rounds])
 
     def fastest(self, experiment: str, prefix: str) -> str:
         """Return the fastest of the systems whose label begins so.
@@ -86,11 +88,11 @@ class Reading:
             MissingError: if there is none.
         """
         labels = self.labels(experiment)
-        found = [label for label in labels if label.startswith(prefix)]
-        if not found:
+        matching = [label for label in labels if label.startswith(prefix)]
+        if not matching:
             self.entry(experiment, prefix)
             raise MissingError(f"{experiment} has no {prefix}")
-        return max(found, key=lambda label: self.estimate(experiment, label).median)
+        return max(matching, key=lambda label: self.estimate(experiment, label).median)
 
     def cpu_per_frame(self, experiment: str, label: str) -> list[float]:
         """Return processor seconds per frame of every window."""
@@ -100,20 +102,20 @@ class Reading:
 
     def cpu_ratio(self, experiment: str, ours: str, other: str) -> Estimate:
         """Return the median of a ratio of processor seconds per frame."""
-        mine = self.cpu_per_frame(experiment, ours)
-        theirs = self.cpu_per_frame(experiment, other)
-        rounds = min(len(mine), len(theirs))
-        return Estimate.of_ratios(mine[:rounds], theirs[:rounds])
+        our_costs = self.cpu_per_frame(experiment, ours)
+        other_costs = self.cpu_per_frame(experiment, other)
+        rounds = min(len(our_costs), len(other_costs))
+        return Estimate.of_ratios(our_costs[:rounds], other_costs[:rounds])
 
     def errors(self) -> Iterator[tuple[str, str, str]]:
         """Yield experiment, label and reason of all that failed."""
-        for name, found in self.experiments.items():
-            if found["status"] != "ok":
-                yield name, "", found["reason"]
+        for name, record in self.experiments.items():
+            if record["status"] != "ok":
+                yield name, "", record["reason"]
                 continue
-            for label, entry in found["systems"].items():
+            for label, entry in record["systems"].items():
                 if entry["error"]:
                     yield name, label, entry["error"]
-            for label, grid in found["grids"].items():
+            for label, grid in record["grids"].items():
                 for candidate, error in grid["errors"].items():
                     yield name, f"{label}: {candidate}", error

@@ -14,9 +14,9 @@ _RATES = "| frames/s of environment, policy | stock loops | TorchRL | ours |"
 _RATIOS = "| times as fast as | stock loops | direct loops | TorchRL |"
 
 
-def readme_table(data: Mapping[str, Any]) -> str:
+def readme_table(results: Mapping[str, Any]) -> str:
     """Return Markdown: frames/s of every headline row, ratios with their intervals."""
-    reading = Reading(data)
+    reading = Reading(results)
     rule = "|---|" + "---:|" * 3
     names = reading.names("headline/")
     rows = [_line(reading, name) for name in names]

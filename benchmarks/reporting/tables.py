@@ -70,7 +70,7 @@ def _targets(reading: Reading) -> Section:
 
 
 def _limits(reading: Reading) -> Iterator[Section]:
-    rows = [(what, str(ratio)) for what, ratio in beside_targets(reading)]
+    rows = [(comparison, str(ratio)) for comparison, ratio in beside_targets(reading)]
     text = (
         "No targets. Direct loops keep nothing, so the ratios to them hold what "
         "storing and reading cost anybody; direct loops that store keep every frame as "
@@ -89,14 +89,14 @@ def _contests(reading: Reading) -> Iterator[str]:
 
 
 def _contest(reading: Reading, name: str) -> Section:
-    found = reading.experiments[name]
+    entry = reading.experiments[name]
     labels = reading.labels(name)
     first = labels[0] if labels else ""
     rows = [_system(reading, name, label, first) for label in labels]
-    note = " Disturbed: the control loop changed." if found["disturbed"] else ""
+    note = " Disturbed: the control loop changed." if entry["disturbed"] else ""
     text = (
-        f"{found['rounds']} windows of {found['window']:.1f} s each, in turn; control "
-        f"loop {found['control'][1] / found['control'][0]:.3f} after to before.{note}"
+        f"{entry['rounds']} windows of {entry['window']:.1f} s each, in turn; control "
+        f"loop {entry['control'][1] / entry['control'][0]:.3f} after to before.{note}"
     )
     head = (
         "system",
@@ -109,7 +109,7 @@ def _contest(reading: Reading, name: str) -> Section:
         "PSS, MB",
         "mean episode",
     )
-    return Section(found["title"], text, head, rows)
+    return Section(entry["title"], text, head, rows)
 
 
 def _system(reading: Reading, name: str, label: str, first: str) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _system(reading: Reading, name: str, label: str, first: str) -> tuple[str, .
     frames = sum(w["frames"] for w in windows)
     agents = WORKLOADS[entry["system"]["workload"]].agents
     cpu = sum(w["cpu_seconds"] for w in windows) / frames / agents * 1e6
-    own = sum(w.get("own_cpu", 0.0) for w in windows) / frames * 1e6
+    own_us = sum(w.get("own_cpu", 0.0) for w in windows) / frames * 1e6
     episodes = sum(w.get("episodes", 0) for w in windows)
     return (
         label + _options(entry["system"]),
@@ -126,7 +126,7 @@ def _system(reading: Reading, name: str, label: str, first: str) -> tuple[str, .
         str(reading.ratio(name, first, label)),
         *_between(reading, name, label, first),
         number(cpu),
-        number(own) if own else "",
+        number(own_us) if own_us else "",
         number(entry["memory_mb"]),
         number(frames / episodes) if episodes else "",
     )
@@ -141,15 +141,15 @@ def _between(reading: Reading, name: str, label: str, first: str) -> tuple[str, 
 
 
 def _options(system: Mapping[str, Any]) -> str:
-    shown = {k: v for k, v in system["options"].items() if k not in ("each",)}
+    options = {k: v for k, v in system["options"].items() if k not in ("each",)}
     if system["copies"] > 1:
-        shown = {"processes at once": system["copies"], **shown}
-    return f" {shown}" if shown else ""
+        options = {"processes at once": system["copies"], **options}
+    return f" {options}" if options else ""
 
 
 def _figures(reading: Reading) -> Iterator[Section]:
     for name in reading.names("figures/"):
-        found = reading.experiments[name]
+        experiment = reading.experiments[name]
         rows: list[tuple[str, ...]] = []
         for label in reading.labels(name):
             entry = reading.entry(name, label)
@@ -157,8 +157,8 @@ def _figures(reading: Reading) -> Iterator[Section]:
             rows += [_figure(reading, name, label, field) for field in fields]
             ready = number(entry["ready_seconds"])
             rows.append((label, "ready_seconds of the process", ready))
-        text = f"{found['rounds']} windows."
-        yield Section(found["title"], text, ("of", "figure", "median"), rows)
+        text = f"{experiment['rounds']} windows."
+        yield Section(experiment["title"], text, ("of", "figure", "median"), rows)
 
 
 def _figure(reading: Reading, name: str, label: str, field: str) -> tuple[str, ...]:
@@ -188,10 +188,10 @@ def _grids(reading: Reading) -> Section:
         for label, grid in reading.experiments[name]["grids"].items():
             for candidate, rate in grid["rates"].items():
                 mark = "chosen" if candidate == grid["best"] else ""
-                shown = "failed" if rate is None else number(rate)
+                rate_text = "failed" if rate is None else number(rate)
                 if rate is not None and grid.get("by") == BETWEEN:
-                    shown += " between resets"
-                rows.append((name, label, candidate, shown, mark))
+                    rate_text += " between resets"
+                rows.append((name, label, candidate, rate_text, mark))
     text = "A few windows each, in turn; the fastest takes part in the comparison."
     head = ("experiment", "for", "configuration", "frames/s", "")
     return Section("Configurations that were tried", text, head, rows)
@@ -208,9 +208,9 @@ def _failures(reading: Reading) -> Section:
 
 def _peers(reading: Reading) -> Section:
     rows = []
-    for name, found in reading.run["peers"].items():
-        versions = ", ".join(f"{k} {v}" for k, v in found["versions"].items())
-        rows.append((name, found["status"], found["reason"], versions))
+    for name, peer in reading.run["peers"].items():
+        versions = ", ".join(f"{k} {v}" for k, v in peer["versions"].items())
+        rows.append((name, peer["status"], peer["reason"], versions))
     text = "Made by benchmarks/peers/install.py; TorchRL runs in ours."
     head = ("peer", "installation", "reason", "versions")
     return Section("Environments of the peers", text, head, rows)

@@ -215,8 +215,8 @@ def _headline() -> list[Target]:
 
 
 def _figures() -> list[Target]:
-    more = f"{MORE_WORKERS} more workers"
-    memory = f"{more}: private memory of each beyond the environment's"
+    subject = f"{MORE_WORKERS} more workers"
+    memory = f"{subject}: private memory of each beyond the environment's"
     return [
         _at_most(
             "framework cost of a frame in a worker",
@@ -235,7 +235,7 @@ def _figures() -> list[Target]:
         ),
         *(
             _at_most(
-                f"{more} ready: {name}",
+                f"{subject} ready: {name}",
                 1.0,
                 "s",
                 _value("figures/startup", name, "ready_seconds"),
@@ -280,11 +280,11 @@ def _figures() -> list[Target]:
 
 def _scaling() -> list[Target]:
     name = f"scaling/lognormal/{scaling.MOST}"
-    what = f"{scaling.MOST} sleeping workers, lognormal"
+    subject = f"{scaling.MOST} sleeping workers, lognormal"
     return [
-        _at_least(f"{what}: MultiAsync of ideal", 0.95, _of_ideal(name)),
+        _at_least(f"{subject}: MultiAsync of ideal", 0.95, _of_ideal(name)),
         _at_least(
-            f"{what}: MultiSync of a bare barrier per 100 steps",
+            f"{subject}: MultiSync of a bare barrier per 100 steps",
             0.95,
             _ratio(name, scaling.OURS_SYNC, scaling.BARRIER),
         ),
@@ -300,14 +300,16 @@ def _puffers() -> list[Target]:
     ):
         for microseconds in MICROSECONDS:
             for workers in WORKERS:
-                where = f"puffer/{microseconds}us/{workers}"
-                what = f"PufferLib's best, {microseconds} us steps, workers: {workers}"
+                experiment = f"puffer/{microseconds}us/{workers}"
+                subject = (
+                    f"PufferLib's best, {microseconds} us steps, workers: {workers}"
+                )
                 bound = 1.0 if workers == 1 else 3.0
-                rate, cpu = _puffer(where, ours), _puffer_cpu(where, ours)
+                rate, cpu = _puffer(experiment, ours), _puffer_cpu(experiment, ours)
                 targets += [
-                    _at_least(f"{name} against {what}", bound, rate),
+                    _at_least(f"{name} against {subject}", bound, rate),
                     _at_most(
-                        f"CPU seconds per frame of {name}, of {what}", 1.0, "x", cpu
+                        f"CPU seconds per frame of {name}, of {subject}", 1.0, "x", cpu
                     ),
                 ]
     return targets

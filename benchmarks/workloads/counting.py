@@ -203,8 +203,8 @@ class CountingEnv(MultiAgentEnv):
         for name, numbers in self._numbers.items():
             alive = ~self._bools(name, "done")[:, 0]
             digits = np.where(alive, self._digits(name), 0)
-            moved = (numbers * 31 + digits + 1) % _MODULUS
-            numbers[:] = np.where(alive, moved, numbers)
+            next_numbers = (numbers * 31 + digits + 1) % _MODULUS
+            numbers[:] = np.where(alive, next_numbers, numbers)
             self._reward(name, np.where(alive, numbers % 7 - 3, 0))
             if self._options.deaths:
                 for agent in np.flatnonzero(alive & (numbers % 13 == 0)):
@@ -266,8 +266,8 @@ class CountingEnv(MultiAgentEnv):
             pixels = np.where(alive, numbers % 256, 0).astype(np.uint8)
             self._row[name, "observation", "image"][...] = pixels.reshape(shape)
         if self._options.state:
-            every = [n for numbers in self._numbers.values() for n in numbers]
-            self._row["state",][...] = every
+            all_numbers = [n for numbers in self._numbers.values() for n in numbers]
+            self._row["state",][...] = all_numbers
         if self._steps == 0:
             self._write_masks()
 

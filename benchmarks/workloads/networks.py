@@ -42,8 +42,8 @@ class Pictures(nn.Module):
         """Return logits ``[..., actions]``."""
         leading = picture.shape[:-3]
         flat = picture.reshape(-1, _PICTURE, _PICTURE, 3)
-        scaled = flat.permute(0, 3, 1, 2).to(torch.float32) / 255
-        return self.layers(scaled).reshape(*leading, -1)
+        pixels = flat.permute(0, 3, 1, 2).to(torch.float32) / 255
+        return self.layers(pixels).reshape(*leading, -1)
 
 
 def shared(group: Group) -> nn.Sequential:

@@ -23,10 +23,10 @@ def policy(workload: str, name: str, library: str) -> Any:
     from tensordict.nn import TensorDictModule, TensorDictSequential
 
     modules = []
-    for group, what in WORKLOADS[workload].groups.items():
+    for group, group_description in WORKLOADS[workload].groups.items():
         observation = (group, "observation")
         key = (*observation, PICTURE) if name == "cnn" else observation
-        net = _network(what, name, library)
+        net = _network(group_description, name, library)
         modules.append(TensorDictModule(net, [key], [(group, "action")]))
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
 

@@ -28,9 +28,11 @@ def pauses(worker: int, cv: float, milliseconds: float = MILLISECONDS) -> list[f
         return [milliseconds / 1000]
     sigma = math.sqrt(math.log(1 + cv * cv))
     normal = statistics.NormalDist()
-    drawn = np.exp([sigma * normal.inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS)])
-    drawn *= milliseconds / 1000 / drawn.mean()
-    return [float(x) for x in np.random.default_rng(worker).permutation(drawn)]
+    durations = np.exp(
+        [sigma * normal.inv_cdf((i + 0.5) / _DRAWS) for i in range(_DRAWS)]
+    )
+    durations *= milliseconds / 1000 / durations.mean()
+    return [float(x) for x in np.random.default_rng(worker).permutation(durations)]
 
 
 def sleep_precisely() -> None:
