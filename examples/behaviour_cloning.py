@@ -54,14 +54,16 @@ def walk_to_own_landmark(data: TensorDictBase) -> TensorDictBase:
     An observation begins with the agent's velocity and position, followed by the
     relative positions of the landmarks. Actions: none, left, right, down, up.
     """
-    seen = data[group, "observation"]
-    agents = torch.arange(seen.shape[-2])
-    way = torch.stack([seen[..., agents, 4 + 2 * agents + k] for k in (0, 1)], -1)
-    way = way - 0.5 * seen[..., :2]  # It is moving already.
-    x, y = way.unbind(-1)
+    observation = data[group, "observation"]
+    agents = torch.arange(observation.shape[-2])
+    displacement = torch.stack(
+        [observation[..., agents, 4 + 2 * agents + k] for k in (0, 1)], -1
+    )
+    displacement = displacement - 0.5 * observation[..., :2]  # It is moving already.
+    x, y = displacement.unbind(-1)
     sideways, upwards = 1 + (x > 0).long(), 3 + (y > 0).long()
     action = torch.where(x.abs() > y.abs(), sideways, upwards)
-    data[group, "action"] = torch.where(way.norm(dim=-1) < 0.05, 0, action)
+    data[group, "action"] = torch.where(displacement.norm(dim=-1) < 0.05, 0, action)
     return data
 
 
@@ -89,10 +91,10 @@ optimizer = torch.optim.Adam(student.parameters(), lr=args.lr)
 
 def mean_return(policy):
     """Return the mean return of the team."""
-    found = evaluate(
+    evaluation = evaluate(
         policy, make_env, episodes=args.games, num_workers=1, envs_per_worker=4, seeds=1
     )
-    return found.mean_team_return
+    return evaluation.mean_team_return
 
 
 print(f"the teacher's return: {mean_return(teacher):.1f}")

@@ -39,9 +39,9 @@ class Progress(Callback):
 
     def on_batch_collected(self, _batch):
         """Record the mean return of the episodes that ended in the batch."""
-        done = self.experiment.n_iters_performed
+        iteration = self.experiment.n_iters_performed
         mean = self.experiment.mean_return
-        print(f"iteration {done}: mean return {mean:.2f}", flush=True)
+        print(f"iteration {iteration}: mean return {mean:.2f}", flush=True)
         self.rows.append((self.experiment.total_frames, float(mean)))
         write_table(self.experiment.folder_name, self.rows)
 

@@ -93,30 +93,31 @@ def act(policy, data):
 
 def value(critics, name, data, actions):
     """Return the values ``[S, n]`` of a group's agents, given the actions of all."""
-    parts = [data[other, "observation"].flatten(-2) for other in groups]
-    parts += [actions[other].flatten(-2) for other in groups]
+    parts = [data[other_name, "observation"].flatten(-2) for other_name in groups]
+    parts += [actions[other_name].flatten(-2) for other_name in groups]
     return critics[name](torch.cat(parts, -1))
 
 
 def update(data):
     """Make a gradient step of all critics, then one of all actors."""
-    taken = {name: data[name, "action"] for name in groups}
+    actions = {name: data[name, "action"] for name in groups}
     with torch.no_grad():
-        after = act(target_policy, data["next"])
+        next_actions = act(target_policy, data["next"])
     critic_loss = 0
     for name in groups:
         with torch.no_grad():
-            follows = value(target_critics, name, data["next"], after)
+            next_value = value(target_critics, name, data["next"], next_actions)
             reward = data["next", name, "reward"].squeeze(-1)
             goes_on = ~data["next", name, "terminated"].squeeze(-1)
-            target = reward + args.gamma * follows * goes_on
-        error = value(critics, name, data, taken) - target
+            target = reward + args.gamma * next_value * goes_on
+        error = value(critics, name, data, actions) - target
         critic_loss = critic_loss + error.square().mean()
     step(critic_optimizer, critics, critic_loss)
-    now = act(policy, data)
+    policy_actions = act(policy, data)
     # A group changes its own actions; the other group's are those of the data.
     actor_loss = -sum(
-        value(critics, name, data, taken | {name: now[name]}).mean() for name in groups
+        value(critics, name, data, actions | {name: policy_actions[name]}).mean()
+        for name in groups
     )
     # Saturated actions have no gradient.
     size = sum(policy[name].get_dist(data).loc.square().mean() for name in groups)
@@ -134,24 +135,26 @@ def step(optimizer, module, loss):
     optimizer.step()
 
 
-def assign(trained, _seed, agents):
-    """Return who acts: the policy for the group ``trained``, random actions else."""
-    own = groups[trained].agents if trained else ()
-    return {agent: "main" if agent in own else "random" for agent in agents}
+def assign(trained_group, _seed, agents):
+    """Return who acts: the policy for ``trained_group``, random actions else."""
+    trained_agents = groups[trained_group].agents if trained_group else ()
+    return {agent: "main" if agent in trained_agents else "random" for agent in agents}
 
 
-def mean_return(name, trained):
-    """Return the mean return of a group's agents if the group ``trained`` is."""
-    found = evaluate(
+def mean_return(name, trained_group):
+    """Return the mean return of a group's agents if ``trained_group`` is trained."""
+    evaluation = evaluate(
         None,
         make_env,
         policies={"main": policy, "random": None},
-        assign=partial(assign, trained),
+        assign=partial(assign, trained_group),
         episodes=args.games,
         seeds=1,
         num_workers=1,
     )
-    return statistics.mean(r for game in found.episodes for r in game.returns[name])
+    return statistics.mean(
+        r for game in evaluation.episodes for r in game.returns[name]
+    )
 
 
 buffer = TensorDictReplayBuffer(
@@ -181,8 +184,8 @@ with (
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,
 ):
-    done = collector.stats()["batches"]
-    for number, batch in enumerate(collector, done + 1):
+    n_batches = collector.stats()["batches"]
+    for number, batch in enumerate(collector, n_batches + 1):
         flat = batch.reshape(-1)
         kept = ("observation", "action")
         after = ("observation", "reward", "terminated")

@@ -125,19 +125,19 @@ def estimate(data, last_states):
     return last_states
 
 
-def loss_of(data):
+def loss_of(minibatch):
     """Return PPO's loss, summed over the groups, for sequences ``[S, T]``."""
     with set_recurrent_mode():
-        critic(data)
+        critic(minibatch)
         loss = 0
         for group in groups:
-            dist = actor(group).get_dist(data)
-            log_prob = dist.log_prob(data[group, "action"])
-            ratio = (log_prob - data[group, "action_log_prob"]).exp()
-            advantage = data[group, "advantage"].squeeze(-1)
+            dist = actor(group).get_dist(minibatch)
+            log_prob = dist.log_prob(minibatch[group, "action"])
+            ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
+            advantage = minibatch[group, "advantage"].squeeze(-1)
             clipped = ratio.clamp(0.8, 1.2) * advantage
             gain = torch.min(ratio * advantage, clipped).mean()
-            error = data[group, "state_value"] - data[group, "target"]
+            error = minibatch[group, "state_value"] - minibatch[group, "target"]
             bonus = args.entropy * dist.entropy().mean()
             loss = loss - gain - bonus + 0.5 * error.square().mean()
     return loss
@@ -151,7 +151,7 @@ def assign(seed, agents):
 
 def visit(visitor):
     """Return the mean return of a visitor, and its standard error."""
-    found = evaluate(
+    evaluation = evaluate(
         None,
         make_env,
         policies={"main": visitor, "random": None},
@@ -162,13 +162,15 @@ def visit(visitor):
         deterministic=False,
         **workers,
     )
-    own = [
+    focal_returns = [
         float(game.returns[group][list(ids).index(0)])  # 0 is "main".
-        for game in found.episodes
+        for game in evaluation.episodes
         for group, ids in game.policy_ids.items()
         if 0 in ids
     ]
-    return statistics.mean(own), statistics.stdev(own) / len(own) ** 0.5
+    return statistics.mean(focal_returns), statistics.stdev(focal_returns) / len(
+        focal_returns
+    ) ** 0.5
 
 
 HEADER = "frames", "visitor", "error", "random", "error_of_random"
@@ -197,8 +199,8 @@ with (
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,
 ):
-    done = collector.stats()["batches"]
-    for number, batch in enumerate(collector, done + 1):
+    n_batches = collector.stats()["batches"]
+    for number, batch in enumerate(collector, n_batches + 1):
         data = batch.clone(recurse=False)  # Shares the pictures.
         states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))

@@ -157,8 +157,8 @@ for iteration, batch in enumerate(collector):
         optimizer.step()
         optimizer.zero_grad()
     collector.update_policy_weights_()
-    ended = batch["next", "agent", "done"]
-    returns = batch["next", "agent", "episode_reward"][ended]
+    dones = batch["next", "agent", "done"]
+    returns = batch["next", "agent", "episode_reward"][dones]
     print(f"iteration {iteration}: mean return {returns.mean():.2f}")
     with table.open("a") as file:
         file.write(f"{iteration},{returns.mean()}\n")

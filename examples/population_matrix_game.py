@@ -74,36 +74,36 @@ optimizers = {n: torch.optim.Adam(parameters[n], lr=args.lr, eps=1e-5) for n in 
 
 def estimate(data, critic):
     """Write advantages and value targets, ``[B, T, n, 1]``; all players always act."""
-    with torch.no_grad():  # A part at a time: activations are large.
-        for there in (data, data["next"]):
-            parts = there.reshape(-1).split(500)
-            values = [critic(part)[group, "state_value"] for part in parts]
-            shape = (*there.shape, *values[0].shape[1:])
-            there[group, "state_value"] = torch.cat(values).reshape(shape)
-    after = data["next", group]
+    with torch.no_grad():  # A chunk at a time: activations are large.
+        for steps in (data, data["next"]):
+            chunks = steps.reshape(-1).split(500)
+            values = [critic(chunk)[group, "state_value"] for chunk in chunks]
+            shape = (*steps.shape, *values[0].shape[1:])
+            steps[group, "state_value"] = torch.cat(values).reshape(shape)
+    next_data = data["next", group]
     value = data[group, "state_value"]
-    follows = after["state_value"] * ~after["terminated"]
-    error = after["reward"] + args.gamma * follows - value
+    next_value = next_data["state_value"] * ~next_data["terminated"]
+    error = next_data["reward"] + args.gamma * next_value - value
     advantage = torch.zeros_like(error)
     last = torch.zeros_like(error[:, 0])
     for t in reversed(range(error.shape[1])):
-        last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
+        last = error[:, t] + args.gamma * args.lmbda * last * ~next_data["done"][:, t]
         advantage[:, t] = last
     data[group, "target"] = advantage + value
     data[group, "advantage"] = advantage
 
 
-def loss_of(data, name):
+def loss_of(minibatch, name):
     """Return PPO's loss over the rows in which a member acts."""
-    rows = data[group, "mask"]
-    dist = policies[name].get_dist(data)
-    log_prob = dist.log_prob(data[group, "action"])[rows]
-    ratio = (log_prob - data[group, "action_log_prob"][rows]).exp()
-    advantage = data[group, "advantage"].squeeze(-1)[rows]
+    rows = minibatch[group, "mask"]
+    dist = policies[name].get_dist(minibatch)
+    log_prob = dist.log_prob(minibatch[group, "action"])[rows]
+    ratio = (log_prob - minibatch[group, "action_log_prob"][rows]).exp()
+    advantage = minibatch[group, "advantage"].squeeze(-1)[rows]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    value = critics[name](data)[group, "state_value"][rows]
-    error = value - data[group, "target"][rows]
+    value = critics[name](minibatch)[group, "state_value"][rows]
+    error = value - minibatch[group, "target"][rows]
     bonus = args.entropy * dist.entropy()[rows].mean()
     return 0.5 * error.square().mean() - gain - bonus
 
@@ -111,10 +111,10 @@ def loss_of(data, name):
 def train(batch, name):
     """Train a member on its own frames; return its mean reward per frame."""
     data = batch.clone(recurse=False)  # Shares the pictures.
-    own = data[group, "mask"]
-    if int(own.sum()) < 2:
+    acting = data[group, "mask"]
+    if int(acting.sum()) < 2:
         return float("nan")  # It did not play.
-    mean = float(data["next", group, "reward"].squeeze(-1)[own].mean())
+    mean = float(data["next", group, "reward"].squeeze(-1)[acting].mean())
     estimate(data, critics[name])
     flat = data.exclude("next").reshape(-1)
     flat = flat[flat[group, "mask"].any(-1)]
@@ -130,8 +130,8 @@ def train(batch, name):
     return mean
 
 
-found = evaluate(None, make_env, episodes=8, seeds=1, num_workers=1)
-random_mean = sum(found.agent_returns) / sum(found.lengths)
+random_evaluation = evaluate(None, make_env, episodes=8, seeds=1, num_workers=1)
+random_mean = sum(random_evaluation.agent_returns) / sum(random_evaluation.lengths)
 print(f"reward per frame of random actions: {random_mean:.4f}")
 rows: list[tuple[float, ...]] = []
 window: list[list[float]] = []
@@ -157,8 +157,8 @@ with (
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,
 ):
-    done = collector.stats()["batches"]
-    for number, batch in enumerate(collector, done + 1):
+    n_batches = collector.stats()["batches"]
+    for number, batch in enumerate(collector, n_batches + 1):
         window.append([train(collector.policy.batch_of(batch, n), n) for n in names])
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:

@@ -64,32 +64,32 @@ def estimate(data):
     with torch.no_grad():
         critic(data)
         critic(data["next"])
-    after = data["next", group]
+    next_data = data["next", group]
     value = data[group, "state_value"]
-    goes_on = ~after["done"]
+    not_done = ~next_data["done"]
     # A time limit is no terminal state: the value after it still counts.
-    target = 0.1 * after["reward"] + args.gamma * after["state_value"] * (
-        ~after["terminated"]
+    target = 0.1 * next_data["reward"] + args.gamma * next_data["state_value"] * (
+        ~next_data["terminated"]
     )
     error = target - value
     advantage = torch.zeros_like(error)
     last = torch.zeros_like(error[:, 0])
     for t in reversed(range(error.shape[1])):
-        last = error[:, t] + args.gamma * args.lmbda * last * goes_on[:, t]
+        last = error[:, t] + args.gamma * args.lmbda * last * not_done[:, t]
         advantage[:, t] = last
     data[group, "target"] = advantage + value
     data[group, "advantage"] = (advantage - advantage.mean()) / advantage.std()
 
 
-def loss_of(data):
+def loss_of(minibatch):
     """Return the clipped policy loss plus the critic's squared error."""
-    log_prob = policy.get_dist(data).log_prob(data[group, "action"])
-    ratio = (log_prob - data[group, "action_log_prob"]).exp()
-    advantage = data[group, "advantage"].squeeze(-1)
+    log_prob = policy.get_dist(minibatch).log_prob(minibatch[group, "action"])
+    ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
+    advantage = minibatch[group, "advantage"].squeeze(-1)
     clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
     gain = torch.min(ratio * advantage, clipped * advantage).mean()
-    value = critic(data)[group, "state_value"]
-    return 0.5 * (value - data[group, "target"]).square().mean() - gain
+    value = critic(minibatch)[group, "state_value"]
+    return 0.5 * (value - minibatch[group, "target"]).square().mean() - gain
 
 
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)

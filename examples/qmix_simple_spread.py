@@ -124,16 +124,25 @@ def mix(mixer, values, observation):
     return mixer(values, nn.functional.layer_norm(state, state.shape[-1:]))
 
 
-def loss_of(data):
+def loss_of(minibatch):
     """Return the squared error of the team's value."""
-    seen, then = data["observation"], data["next_observation"]
-    value = network(seen).gather(-1, data["action"].unsqueeze(-1))
-    team = mix(mixer, value, seen)
+    observation, next_observation = (
+        minibatch["observation"],
+        minibatch["next_observation"],
+    )
+    value = network(observation).gather(-1, minibatch["action"].unsqueeze(-1))
+    team = mix(mixer, value, observation)
     with torch.no_grad():
         # The network chooses, the target network rates: less overestimation.
-        best = network(then).argmax(-1, keepdim=True)
-        follows = mix(target_mixer, target_network(then).gather(-1, best), then)
-        target = data["reward"] + args.gamma * follows * ~data["terminated"]
+        best = network(next_observation).argmax(-1, keepdim=True)
+        next_value = mix(
+            target_mixer,
+            target_network(next_observation).gather(-1, best),
+            next_observation,
+        )
+        target = (
+            minibatch["reward"] + args.gamma * next_value * ~minibatch["terminated"]
+        )
     return (team - target).square().mean()
 
 
@@ -162,8 +171,8 @@ with (
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,
 ):
-    done = collector.stats()["batches"]
-    for number, batch in enumerate(collector, done + 1):
+    n_batches = collector.stats()["batches"]
+    for number, batch in enumerate(collector, n_batches + 1):
         flat = batch.reshape(-1)
         after = flat["next"]
         buffer.extend(

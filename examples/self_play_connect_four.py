@@ -88,22 +88,22 @@ def estimate(data):
         critic(data)
     value = data[group, "state_value"].squeeze(-1)
     reward = data["next", group, "reward"].squeeze(-1)
-    ended = data["next", "done"].expand_as(value)  # Games end by their rules only.
+    done = data["next", "done"].expand_as(value)  # Games end by their rules only.
     acts = data[group, "mask"]
     data[group, "advantage"] = torch.zeros_like(value)
     data[group, "trained"] = torch.zeros_like(acts)
     ahead = later = torch.zeros_like(value[:, 0])
-    known = torch.zeros_like(acts[:, 0])
+    outcome_known = torch.zeros_like(acts[:, 0])
     for t in reversed(range(value.shape[1])):
-        known = known | ended[:, t]
-        ahead = reward[:, t] + args.gamma * torch.where(ended[:, t], 0.0, ahead)
-        later = args.gamma * torch.where(ended[:, t], 0.0, later)
-        advantage = torch.where(known, ahead + 0.95 * later - value[:, t], 0.0)
+        outcome_known = outcome_known | done[:, t]
+        ahead = reward[:, t] + args.gamma * torch.where(done[:, t], 0.0, ahead)
+        later = args.gamma * torch.where(done[:, t], 0.0, later)
+        advantage = torch.where(outcome_known, ahead + 0.95 * later - value[:, t], 0.0)
         data[group, "advantage"][:, t] = advantage
-        data[group, "trained"][:, t] = acts[:, t] & known
+        data[group, "trained"][:, t] = acts[:, t] & outcome_known
         ahead = torch.where(acts[:, t], value[:, t], ahead)
         later = torch.where(acts[:, t], advantage, later)
-        known = known | acts[:, t]
+        outcome_known = outcome_known | acts[:, t]
     data[group, "target"] = data[group, "advantage"] + value
 
 
@@ -114,32 +114,34 @@ def moves_of(data):
     """
     moves = data[group][data[group, "trained"]]
     moves = moves[: len(moves) // 2 * 2].reshape(-1, 2)
-    other = moves.clone()
-    other["observation"] = moves["observation"].flip(-2)  # From left to right.
-    other["action_mask"] = moves["action_mask"].flip(-1)
-    other["action"] = 6 - moves["action"]
+    mirrored = moves.clone()
+    mirrored["observation"] = moves["observation"].flip(-2)  # From left to right.
+    mirrored["action_mask"] = moves["action_mask"].flip(-1)
+    mirrored["action"] = 6 - moves["action"]
     with torch.no_grad():
-        dist = policy.get_dist(TensorDict({group: other}, len(other)))
-    other["action_log_prob"] = dist.log_prob(other["action"])
-    return TensorDict({group: torch.cat([moves, other])}, 2 * len(moves))
+        dist = policy.get_dist(TensorDict({group: mirrored}, len(mirrored)))
+    mirrored["action_log_prob"] = dist.log_prob(mirrored["action"])
+    return TensorDict({group: torch.cat([moves, mirrored])}, 2 * len(moves))
 
 
-def loss_of(data):
+def loss_of(minibatch):
     """Return PPO's loss over moves ``[S, 2]``."""
-    dist = policy.get_dist(data)
-    log_prob = dist.log_prob(data[group, "action"])
-    ratio = (log_prob - data[group, "action_log_prob"]).exp()
-    advantage = data[group, "advantage"]
+    dist = policy.get_dist(minibatch)
+    log_prob = dist.log_prob(minibatch[group, "action"])
+    ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
+    advantage = minibatch[group, "advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    error = critic(data)[group, "state_value"].squeeze(-1) - data[group, "target"]
+    error = (
+        critic(minibatch)[group, "state_value"].squeeze(-1) - minibatch[group, "target"]
+    )
     bonus = args.entropy * dist.entropy().mean()
     return 0.5 * error.square().mean() - gain - bonus
 
 
 def win_rate(opponent, seed):
     """Return the share of games won against ``opponent``; a draw counts half."""
-    found = evaluate(
+    evaluation = evaluate(
         None,
         make_env,
         policies={"main": policy, "rival": opponent},
@@ -151,8 +153,10 @@ def win_rate(opponent, seed):
         num_workers=args.workers,
         envs_per_worker=4,
     )
-    own = [e.returns[group][e.policy_ids[group].index(0)] for e in found.episodes]
-    return 0.5 + 0.5 * sum(own) / len(own)  # The policy 0 is "main".
+    main_returns = [
+        e.returns[group][e.policy_ids[group].index(0)] for e in evaluation.episodes
+    ]
+    return 0.5 + 0.5 * sum(main_returns) / len(main_returns)  # The policy 0 is "main".
 
 
 rows: list[tuple[float, ...]] = [(0, win_rate(None, 0))]
@@ -180,8 +184,8 @@ with (
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,
 ):
-    done = collector.stats()["batches"]
-    for number, batch in enumerate(collector, done + 1):
+    n_batches = collector.stats()["batches"]
+    for number, batch in enumerate(collector, n_batches + 1):
         data = collector.policy.batch_of(batch, "main").clone()
         estimate(data)
         moves = moves_of(data)

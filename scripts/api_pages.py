@@ -39,17 +39,17 @@ class ApiPages(griffe.Extension):
 
 def _set_parameters(func: griffe.Function) -> None:
     """Give a function the names and defaults that it has at run time."""
-    found: Any = importlib.import_module(func.module.path)
+    target: Any = importlib.import_module(func.module.path)
     for name in func.path.removeprefix(func.module.path + ".").split("."):
-        found = getattr(found, name)
+        target = getattr(target, name)
     func.parameters = griffe.Parameters(
         *(
             griffe.Parameter(
-                each.name,
-                kind=griffe.ParameterKind(each.kind.description),
-                default=_text(each.default),
+                parameter.name,
+                kind=griffe.ParameterKind(parameter.kind.description),
+                default=_text(parameter.default),
             )
-            for each in inspect.signature(found).parameters.values()
+            for parameter in inspect.signature(target).parameters.values()
         )
     )
     if func.docstring is not None:
@@ -99,15 +99,15 @@ def _table(block: list[str], indent: int) -> list[str]:
     for line in block[1:-1]:
         if _RULE.match(line.strip()):
             continue
-        found = cells(line)
-        if found[0] or not rows:
-            rows.append(found)
+        row_cells = cells(line)
+        if row_cells[0] or not rows:
+            rows.append(row_cells)
         else:  # A continuation of the row above.
             rows[-1] = [
-                f"{a} {b}".strip() for a, b in zip(rows[-1], found, strict=True)
+                f"{a} {b}".strip() for a, b in zip(rows[-1], row_cells, strict=True)
             ]
     head, *body = rows
-    marked = [
+    table_lines = [
         "| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)
     ]
-    return [" " * indent + line for line in ["", *marked, ""]]
+    return [" " * indent + line for line in ["", *table_lines, ""]]

@@ -44,10 +44,12 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="ignore the stamp")
     options = parser.parse_args()
     tree = {"tree": tree_hash(), "packages": packages_hash()}
-    passed = json.loads(STAMP.read_text()) if STAMP.exists() else {}
-    if not options.again and {name: passed.get(name) for name in tree} == tree:
-        print(f"This tree passed on {passed['date']} (commit {passed['commit']}):")
-        for step, result in passed["steps"].items():
+    last_pass = json.loads(STAMP.read_text()) if STAMP.exists() else {}
+    if not options.again and {name: last_pass.get(name) for name in tree} == tree:
+        print(
+            f"This tree passed on {last_pass['date']} (commit {last_pass['commit']}):"
+        )
+        for step, result in last_pass["steps"].items():
             print(f"  {step:16} {result}")
         return 0
     STAMP.unlink(missing_ok=True)
@@ -123,7 +125,7 @@ def commit() -> str:
 
 def git(*arguments: str, **variables: str) -> str:
     """Run git in the checkout with these environment variables; return its output."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", *arguments],
         cwd=ROOT,
         env={**os.environ, **variables},
@@ -131,7 +133,7 @@ def git(*arguments: str, **variables: str) -> str:
         capture_output=True,
         text=True,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 if __name__ == "__main__":

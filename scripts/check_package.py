@@ -144,10 +144,10 @@ def run(*command: object, folder: Path, **variables: str) -> str:
     """
     ours = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
     ours["PYTHONPATH"] = str(ROOT / "benchmarks")  # It has an environment to try.
-    shown = " ".join(str(part) for part in command)
+    command_text = " ".join(str(argument) for argument in command)
     begin = time.monotonic()
-    done = subprocess.run(
-        [str(part) for part in command],
+    process = subprocess.run(
+        [str(argument) for argument in command],
         cwd=folder,
         env=ours | variables,
         capture_output=True,
@@ -157,10 +157,10 @@ def run(*command: object, folder: Path, **variables: str) -> str:
     )
     seconds = time.monotonic() - begin
     if seconds > _SLOW:
-        print(f"{seconds:.0f} s: {shown:.200}", flush=True)
-    if done.returncode:
-        raise SystemExit(f"{shown} failed:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
+        print(f"{seconds:.0f} s: {command_text:.200}", flush=True)
+    if process.returncode:
+        raise SystemExit(f"{command_text} failed:\n{process.stdout}\n{process.stderr}")
+    return process.stdout
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -190,18 +190,18 @@ def build(folder: Path) -> tuple[Path, Path]:
 def install(archive: Path, extras: str, *, system: bool, folder: Path) -> Path:
     """Install an archive with extras in a new environment; return its folder."""
     name = extras.replace(",", "-") or "plain"
-    where = folder / f"env-{archive.suffix[1:]}-{name}"
-    python = where / "bin" / "python"
+    environment = folder / f"env-{archive.suffix[1:]}-{name}"
+    python = environment / "bin" / "python"
     plain = folder / f"env-{archive.suffix[1:]}-plain"
     if plain.exists():
         # Links suffice: pip replaces files and writes into none.
-        shutil.copytree(plain, where, symlinks=True, copy_function=os.link)
-        for script in (where / "bin").glob("pip*"):
+        shutil.copytree(plain, environment, symlinks=True, copy_function=os.link)
+        for script in (environment / "bin").glob("pip*"):
             script.unlink()  # Its first line names the other environment.
     else:
-        venv.create(where, with_pip=True)
+        venv.create(environment, with_pip=True)
     if system:  # An environment inside another one does not see its packages.
-        (site,) = (where / "lib").glob("python*/site-packages")
+        (site,) = (environment / "lib").glob("python*/site-packages")
         for old in site.glob("setuptools*"):  # It would hide the newer one.
             shutil.rmtree(old)
         (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -217,19 +217,21 @@ def install(archive: Path, extras: str, *, system: bool, folder: Path) -> Path:
             # As the README says: its archive of bots may be out of reach.
             script = ROOT / "scripts" / "install_meltingpot.py"
             run(python, script, "--quiet", "-c", constraints, folder=folder)
-    if plain.exists() and not system and where != plain:
-        again = ["--no-deps", "--force-reinstall"]  # For the paths in its scripts.
-        run(python, "-m", "pip", "install", *options, *again, archive, folder=folder)
+    if plain.exists() and not system and environment != plain:
+        reinstall = ["--no-deps", "--force-reinstall"]  # For the paths in its scripts.
+        run(
+            python, "-m", "pip", "install", *options, *reinstall, archive, folder=folder
+        )
     target = f"{archive}[{extras}]" if extras else str(archive)
     run(python, "-m", "pip", "install", *options, target, folder=folder)
-    return where
+    return environment
 
 
 def tested_versions(extras: list[str]) -> str:
     """Return constraints.txt without the packages of which extras need others."""
-    others = {name for extra in extras for name in OTHER_VERSIONS.get(extra, ())}
+    excluded = {name for extra in extras for name in OTHER_VERSIONS.get(extra, ())}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(True)
-    return "".join(line for line in lines if line.split("==")[0] not in others)
+    return "".join(line for line in lines if line.split("==")[0] not in excluded)
 
 
 def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
@@ -238,9 +240,12 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
     Without an extra, the commands that need none run, and collect the dataset that the
     uses of the extras read.
     """
-    where = install(archive, extra, system=system, folder=folder)
+    environment = install(archive, extra, system=system, folder=folder)
     try:
-        python, command = where / "bin" / "python", where / "bin" / "marl-collect"
+        python, command = (
+            environment / "bin" / "python",
+            environment / "bin" / "marl-collect",
+        )
         print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())
         if not extra:
             run(command, "--version", folder=folder)
@@ -248,15 +253,19 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
             amount = ["--frames", "100", "--policy", "random", "--quiet"]
             run(command, "collect", COUNTING, *amount, "--out", DATA, folder=folder)
             run(command, "inspect", DATA, folder=folder)
-        every = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
-        for use in every if extra == "all" else USES.get(extra, ()):
-            execute(use.replace("{data}", DATA), where, folder / f"use-{where.name}")
+        uses = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
+        for use in uses if extra == "all" else USES.get(extra, ()):
+            execute(
+                use.replace("{data}", DATA),
+                environment,
+                folder / f"use-{environment.name}",
+            )
     finally:
         if extra or archive.suffix != ".whl":
-            shutil.rmtree(where)
+            shutil.rmtree(environment)
 
 
-def execute(use: str, where: Path, folder: Path) -> None:
+def execute(use: str, environment: Path, folder: Path) -> None:
     """Run one use of an extra: a command of ours, or Python."""
     folder.mkdir(exist_ok=True)
     if not (folder / DATA).exists():
@@ -264,11 +273,11 @@ def execute(use: str, where: Path, folder: Path) -> None:
     variables = {"MINARI_DATASETS_PATH": str(folder / "minari")}  # Not in the home.
     if use.startswith("marl-collect "):
         _name, *arguments = shlex.split(use)
-        program = where / "bin" / "marl-collect"
+        program = environment / "bin" / "marl-collect"
         run(program, *arguments, folder=folder, **variables)
     else:
         (folder / "use.py").write_text(use)
-        python = where / "bin" / "python"
+        python = environment / "bin" / "python"
         run(python, "-P", "use.py", folder=folder, **variables)
 
 
@@ -279,24 +288,26 @@ def check_processes(folder: Path) -> None:
         SystemExit: if there are any after some seconds; names them.
     """
     end = time.monotonic() + _LEFT_SECONDS
-    while left := processes_of(folder):
+    while remaining := processes_of(folder):
         if time.monotonic() > end:
-            for pid in left:
+            for pid in remaining:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            raise SystemExit(f"Processes were left behind: {sorted(left.values())}.")
+            raise SystemExit(
+                f"Processes were left behind: {sorted(remaining.values())}."
+            )
         time.sleep(0.5)  # noqa: TID251 - no child of ours
 
 
 def processes_of(folder: Path) -> dict[int, str]:
     """Return the commands that mention ``folder``, by process id; needs /proc."""
-    found = {}
+    commands = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if str(folder) in command:
-                found[int(path.parent.name)] = command
-    return found
+                commands[int(path.parent.name)] = command
+    return commands
 
 
 def check_readme(wheel: Path, *, system: bool, folder: Path) -> None:
@@ -308,18 +319,18 @@ def check_readme(wheel: Path, *, system: bool, folder: Path) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     commands = re.findall(r"^(marl-collect [^#\n]+)", readme, re.MULTILINE)
     first = next(iter(extras))
-    for each in extras:
-        where = install(wheel, each, system=system, folder=folder)
-        place = folder / f"use-{where.name}"
-        run(where / "bin" / "marl-collect", "info", COUNTING, folder=folder)
-        if each == first:
-            execute(script, where, place)
-            execute(WEIGHTS, where, place)
+    for extra in extras:
+        environment = install(wheel, extra, system=system, folder=folder)
+        use_folder = folder / f"use-{environment.name}"
+        run(environment / "bin" / "marl-collect", "info", COUNTING, folder=folder)
+        if extra == first:
+            execute(script, environment, use_folder)
+            execute(WEIGHTS, environment, use_folder)
             for command in commands:
                 if command.split()[1] not in ("compare", "bench"):  # They take hours.
-                    execute(command, where, place)
-        shutil.rmtree(where)
-        print(f"The README's commands work with [{each}].")
+                    execute(command, environment, use_folder)
+        shutil.rmtree(environment)
+        print(f"The README's commands work with [{extra}].")
 
 
 def main() -> None:
@@ -331,14 +342,19 @@ def main() -> None:
     parser.add_argument("--system-site-packages", action="store_true")
     arguments = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    known = project["optional-dependencies"]
-    extras = sorted(known) if arguments.every_extra else arguments.extras
-    unknown = sorted(set(extras) - known.keys())
-    if unknown:
-        raise SystemExit(f"There are no extras {unknown}: expected {sorted(known)}.")
+    declared_extras = project["optional-dependencies"]
+    extras = sorted(declared_extras) if arguments.every_extra else arguments.extras
+    unknown_extras = sorted(set(extras) - declared_extras.keys())
+    if unknown_extras:
+        raise SystemExit(
+            f"There are no extras {unknown_extras}: expected {sorted(declared_extras)}."
+        )
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r'"marl-collect\[([\w,]+)\]"', readme)
-    wrong = sorted({e for names in named for e in names.split(",")} - known.keys())
+    readme_extras = re.findall(r'"marl-collect\[([\w,]+)\]"', readme)
+    wrong = sorted(
+        {e for names in readme_extras for e in names.split(",")}
+        - declared_extras.keys()
+    )
     if wrong:
         raise SystemExit(f"The README installs extras that do not exist: {wrong}.")
     failures = []
@@ -361,11 +377,11 @@ def main() -> None:
         }
         if arguments.readme:
             checks["the README"] = partial(check_readme, wheel, **settings)
-        for number, (name, each) in enumerate(checks.items()):
+        for number, (name, check_step) in enumerate(checks.items()):
             begin = time.monotonic()
             print(f"{number + 1} of {len(checks)}: {name}", flush=True)
             state = "works"
-            for step in (each, partial(check_processes, folder)):
+            for step in (check_step, partial(check_processes, folder)):
                 try:
                     step()
                 except (SystemExit, subprocess.TimeoutExpired) as error:

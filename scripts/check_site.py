@@ -119,15 +119,15 @@ def broken_links(site: Path) -> list[str]:
         if page.name == "404.html":  # Its links start at the server's root.
             continue
         for link in set(re.findall(r'(?:href|src)="([^"]+)"', text)):
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
                 continue
-            target = (page.parent / unquote(parts.path)).resolve()
-            target = target if parts.path else page.resolve()
+            target = (page.parent / unquote(url.path)).resolve()
+            target = target if url.path else page.resolve()
             target = target / "index.html" if target.is_dir() else target
-            missing = parts.fragment and target in anchors
+            has_fragment = url.fragment and target in anchors
             if not target.exists() or (
-                missing and unquote(parts.fragment) not in anchors[target]
+                has_fragment and unquote(url.fragment) not in anchors[target]
             ):
                 wrong.append(f"{page.relative_to(site)}: {link}")
     return sorted(wrong)
@@ -152,11 +152,11 @@ def in_browser(site: Path, browser: str, timeout: float) -> dict[str, Any]:
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                finished = Handler.done.wait(timeout)
+                answered = Handler.done.wait(timeout)
             finally:
                 process.terminate()
     server.shutdown()
-    if not finished:
+    if not answered:
         raise SystemExit(f"{browser} sent no result within {timeout:.0f} seconds.")
     return Handler.result
 
@@ -172,7 +172,9 @@ def main() -> int:
         raise SystemExit(f"There is no {arguments.browser}: pass --browser.")
     if not (arguments.site / "index.html").exists():
         raise SystemExit(f"{arguments.site} has no index.html: run `make docs`.")
-    problems = [f"broken link in {each}" for each in broken_links(arguments.site)]
+    problems = [
+        f"broken link in {broken_link}" for broken_link in broken_links(arguments.site)
+    ]
     result = in_browser(arguments.site, arguments.browser, arguments.timeout)
     problems += [
         f"{page} is {wide} pixels wide in a window of {width}"

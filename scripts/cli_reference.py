@@ -77,8 +77,8 @@ def run_example(name: str) -> str:
     arguments = shlex.split(command)
     if name == "bench":  # It starts a process, which the runner cannot hear.
         program = [sys.executable, "-m", "marl_collect.cli.main", *arguments]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        code, text = done.returncode, done.stdout + done.stderr
+        process = subprocess.run(program, capture_output=True, text=True, check=False)
+        code, text = process.returncode, process.stdout + process.stderr
     else:
         result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
         code, text = result.exit_code, result.output
@@ -89,26 +89,26 @@ def run_example(name: str) -> str:
 
 def shown(page: str) -> dict[str, str]:
     """Return what each example prints according to the page."""
-    found = re.findall(
+    outputs = re.findall(
         r"^Printed:\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
     )
     names = re.findall(r"^## (\w+)$", page, re.MULTILINE)
-    return dict(zip(names, (text.rstrip("\n") for text in found), strict=False))
+    return dict(zip(names, (text.rstrip("\n") for text in outputs), strict=False))
 
 
-def page(printed: dict[str, str]) -> str:
+def page(outputs: dict[str, str]) -> str:
     """Return the page, with what each example prints."""
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group) or hasattr(group, "commands")
-    parts = [_HEAD, _overview(group.commands)]
-    parts += [
-        _section(name, command) + _example(name, printed.get(name, ""))
+    sections = [_HEAD, _overview(group.commands)]
+    sections += [
+        _section(name, command) + _example(name, outputs.get(name, ""))
         for name, command in group.commands.items()
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def _example(name: str, printed: str) -> str:
+def _example(name: str, output: str) -> str:
     command = "\n".join(
         textwrap.wrap(
             EXAMPLES[name],
@@ -119,7 +119,7 @@ def _example(name: str, printed: str) -> str:
         )
     ).replace("\n", " \\\n")
     return (
-        f"\n```sh\nmarl-collect {command}\n```\n\nPrinted:\n\n```text\n{printed}\n```\n"
+        f"\n```sh\nmarl-collect {command}\n```\n\nPrinted:\n\n```text\n{output}\n```\n"
     )
 
 
@@ -160,28 +160,30 @@ def _names(option: click.Parameter) -> str:
 def _row(name: str, parameter: click.Parameter) -> str:
     text = str(getattr(parameter, "help", "") or "").strip()
     default = parameter.default
-    shown = "" if default in (None, (), [], "") or callable(default) else f"`{default}`"
+    default_text = (
+        "" if default in (None, (), [], "") or callable(default) else f"`{default}`"
+    )
     if match := re.search(r"\s*\[default: (.*)\]$", text):
-        shown, text = match[1], text[: match.start()]
-    return f"| {name} | {shown} | {text} |"
+        default_text, text = match[1], text[: match.start()]
+    return f"| {name} | {default_text} | {text} |"
 
 
 def _paragraphs(text: str | None) -> list[str]:
-    parts = re.split(r"\n\s*\n", (text or "").strip())
-    return [" ".join(part.split()) for part in parts]
+    paragraphs = re.split(r"\n\s*\n", (text or "").strip())
+    return [" ".join(paragraph.split()) for paragraph in paragraphs]
 
 
 def main() -> int:
     """Write or compare the page; 1 if there was a difference."""
     before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     checks = "--check" in sys.argv
-    written = page(shown(before) if checks else run_examples())
-    if before == written:
+    content = page(shown(before) if checks else run_examples())
+    if before == content:
         return 0
     if checks:
         print("docs/cli.md differs from the commands: run scripts/cli_reference.py.")
     else:
-        PAGE.write_text(written, encoding="utf-8")
+        PAGE.write_text(content, encoding="utf-8")
     return 1
 
 

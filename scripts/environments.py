@@ -83,9 +83,9 @@ def _agents(description: EnvDescription) -> str:
 
 def _by_group(description: EnvDescription, name: str) -> str:
     texts = {}
-    for group, what in description.groups.items():
-        text = _space(getattr(what, name))
-        if name == "action" and what.action_mask:
+    for group, group_description in description.groups.items():
+        text = _space(getattr(group_description, name))
+        if name == "action" and group_description.action_mask:
             text += " masked"
         texts[group] = text
     if len(set(texts.values())) == 1:
@@ -105,8 +105,8 @@ def _space(space: spaces.Space[Any]) -> str:
 def _note(command: str, tasks: list[str]) -> str:
     """Return a sentence about tasks that could not be tried."""
     names = ", ".join(task.split("/")[1] for task in tasks[:_NAMED])
-    more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    return f"Not tried, because they need `{command}`: {names}{more}.\n"
+    remainder = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    return f"Not tried, because they need `{command}`: {names}{remainder}.\n"
 
 
 def with_speeds(page: str, table: str) -> str:
@@ -124,8 +124,8 @@ def with_speeds(page: str, table: str) -> str:
             speeds.setdefault(family, []).append(f"{task}: {cells[4]}")
 
     def measured(row: re.Match[str]) -> str:
-        found = "; ".join(speeds.get(row[2], []))
-        return f"{row[1]} {found} |" if found else row[0]
+        row_speeds = "; ".join(speeds.get(row[2], []))
+        return f"{row[1]} {row_speeds} |" if row_speeds else row[0]
 
     # The second cell of a row is a task with its family, the last one the speed.
     row = r"^(\| [^|\n]+ \| `(\w+)/[^|\n]+(?:\|[^|\n]+){4}\|)[^|\n]+\|$"
@@ -138,29 +138,29 @@ def main() -> None:
     parser.add_argument("families", nargs="*")
     parser.add_argument("--speeds", action="store_true")
     arguments = parser.parse_args()
-    chosen = arguments.families
+    chosen_families = arguments.families
     if arguments.speeds:
         micro = [sys.executable, str(ROOT / "benchmarks" / "micro.py")]
-        for benchmark, family in itertools.product(_SPEEDS, chosen or [""]):
-            found = subprocess.run(
+        for benchmark, family in itertools.product(_SPEEDS, chosen_families or [""]):
+            output = subprocess.run(
                 [*micro, benchmark, "--only", f"{family}/", *_ROUNDS],
                 check=True,
                 stdout=subprocess.PIPE,
                 text=True,
                 timeout=_DEADLINE,
             ).stdout
-            print(found, flush=True)
-            PAGE.write_text(with_speeds(PAGE.read_text(), found))
+            print(output, flush=True)
+            PAGE.write_text(with_speeds(PAGE.read_text(), output))
         return
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
     absent: dict[str, dict[str, list[str]]] = {}
-    for task, missing in available_tasks().items():
+    for task, extra in available_tasks().items():
         family = task.split("/")[0]
-        if chosen and family not in chosen:
+        if chosen_families and family not in chosen_families:
             continue
-        if missing:
-            absent.setdefault(family, {}).setdefault(missing, []).append(task)
+        if extra:
+            absent.setdefault(family, {}).setdefault(extra, []).append(task)
             families.setdefault(family, [])
             continue
         line = row(task)
@@ -171,11 +171,11 @@ def main() -> None:
         text = PAGE.read_text()
         begin, end = f"<!-- begin {family} -->\n", f"<!-- end {family} -->"
         table = _HEAD + "\n".join(lines) + "\n" if lines else ""
-        notes = [_note(*each) for each in absent.get(family, {}).items()]
+        notes = [_note(*task_note) for task_note in absent.get(family, {}).items()]
         block = begin + "\n".join([table, *notes]) + end
         pattern = re.escape(begin) + ".*?" + re.escape(end)
-        replaced, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]
-        PAGE.write_text(replaced if count else f"{text}\n### {family}\n\n{block}\n")
+        new_text, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]
+        PAGE.write_text(new_text if count else f"{text}\n### {family}\n\n{block}\n")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def prove(
     """Compare one task; return the record of what was compared."""
     total = Tally()
     module = ""
-    each = -(-steps // (seeds * len(variants)))
+    steps_per_world = -(-steps // (seeds * len(variants)))
     for keywords in variants:
         for seed in range(seeds):
             stock = find_task(task)(**keywords)
@@ -87,7 +87,7 @@ def prove(
                 agent: stock.action_space(agent) for agent in stock.possible_agents
             }
             total += compare(
-                stock, world, spaces, steps=each, seed=seed, with_state=False
+                stock, world, spaces, steps=steps_per_world, seed=seed, with_state=False
             )
             stock.close()
             twin.close()
@@ -107,18 +107,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of each task")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    if unknown := set(arguments.tasks) - TASKS.keys():
-        parser.error(f"no such task: {', '.join(unknown)}; one of {', '.join(TASKS)}")
+    if unknown_tasks := set(arguments.tasks) - TASKS.keys():
+        parser.error(
+            f"no such task: {', '.join(unknown_tasks)}; one of {', '.join(TASKS)}"
+        )
     for task in arguments.tasks or TASKS:
         begin = time.perf_counter()
         record = prove(task, TASKS[task], arguments.steps, arguments.seeds)
         records = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-        same = (task, record["versions"])
-        kept = [r for r in records if (r["task"], r["versions"]) != same]
+        key = (task, record["versions"])
+        results = [r for r in records if (r["task"], r["versions"]) != key]
         note = {"note": NOTES[task]} if task in NOTES else {}
-        kept.append({"task": task, **record, **note})
-        kept.sort(key=lambda r: (r["task"], r["versions"]))
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        results.append({"task": task, **record, **note})
+        results.sort(key=lambda r: (r["task"], r["versions"]))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         seconds = time.perf_counter() - begin
         sys.stdout.write(f"{task}: equal, {record['found']}, {seconds:.0f} s\n")
         sys.stdout.flush()

@@ -41,8 +41,8 @@ def main() -> None:
         seed=arguments.seed,
         overlay=True,
     )
-    kept = islice(pictures, 0, None, arguments.every)
-    small = (_resized(picture, arguments.width) for picture in kept)
+    selected = islice(pictures, 0, None, arguments.every)
+    small = (_resized(picture, arguments.width) for picture in selected)
     print(write_video(arguments.video, small, fps=15, scale=1), "pictures")
 
 

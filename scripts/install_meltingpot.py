@@ -45,7 +45,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="meltingpot-") as folder:
         archive = Path(folder) / ARCHIVE
         print("1 of 3: the archive of bots", flush=True)
-        whole = _provide(archive, options)
+        includes_bots = _provide(archive, options)
         print("2 of 3: building the wheel", flush=True)
         build = ["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", folder]
         run_pip.run(
@@ -56,9 +56,13 @@ def main() -> int:
         wheel = next(Path(folder).glob("dm_meltingpot-*.whl"))
         print("3 of 3: installing it", flush=True)
         constraints = ["-c", options.constraint] if options.constraint else []
-        again = ["--force-reinstall", "--no-deps"] if _installed() == VERSION else []
-        run_pip.run(["install", *constraints, *again, str(wheel)], quiet=options.quiet)
-    if whole:
+        reinstall = (
+            ["--force-reinstall", "--no-deps"] if _installed() == VERSION else []
+        )
+        run_pip.run(
+            ["install", *constraints, *reinstall, str(wheel)], quiet=options.quiet
+        )
+    if includes_bots:
         print(f"dm-meltingpot {VERSION} is installed, bots included.")
     else:
         print(
@@ -125,15 +129,15 @@ def _download(archive: Path, deadline: float) -> None:
     line.end(f"{archive.stat().st_size / 1e6:,.0f} MB in {line.elapsed}")
 
 
-def _amount(done: int, total: int, seconds: float) -> str:
+def _amount(received: int, total: int, seconds: float) -> str:
     """Returns what is fetched, the rate, and the time left if the total is known."""
-    rate = done / max(seconds, 1e-9)
-    text = f"{done / 1e6:,.0f} MB"
-    left = ""
+    rate = received / max(seconds, 1e-9)
+    text = f"{received / 1e6:,.0f} MB"
+    time_left = ""
     if total:
-        text = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        left = f", {run_pip.minutes((total - done) / rate)} left"
-    return f"{text}, {rate / 1e6:.1f} MB/s{left}"
+        text = f"{received / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+        time_left = f", {run_pip.minutes((total - received) / rate)} left"
+    return f"{text}, {rate / 1e6:.1f} MB/s{time_left}"
 
 
 def _write_empty(archive: Path) -> None:

@@ -42,19 +42,19 @@ def example(name: str, folder: Path) -> str:
     """
     code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     picture = ROOT / "docs" / "pictures" / f"{name}.png"
-    shown = ""
+    picture_line = ""
     if picture.exists():
-        shown = f"![Curve of {name}]({os.path.relpath(picture, folder)})\n\n"
-    return f'{shown}```python title="examples/{name}.py"\n{code}```'
+        picture_line = f"![Curve of {name}]({os.path.relpath(picture, folder)})\n\n"
+    return f'{picture_line}```python title="examples/{name}.py"\n{code}```'
 
 
 def _every_example(folder: Path) -> str:
-    parts = []
+    sections = []
     for path in sorted((ROOT / "examples").glob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         summary = (ast.get_docstring(module) or "").partition("\n\n")[0]
-        parts.append(f"## {path.stem}\n\n{summary}\n\n{example(path.stem, folder)}")
-    return "\n\n".join(parts)
+        sections.append(f"## {path.stem}\n\n{summary}\n\n{example(path.stem, folder)}")
+    return "\n\n".join(sections)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
@@ -67,9 +67,9 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 def problems(site: Path, docs: Path) -> Iterator[str]:
     """Yield what is wrong with a built site, beyond broken links."""
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
-    built = {path.stem for path in pages}
+    built_stems = {path.stem for path in pages}
     for source in docs.rglob("*.md"):
-        if source.stem not in built:
+        if source.stem not in built_stems:
             yield f"{source.name} is not on the site"
     for path, text in pages.items():
         if _ROLE.search(text):

@@ -70,8 +70,12 @@ def _written(match: re.Match[str]) -> str:
     if match["name"] is None:
         return f"{match[1]}\n{_by_subject()}\n\n{match[3]}"
     module, _, name = match["name"].rpartition(".")
-    thing = getattr(import_module(module), name)
-    table = _rejected(thing) if isinstance(thing, Mapping) else _options(thing)
+    declared_object = getattr(import_module(module), name)
+    table = (
+        _rejected(declared_object)
+        if isinstance(declared_object, Mapping)
+        else _options(declared_object)
+    )
     return f"{match[1]}\n{table}\n\n{match[3]}"
 
 
@@ -80,39 +84,49 @@ def _options(kind: Any) -> str:
     lines = ["| argument | default | meaning |", "|---|---|---|"]
     for name, _, default, option in declared(kind):
         if name in kind.__annotations__:
-            places = ", ".join(f"`{place}`" for place in option.not_in)
-            text = f"{option.help}. Not for {places}" if places else option.help
+            excluded = ", ".join(
+                f"`{collector_kind}`" for collector_kind in option.not_in
+            )
+            text = f"{option.help}. Not for {excluded}" if excluded else option.help
             lines.append(f"| `{name}` | {_shown(default)} | {text} |")
     return "\n".join(lines)
 
 
 def _by_subject() -> str:
     """Return a section for every subject, with a table of its options."""
-    known = {each.name: each for each in declared(CollectorArguments)}
+    options_by_name = {option.name: option for option in declared(CollectorArguments)}
     subjects = {subject: names.split() for subject, names in SUBJECTS.items()}
-    listed = {name for names in subjects.values() for name in names}
-    if listed - known.keys():
-        raise SystemExit(f"There are no options {sorted(listed - known.keys())}.")
-    rest = [name for name in known if name not in listed]
+    listed_names = {name for names in subjects.values() for name in names}
+    if listed_names - options_by_name.keys():
+        raise SystemExit(
+            f"There are no options {sorted(listed_names - options_by_name.keys())}."
+        )
+    unlisted = [name for name in options_by_name if name not in listed_names]
     sections = []
-    for subject, names in (subjects | {"Further": rest}).items():
+    for subject, names in (subjects | {"Further": unlisted}).items():
         if names:
             lines = ["| argument | type | default | meaning |", "|---|---|---|---|"]
-            lines += [_line(known[name]) for name in names]
+            lines += [_line(options_by_name[name]) for name in names]
             sections.append(f"## {subject}\n\n" + "\n".join(lines))
     return "\n\n".join(sections)
 
 
-def _line(each: Declared) -> str:
-    places = ", ".join(f"`{place}`" for place in each.option.not_in)
-    text = f"{each.option.help}. Not for {places}" if places else each.option.help
-    kind = "any" if each.kind is Any else type_words(each).replace("|", r"\|")
-    return f"| `{each.name}` | {kind} | {_shown(each.default)} | {text} |"
+def _line(option: Declared) -> str:
+    excluded = ", ".join(
+        f"`{collector_kind}`" for collector_kind in option.option.not_in
+    )
+    text = (
+        f"{option.option.help}. Not for {excluded}" if excluded else option.option.help
+    )
+    kind = "any" if option.kind is Any else type_words(option).replace("|", r"\|")
+    return f"| `{option.name}` | {kind} | {_shown(option.default)} | {text} |"
 
 
 def _rejected(keywords: Mapping[str, RejectedKeyword]) -> str:
     lines = ["| TorchRL | here |", "|---|---|"]
-    lines += [f"| `{name}` | {other.advice} |" for name, other in keywords.items()]
+    lines += [
+        f"| `{name}` | {rejected.advice} |" for name, rejected in keywords.items()
+    ]
     return "\n".join(lines)
 
 

@@ -72,16 +72,16 @@ class PipLog:
     def add(self, line: str) -> None:
         """Read one line."""
         self.lines.append(line)
-        if found := _FOUND.match(line):
-            self._names.add(found[1].lower())
-            self._now = found[1]
-        elif found := _FILE.match(line):
-            self._files[found[1]] = float(found[2]) * _MEGABYTES[found[3]]
-            self._now = f"{found[1].partition('-')[0]}, {found[2]} {found[3]}"
-        elif found := _LOCAL.match(line):
-            self._names.add(found[1])
-        elif found := _BUILT.match(line):
-            self._now = f"building {found[1]}"
+        if match := _FOUND.match(line):
+            self._names.add(match[1].lower())
+            self._now = match[1]
+        elif match := _FILE.match(line):
+            self._files[match[1]] = float(match[2]) * _MEGABYTES[match[3]]
+            self._now = f"{match[1].partition('-')[0]}, {match[2]} {match[3]}"
+        elif match := _LOCAL.match(line):
+            self._names.add(match[1])
+        elif match := _BUILT.match(line):
+            self._now = f"building {match[1]}"
         elif line.startswith(_INSTALLED):
             self._installed = line.count(",") + 1
 

@@ -52,7 +52,7 @@ class Tally:
 
 def compare(
     expected: Stepped,
-    found: Stepped,
+    actual: Stepped,
     spaces: Mapping[Any, Any],
     *,
     steps: int,
@@ -63,7 +63,7 @@ def compare(
 
     Args:
         expected: the reference; its values determine dtypes.
-        found: the environment to compare with it.
+        actual: the environment to compare with it.
         spaces: action space of each possible agent.
         steps: number of steps.
         seed: of resets and actions.
@@ -76,59 +76,69 @@ def compare(
     for index, space in enumerate(spaces.values()):
         space.seed(seed * 1000 + index)
     episode_seed = seed
-    _same("reset", expected.reset(seed=seed), found.reset(seed=seed))
+    _same("reset", expected.reset(seed=seed), actual.reset(seed=seed))
     for step in range(steps):
         where = f"seed {seed}, step {step}"
         if not expected.agents:
             tally.episodes += 1
             episode_seed += 1
-            resets = expected.reset(seed=episode_seed), found.reset(seed=episode_seed)
+            resets = expected.reset(seed=episode_seed), actual.reset(seed=episode_seed)
             _same(f"{where}, reset", *resets)
-        _equal(f"{where}, agents", list(expected.agents), list(found.agents))
+        _equal(f"{where}, agents", list(expected.agents), list(actual.agents))
         actions = {agent: spaces[agent].sample() for agent in expected.agents}
         # An environment may keep or modify its actions, so each gets a copy.
         copies = {agent: np.copy(action)[()] for agent, action in actions.items()}
-        one, two = expected.step(actions), found.step(copies)
-        _same(where, one, two)
+        expected_result, actual_result = expected.step(actions), actual.step(copies)
+        _same(where, expected_result, actual_result)
         if with_state:
-            _identical(f"{where}, state", expected.state(), found.state())
+            _identical(f"{where}, state", expected.state(), actual.state())
         tally.steps += 1
-        _count(tally, one, expected.agents)
+        _count(tally, expected_result, expected.agents)
     return tally
 
 
-def _count(tally: Tally, result: Sequence[dict[Any, Any]], left: list[Any]) -> None:
+def _count(
+    tally: Tally, result: Sequence[dict[Any, Any]], agents_left: list[Any]
+) -> None:
     terminations, truncations = result[2], result[3]
-    ended = [a for a in terminations if terminations[a] or truncations.get(a)]
+    ended_agents = [a for a in terminations if terminations[a] or truncations.get(a)]
     tally.terminations += sum(bool(flag) for flag in terminations.values())
     tally.truncations += sum(bool(flag) for flag in truncations.values())
-    tally.deaths += len(ended) if left else 0
+    tally.deaths += len(ended_agents) if agents_left else 0
 
 
-def _same(where: str, one: Sequence[Any], two: Sequence[Any]) -> None:
+def _same(
+    where: str, expected_result: Sequence[Any], actual_result: Sequence[Any]
+) -> None:
     names = ["observation", "reward", "termination", "truncation", "info"]
-    if len(one) == 2:
+    if len(expected_result) == 2:
         names = ["observation", "info"]
-    for name, expected, found in zip(names, one, two, strict=True):
+    for name, expected, actual in zip(
+        names, expected_result, actual_result, strict=True
+    ):
         for agent in expected:
-            if agent not in found:
+            if agent not in actual:
                 raise AssertionError(f"{where}: no {name} of {agent}")
-            _identical(f"{where}, {name} of {agent}", expected[agent], found[agent])
+            _identical(f"{where}, {name} of {agent}", expected[agent], actual[agent])
 
 
-def _identical(where: str, expected: Any, found: Any) -> None:
+def _identical(where: str, expected: Any, actual: Any) -> None:
     """Compare bits, after casting to the reference's dtype as a row does."""
     if isinstance(expected, Mapping):
-        _equal(where, list(expected), list(found))
+        _equal(where, list(expected), list(actual))
         for key in expected:
-            _identical(f"{where}/{key}", expected[key], found[key])
+            _identical(f"{where}/{key}", expected[key], actual[key])
         return
-    one = np.asarray(expected)
-    two = np.asarray(found)
-    if one.shape != two.shape or one.tobytes() != two.astype(one.dtype).tobytes():
-        raise AssertionError(f"{where}: expected {expected!r}, found {found!r}")
+    expected_array = np.asarray(expected)
+    actual_array = np.asarray(actual)
+    if (
+        expected_array.shape != actual_array.shape
+        or expected_array.tobytes()
+        != actual_array.astype(expected_array.dtype).tobytes()
+    ):
+        raise AssertionError(f"{where}: expected {expected!r}, found {actual!r}")
 
 
-def _equal(where: str, expected: Any, found: Any) -> None:
-    if expected != found:
-        raise AssertionError(f"{where}: expected {expected}, found {found}")
+def _equal(where: str, expected: Any, actual: Any) -> None:
+    if expected != actual:
+        raise AssertionError(f"{where}: expected {expected}, found {actual}")

@@ -18,17 +18,19 @@ CHOSEN_BY_TORCH = re.compile(r"nvidia-.*|cuda-.*|triton")
 def main(target: Path) -> None:
     """Writes the file; local version labels such as +cpu are left out."""
     versions = {
-        re.sub(r"[-_.]+", "-", found.name).lower(): found.version.partition("+")[0]
-        for found in importlib.metadata.distributions()
+        re.sub(
+            r"[-_.]+", "-", distribution.name
+        ).lower(): distribution.version.partition("+")[0]
+        for distribution in importlib.metadata.distributions()
     }
     lines = [
         f"{name}=={version}"
         for name, version in sorted(versions.items())
         if name not in BROUGHT_ALONG | {OWN} and not CHOSEN_BY_TORCH.fullmatch(name)
     ]
-    tested = f"CPython {platform.python_version()}, {sys.platform} {platform.machine()}"
+    python = f"CPython {platform.python_version()}, {sys.platform} {platform.machine()}"
     header = (
-        f"# The versions that the tests pass with, every extra included: {tested}.\n"
+        f"# The versions that the tests pass with, every extra included: {python}.\n"
         "# Written by `make constraints`; not edited by hand.\n"
     )
     target.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
