@@ -75,10 +75,10 @@ def _no_roms() -> bool:
 def _no_mounts() -> bool:
     try:
         # What the tests do with it, but for the mount itself.
-        done = subprocess.run(["unshare", "-Urm", "true"], capture_output=True)
+        process = subprocess.run(["unshare", "-Urm", "true"], capture_output=True)
     except FileNotFoundError:
         return True
-    return done.returncode != 0
+    return process.returncode != 0
 
 
 MISSING: dict[str, Callable[[], bool]] = {

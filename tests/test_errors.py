@@ -48,9 +48,9 @@ def capture(exception: BaseException, **where: Any) -> Failure:
 
 
 def travel(failure: Failure, worker: int = 3) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any may come
+    with pytest.raises(BaseException) as excinfo:  # noqa: PT011 - any may come
         raise_failure(pickle.loads(pickle.dumps(failure)), worker)
-    return caught.value
+    return excinfo.value
 
 
 def test_an_exception_keeps_its_type_arguments_and_attributes() -> None:

@@ -32,9 +32,9 @@ RUN_ALL = f"""
 def test_every_example_has_help_and_names_its_extras(tmp_path: Path) -> None:
     script = tmp_path / "run_all.py"
     script.write_text(textwrap.dedent(RUN_ALL), encoding="utf-8")
-    done = run_python("-W", "ignore", script, *EXAMPLES, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    process = run_python("-W", "ignore", script, *EXAMPLES, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert len(lines) == 2 * len(EXAMPLES) > 20
     for path, helps, runs in zip(EXAMPLES, lines[::2], lines[1::2], strict=True):
         assert helps == f"{path} ['--help'] 0 usage:"

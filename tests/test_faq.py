@@ -161,11 +161,11 @@ def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path) -
         pytest.importorskip("multi_agent_ale_py", reason="needs the extra atari")
     if "bots" in quote:
         pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
-    with pytest.raises(BaseException) as caught:  # noqa: PT011, PT012 - text below
+    with pytest.raises(BaseException) as excinfo:  # noqa: PT011, PT012 - text below
         warnings.simplefilter("error", UserWarning)
         PROVOKED[quote](tmp_path)
     texts: list[str] = []
-    error: BaseException | None = caught.value
+    error: BaseException | None = excinfo.value
     while error is not None:
         texts.append(" ".join(str(error).split()))
         error = error.__cause__

@@ -112,8 +112,8 @@ def test_help_fits_into_80_columns() -> None:
 
 
 def test_the_notebooks_have_the_text_of_their_pages() -> None:
-    done = run_python(ROOT / "scripts" / "make_notebooks.py", "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run_python(ROOT / "scripts" / "make_notebooks.py", "--check")
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_citation_has_the_version_of_the_package() -> None:

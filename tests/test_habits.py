@@ -144,7 +144,7 @@ def test_the_script_of_the_completion_can_be_printed() -> None:
     ],
 )
 def test_a_warning_points_to_the_line_of_the_user(call: Callable[[], Any]) -> None:
-    with pytest.warns(UserWarning, match="is rounded up") as caught:
+    with pytest.warns(UserWarning, match="is rounded up") as warning_record:
         call().shutdown()
-    assert caught[0].filename == __file__
-    assert caught[0].lineno == call.__code__.co_firstlineno
+    assert warning_record[0].filename == __file__
+    assert warning_record[0].lineno == call.__code__.co_firstlineno

@@ -306,15 +306,15 @@ OWN_TRAINING = """
 
 
 def test_own_environment_and_training_run_from_a_script(tmp_path: Path) -> None:
-    done = run_python(script(OWN_TRAINING, tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["9", "4"]
+    process = run_python(script(OWN_TRAINING, tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["9", "4"]
 
 
 def test_own_environment_and_training_run_from_stdin() -> None:
-    done = run_python("-", input=textwrap.dedent(OWN_TRAINING))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["9", "4"]
+    process = run_python("-", input=textwrap.dedent(OWN_TRAINING))
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["9", "4"]
 
 
 NEVER_CLOSED = """
@@ -339,8 +339,8 @@ def test_a_collector_that_is_never_closed_closes_its_environments(
     tmp_path: Path,
 ) -> None:
     """At exit, before the modules lose the names that ``close`` uses."""
-    done = run_python(script(NEVER_CLOSED, tmp_path))
-    assert (done.stdout.split(), done.stderr) == (["10", "closed"], "")
+    process = run_python(script(NEVER_CLOSED, tmp_path))
+    assert (process.stdout.split(), process.stderr) == (["10", "closed"], "")
 
 
 ENDLESS = """

@@ -295,9 +295,9 @@ def test_an_interrupted_run_is_resumed(
     monkeypatch.setattr(Experiment, "run", run)
     path = tmp_path / "result.json"
     suite.run(Settings(minutes=60), Results(path, resume=False))
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "1 of 2, 0.1 of 0.2 min left, windows of 5.0 s: bad" in shown
-    assert "2 of 2, 0.1 of 0.1 min left, windows of 5.0 s: good" in shown
+    output = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2, 0.1 of 0.2 min left, windows of 5.0 s: bad" in output
+    assert "2 of 2, 0.1 of 0.1 min left, windows of 5.0 s: good" in output
     found = load(path)["experiments"]
     assert found["b/bad"]["status"] == "failed"
     assert "broken" in found["b/bad"]["reason"]
@@ -371,8 +371,8 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
 
 def test_results_contain_no_local_paths(tmp_path: Path) -> None:
     results = Results(tmp_path / "result.json", resume=False)
-    here = Path(__file__).resolve()
-    results.note("reason", f"File {here}, {sys.prefix}/lib, {tmp_path}/x")
+    path = Path(__file__).resolve()
+    results.note("reason", f"File {path}, {sys.prefix}/lib, {tmp_path}/x")
     text = results.path.read_text()
     assert "File <checkout>/tests/benchmarks/" in text
     assert "<environment>/lib" in text

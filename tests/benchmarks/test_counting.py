@@ -112,5 +112,5 @@ def test_a_fatal_fault_ends_the_process(fault: str, code: int) -> None:
         f"from workloads.counting import CountingEnv, Fault\nCountingEnv(fault={fault})"
     )
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
-    done = run_python("-c", script, env=environment)
-    assert done.returncode == code
+    process = run_python("-c", script, env=environment)
+    assert process.returncode == code

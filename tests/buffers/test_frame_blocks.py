@@ -25,9 +25,9 @@ def check(arrays: dict[Key, Any], frames: int = 4) -> None:
                 array[...] = rng.integers(0, 2, array.shape)
                 expected[key].append(array.copy())
             blocks.record()
-        found = blocks.drain()
-        assert found.keys() == arrays.keys()
-        for key, values in found.items():
+        actual = blocks.drain()
+        assert actual.keys() == arrays.keys()
+        for key, values in actual.items():
             assert values.dtype == arrays[key].dtype
             np.testing.assert_array_equal(values, np.stack(expected[key]))
     assert all(len(values) == 0 for values in blocks.drain().values())

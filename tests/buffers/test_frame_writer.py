@@ -29,8 +29,8 @@ def collected(envs: int, pieces: int, **options: Any) -> dict[Any, torch.Tensor]
     return flatten(torch.cat(batches, dim=1))
 
 
-def same(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> None:
-    for key, values in found.items():
+def same(actual: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> None:
+    for key, values in actual.items():
         assert torch.equal(values, expected[key]), key
 
 
@@ -39,9 +39,9 @@ def same(found: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> N
 def test_one_long_slot_equals_many_short_ones(envs: int, compact: bool) -> None:
     expected = collected(envs, pieces=30)
     assert expected["next", "done"].any()
-    found = collected(envs, pieces=1, compact_obs=compact)
-    assert found.keys() >= {key for key in expected if key[0] != "collector"}
-    same(found, expected)
+    actual = collected(envs, pieces=1, compact_obs=compact)
+    assert actual.keys() >= {key for key in expected if key[0] != "collector"}
+    same(actual, expected)
 
 
 @pytest.mark.parametrize("envs", [1, 3])

@@ -71,8 +71,10 @@ def interrupt(command: Program) -> str:
 def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     options = ["--workers", "2", "--frames", "400", "--frames-per-batch", "200"]
-    done = collect(tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised")
-    assert done.returncode == 0, done.stderr
+    process = collect(
+        tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised"
+    )
+    assert process.returncode == 0, process.stderr
     dataset = open_dataset(tmp_path / "runs" / "multiwalker_v9-1")
     assert [batch.shape for batch in dataset] == [(2, 100), (2, 100)]
     batch = dataset[0]
@@ -83,13 +85,13 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) ->
     assert run.seed == 3
     assert run.policy["centralised"] is True
     totals = dataset.contents.totals
-    shown = re.sub(r"[\s│]+", " ", done.stdout)
-    assert f"frames {totals.frames}" in shown
-    assert "frames/s" in shown
-    assert f"episodes {totals.episodes}" in shown
-    assert f"walker_2 {totals.mean_returns['walker'][2]:,.3f}" in shown
-    assert f"team sum {totals.mean_team_return:,.3f}" in shown
-    assert "runs/multiwalker_v9-1" in shown
+    output = re.sub(r"[\s│]+", " ", process.stdout)
+    assert f"frames {totals.frames}" in output
+    assert "frames/s" in output
+    assert f"episodes {totals.episodes}" in output
+    assert f"walker_2 {totals.mean_returns['walker'][2]:,.3f}" in output
+    assert f"team sum {totals.mean_team_return:,.3f}" in output
+    assert "runs/multiwalker_v9-1" in output
 
 
 def test_workers_do_not_change_the_data_and_a_second_run_appends(
@@ -98,8 +100,8 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
     spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
     for seed, workers in spread.items():
-        done = collect(tmp_path, *options, *workers, "--seed", seed, "--out", "d")
-        assert (done.stdout, done.stderr) == ("d\n", "")
+        process = collect(tmp_path, *options, *workers, "--seed", seed, "--out", "d")
+        assert (process.stdout, process.stderr) == ("d\n", "")
     dataset = open_dataset(tmp_path / "d")
     assert [run.seed for run in dataset.contents.runs] == [7, 8]
     for batch, seed in zip(dataset, spread, strict=True):
@@ -116,15 +118,15 @@ record("e", CountingEnv, episodes=5, num_workers=2, seed=4)
 
 def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
     options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
-    done = collect(tmp_path, *options, "--policy", "random", "--out", "d")
-    assert done.returncode == 0, done.stderr
+    process = collect(tmp_path, *options, "--policy", "random", "--out", "d")
+    assert process.returncode == 0, process.stderr
     dataset = open_dataset(tmp_path / "d")
     run_python("-c", RECORD, cwd=tmp_path, check=True)
     expected = open_dataset(tmp_path / "e")
     assert len(dataset.trajectories) == len(expected.trajectories) == 5
     assert dataset.contents.totals == expected.contents.totals
     assert (dataset.transitions[:] == expected.transitions[:]).all()
-    assert re.search(r"episodes +5 *\n", done.stdout)
+    assert re.search(r"episodes +5 *\n", process.stdout)
 
 
 def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> None:
@@ -134,12 +136,12 @@ def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> 
     wait_for(
         command, lambda: journal.exists() and journal.read_text().count('"batch"') > 3
     )
-    said = interrupt(command)
+    output = interrupt(command)
     assert command.returncode == 130
     dataset = open_dataset(tmp_path / "d")
     frames = dataset.contents.totals.frames
     assert frames == 200 * len(dataset) >= 800
-    assert f"{frames:,} frames in complete batches are in d" in said
+    assert f"{frames:,} frames in complete batches are in d" in output
     assert all(batch["next", "done"].shape == (2, 100, 1) for batch in dataset)
     names = {path.name for path in (tmp_path / "d").iterdir()}
     assert names == {"journal.jsonl", "data-000000", ".lock"}
@@ -157,9 +159,9 @@ def test_ctrl_c_while_environments_are_built_leaves_nothing(tmp_path: Path) -> N
     (tmp_path / "slow.py").write_text(SLOW)
     command = start(tmp_path, "slow:make", "--out", "d")
     wait_for(command, (tmp_path / "building").exists)
-    said = interrupt(command)
+    output = interrupt(command)
     assert command.returncode == 130
-    assert "Interrupted: no batch was complete, so nothing was written." in said
+    assert "Interrupted: no batch was complete, so nothing was written." in output
     assert not (tmp_path / "d").exists()
 
 
@@ -202,13 +204,13 @@ def test_an_environment_that_raises_is_reported_and_batches_are_kept(
 ) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
     options = ["--frames", "100", "--frames-per-batch", "10", "--policy", "random"]
-    done = collect(tmp_path, "breaks:make", *options, "--out", "d")
-    assert done.returncode == 1
-    assert "Stuck: the door is locked" in done.stderr
-    assert "in step of environment 0" in done.stderr
-    assert "20 frames in complete batches are in d" in done.stderr
-    assert "Traceback (most recent call last)" in done.stderr  # of the worker
-    assert "collecting.py" not in done.stderr  # none of the command
+    process = collect(tmp_path, "breaks:make", *options, "--out", "d")
+    assert process.returncode == 1
+    assert "Stuck: the door is locked" in process.stderr
+    assert "in step of environment 0" in process.stderr
+    assert "20 frames in complete batches are in d" in process.stderr
+    assert "Traceback (most recent call last)" in process.stderr  # of the worker
+    assert "collecting.py" not in process.stderr  # none of the command
     assert open_dataset(tmp_path / "d").contents.totals.frames == 20
 
 
@@ -216,7 +218,7 @@ def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     description = CountingEnv().description
     torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
     options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]
-    done = collect(tmp_path, *options, "--policy", "weights.pt")
-    assert done.returncode == 0, done.stderr
+    process = collect(tmp_path, *options, "--policy", "weights.pt")
+    assert process.returncode == 0, process.stderr
     (run,) = open_dataset(tmp_path / "d").contents.runs
     assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")

@@ -390,10 +390,10 @@ def warm_suite(monkeypatch: pytest.MonkeyPatch) -> None:
         command: list[str], *, env: dict[str, str], check: bool
     ) -> "subprocess.CompletedProcess[str]":
         assert command[0] == sys.executable
-        done = run_python(*command[1:], env=env, check=check)
-        sys.stdout.write(done.stdout)
-        sys.stderr.write(done.stderr)
-        return done
+        process = run_python(*command[1:], env=env, check=check)
+        sys.stdout.write(process.stdout)
+        sys.stderr.write(process.stderr)
+        return process
 
     monkeypatch.setattr(cli_bench, "subprocess", SimpleNamespace(run=run_suite))
 

@@ -210,11 +210,11 @@ def test_the_default_setups_are_those_that_can_be_trained() -> None:
 def test_settings_are_printed_with_values_and_meanings() -> None:
     code, text = run("compare", "simple_spread_v3", "--settings", "--frames", "4000")
     assert code == 0
-    shown = re.sub(r"\s+", " ", text)
-    assert "ppo.lr 0.0007 learning rate of Adam." in shown
-    assert "eval_interval 400 frames between evaluations." in shown
+    output = re.sub(r"\s+", " ", text)
+    assert "ppo.lr 0.0007 learning rate of Adam." in output
+    assert "eval_interval 400 frames between evaluations." in output
     for name in TrainingOptions().settings():
-        assert f"{name} " in shown
+        assert f"{name} " in output
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ Agents = tuple[str, ...]
 
 def scripted(td: TensorDictBase) -> TensorDictBase:
     """Acts by comparisons, without weights."""
-    seen = td["hunter", "observation"]
-    td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+    observation = td["hunter", "observation"]
+    td["hunter", "action"] = (observation[..., 0] * 1009).long() % 4
     td["prey", "action"] = td["prey", "observation"][..., :2] * 2 - 1
     return td
 
@@ -103,19 +103,21 @@ def test_data_do_not_depend_on_the_number_of_workers(data: TensorDict) -> None:
 def test_the_seed_of_the_episode_decides_who_acts(data: TensorDict) -> None:
     batch = data
     for trajectory in batch["collector", "traj_ids"].unique().tolist():
-        own = batch["collector", "traj_ids"] == trajectory
+        in_trajectory = batch["collector", "traj_ids"] == trajectory
         seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
         expected = [(seed >> i) % 3 for i in range(5)]
-        found = [batch[group, "policy_id"][own] for group in ("hunter", "prey")]
-        assert (torch.cat(found, -1) == torch.tensor(expected)).all()
+        actual = [
+            batch[group, "policy_id"][in_trajectory] for group in ("hunter", "prey")
+        ]
+        assert (torch.cat(actual, -1) == torch.tensor(expected)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_agent_acts_as_its_policy_alone_would(name: str) -> None:
     policy = team()[name]
     alone = collect(policies=None, assign=None, policy=policy)
-    given = {name: policy} | {n: p for n, p in team().items() if n != name}
-    found = collect(policies=given, assign=everybody(name))
+    policies = {name: policy} | {n: p for n, p in team().items() if n != name}
+    found = collect(policies=policies, assign=everybody(name))
     surplus = set(found.keys(True, True)) - set(alone.keys(True, True))
     # The policy's index, and zeros for what only other policies write.
     assert {("hunter", "policy_id"), ("prey", "policy_id")} <= surplus
@@ -130,11 +132,11 @@ def test_rows_are_those_of_the_policy_that_acted() -> None:
         with torch.no_grad(), set_interaction_type(DETERMINISTIC):
             policy(expected)
         for group in ("hunter", "prey"):
-            own = batch[group, "policy_id"] == index
-            assert own.any()
+            policy_mask = batch[group, "policy_id"] == index
+            assert policy_mask.any()
             for key in ("action", *(() if name == "bot" else ("action_log_prob",))):
                 torch.testing.assert_close(
-                    batch[group, key][own], expected[group, key][own]
+                    batch[group, key][policy_mask], expected[group, key][policy_mask]
                 )
 
 
@@ -145,26 +147,26 @@ def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any) -> None:
         policies = {name: net(i, recurrent="gru") for i, name in names}
         return start(kind, policies=policies, assign=alternating)
 
-    with begin() as whole, begin() as resumed:
+    with begin() as uninterrupted, begin() as resumed:
         for _ in range(2):
-            whole.next()
-        resumed.load_state_dict(whole.state_dict())
+            uninterrupted.next()
+        resumed.load_state_dict(uninterrupted.state_dict())
         for _ in range(2):
-            same(resumed.next(), whole.next())
+            same(resumed.next(), uninterrupted.next())
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
     def begin(*names: str, **others: Any) -> Any:
         policies = {name: partial(acts, wins=name == "rival") for name in names}
-        given = {"policies": policies, "assign": rival_first} | others
-        return start(kind, frames_per_batch=6, **given)
+        options = {"policies": policies, "assign": rival_first} | others
+        return start(kind, frames_per_batch=6, **options)
 
-    with begin("main", "rival") as whole, begin("rival", "main") as swapped:
-        whole.next()
-        state = whole.state_dict()
+    with begin("main", "rival") as uninterrupted, begin("rival", "main") as swapped:
+        uninterrupted.next()
+        state = uninterrupted.state_dict()
         swapped.load_state_dict(state)
-        actual, expected = swapped.next(), whole.next()
+        actual, expected = swapped.next(), uninterrupted.next()
         assert (actual["hunter", "action"] == expected["hunter", "action"]).all()
         assert (
             actual["hunter", "policy_id"] == 1 - expected["hunter", "policy_id"]
@@ -177,7 +179,7 @@ def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
         with begin(policies=None, assign=None, policy=scripted) as single:
             single.next()
             with pytest.raises(ValueError, match="of a collector with a single policy"):
-                whole.load_state_dict(single.state_dict())
+                uninterrupted.load_state_dict(single.state_dict())
 
 
 def acts(td: TensorDictBase, *, wins: bool) -> TensorDictBase:
@@ -199,11 +201,11 @@ def test_a_state_belongs_to_the_agent_and_begins_at_zero() -> None:
         policies={"main": net(0, recurrent="gru"), "rival": scripted},
         assign=alternating,
     )
-    own = batch["hunter", "policy_id"] == 0
+    policy_mask = batch["hunter", "policy_id"] == 0
     state, begins = batch["hunter", "recurrent_state"], batch["is_init"][..., 0]
     assert (state[begins] == 0).all()
-    assert (state[own & ~begins[..., None]] != 0).any()
-    assert (state[~own] == 0).all()
+    assert (state[policy_mask & ~begins[..., None]] != 0).any()
+    assert (state[~policy_mask] == 0).all()
     following = batch["next", "hunter", "recurrent_state"][:, :-1]
     assert (following == state[:, 1:])[~begins[:, 1:]].all()
 
@@ -220,37 +222,37 @@ def test_a_replaced_worker_continues_the_numbering() -> None:
     )
     for k in range(ENVIRONMENTS):
         for trajectory in batch["collector", "traj_ids"][k].unique().tolist():
-            own = batch["collector", "traj_ids"][k] == trajectory
+            in_trajectory = batch["collector", "traj_ids"][k] == trajectory
             seed = episode_seed(3, k, trajectory & 0xFFFFFFFF)
-            found = batch["hunter", "policy_id"][k][own]
+            found = batch["hunter", "policy_id"][k][in_trajectory]
             assert (found == torch.tensor([seed % 3, (seed >> 1) % 3])).all()
 
 
 def test_one_policy_is_published_by_its_name() -> None:
-    given = team()
-    with start(MultiSyncCollector, policies=given, num_workers=2) as collector:
-        assert collector.policy["main"] is given["main"]
+    policies = team()
+    with start(MultiSyncCollector, policies=policies, num_workers=2) as collector:
+        assert collector.policy["main"] is policies["main"]
         assert collector.policy["bot"] is scripted
         with torch.no_grad():
-            for policy in (given["main"], given["rival"]):
+            for policy in (policies["main"], policies["rival"]):
                 for weight in policy.parameters():
                     weight.zero_()
-        collector.update_policy_weights_(given["main"], model_id="main")
+        collector.update_policy_weights_(policies["main"], model_id="main")
         batch = collector.next().clone()
         logits = batch["hunter", "logits"]
         ids = batch["hunter", "policy_id"]
         assert (logits[ids == 0] == 0).all()
-        assert collector.get_model("rival") is given["rival"]
+        assert collector.get_model("rival") is policies["rival"]
         assert collector.policy_version == 1
 
 
 def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
-    given, other = team(), team()["main"]
+    policies, other = team(), team()["main"]
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(-3)
     root: dict[str, Any] = {"episodes": 4, "seeds": 2}
-    with Evaluator(None, CountingEnv, policies=given, assign=by_seed) as evaluator:
+    with Evaluator(None, CountingEnv, policies=policies, assign=by_seed) as evaluator:
         before = evaluator.evaluate(**root)
         changed = evaluator.evaluate(weights=other, model_id="main", **root)
         assert changed != before
@@ -262,24 +264,24 @@ def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
         with pytest.raises(KeyError, match="and 13 others and surplus") as error:
             evaluator.evaluate(weights=other, **root)
         assert "pass model_id: 'main', 'rival'" in error.value.__notes__[0]
-    given["main"].load_state_dict(state)
-    with Evaluator(None, CountingEnv, policies=given, assign=by_seed) as evaluator:
+    policies["main"].load_state_dict(state)
+    with Evaluator(None, CountingEnv, policies=policies, assign=by_seed) as evaluator:
         assert evaluator.evaluate(**root) == changed
 
 
 def test_a_policy_can_be_called_policy() -> None:
-    given = {"policy": net(0), "rival": PolicyPool(net(1), size=2)}
+    policies = {"policy": net(0), "rival": PolicyPool(net(1), size=2)}
     assign = by_name("policy", "rival")
-    with start(MultiSyncCollector, policies=given, assign=assign) as collector:
+    with start(MultiSyncCollector, policies=policies, assign=assign) as collector:
         with torch.no_grad():
-            for weight in given["policy"].parameters():
+            for weight in policies["policy"].parameters():
                 weight.zero_()
-        collector.update_policy_weights_(given["policy"], model_id="policy")
+        collector.update_policy_weights_(policies["policy"], model_id="policy")
         logits = collector.next()["hunter", "logits"]
         assert (logits[..., 0, :] == 0).all()
         assert (logits[..., 1, :] != 0).any()
-        assert collector.get_model("policy") is given["policy"]
-        assert collector.get_model("rival_1") is given["rival"].members[1]
+        assert collector.get_model("policy") is policies["policy"]
+        assert collector.get_model("rival_1") is policies["rival"].members[1]
 
 
 def by_name(*names: str) -> Callable[[int, Agents], dict[str, str]]:
@@ -302,8 +304,8 @@ def test_the_batch_of_a_policy_masks_all_other_agents(data: TensorDict) -> None:
     with pytest.raises(KeyError, match=r"no policy 'other': found \['main'"):
         policies.batch_of(batch, "other")
     without = collect(factories=[partial(CountingEnv, mask=False)] * ENVIRONMENTS)
-    found = policies.batch_of(without, "main")["hunter", "mask"]
-    assert (found == (without["hunter", "policy_id"] == 0)).all()
+    actual = policies.batch_of(without, "main")["hunter", "mask"]
+    assert (actual == (without["hunter", "policy_id"] == 0)).all()
 
 
 def test_the_batch_of_a_policy_has_no_padding() -> None:
@@ -359,8 +361,8 @@ def test_players_that_take_turns_act_with_their_own_policy() -> None:
     assert (acts.sum(-1) == 1).all()
     for trajectory in batch["collector", "traj_ids"].unique().tolist():
         seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
-        own = batch["collector", "traj_ids"] == trajectory
-        assert (ids[own] == torch.tensor([seed % 2, (seed + 1) % 2])).all()
+        in_trajectory = batch["collector", "traj_ids"] == trajectory
+        assert (ids[in_trajectory] == torch.tensor([seed % 2, (seed + 1) % 2])).all()
     chosen = batch[group, "action_mask"].gather(-1, batch[group, "action"][..., None])
     assert chosen[acts].all()
     learner = AssignedPolicies(policies, alternating).batch_of(batch, "main")
@@ -390,14 +392,14 @@ def test_async_workers_collect_the_same_episodes(data: TensorDict) -> None:
 
 
 def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:
-    given: dict[str, Any] = {"policies": team(), "assign": by_seed}
-    one = evaluate(None, [CountingEnv] * 2, episodes=6, **given)
+    options: dict[str, Any] = {"policies": team(), "assign": by_seed}
+    one = evaluate(None, [CountingEnv] * 2, episodes=6, **options)
     other = evaluate(AssignedPolicies(team(), by_seed), CountingEnv, episodes=6)
     assert len(one.episodes) == len(other.episodes) == 6
     for episode in one.episodes:
         assert set(episode.policy_ids) == {"hunter", "prey"}
         assert all(0 <= i < 3 for i in episode.policy_ids["hunter"])
-    record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **given)
+    record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **options)
     stored = open_dataset(tmp_path / "data")[0]
     assert (stored["hunter", "policy_id"] >= 0).all()
     (run,) = open_dataset(tmp_path / "data").contents.runs
@@ -479,9 +481,9 @@ def test_errors_say_which_policy_or_seed_they_are_about(kind: Any) -> None:
     idle = {"bot": lambda td: td}, (KeyError, "must write the action")
     factory = {"bot": lambda: scripted}, (TypeError, "what it returns as the policy")
     for wrong, (error, text) in (idle, factory):
-        with pytest.raises(error, match=text) as named:
+        with pytest.raises(error, match=text) as excinfo:
             start(kind, policies=team() | wrong)
-        assert "The policy is policies['bot']." in named.value.__notes__
+        assert "The policy is policies['bot']." in excinfo.value.__notes__
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -81,19 +81,19 @@ def test_workers_with_worlds_collect_what_one_process_collects(
     acting = policy()
     with (
         Collector([single] * (2 * K), acting, **keywords) as expected,
-        MultiSyncCollector([Worlds] * 2, acting, **keywords) as found,
+        MultiSyncCollector([Worlds] * 2, acting, **keywords) as actual,
     ):
         for number in range(2):
-            one, other = expected.next(), found.next()
+            one, other = expected.next(), actual.next()
             if trajs is not None:
                 assert one.shape == other.shape
             assert (one == other).all()
             with torch.no_grad():
                 for weight in acting.parameters():
                     weight.mul_(1 + number / 8)
-            found.update_policy_weights_()
-        state = found.state_dict()
-        following = found.next()
+            actual.update_policy_weights_()
+        state = actual.state_dict()
+        following = actual.next()
     with MultiSyncCollector(
         [Worlds] * 2, policy(), cat_results=None, **keywords
     ) as new:
@@ -125,10 +125,10 @@ def test_policies_are_assigned_in_each_world(pooled: bool) -> None:
 
     with (
         started(Collector, [single] * K) as expected,
-        started(Collector, Worlds) as found,
+        started(Collector, Worlds) as actual,
         started(MultiSyncCollector, [Worlds]) as workers,
     ):
-        collectors = (expected, found, workers)
+        collectors = (expected, actual, workers)
         for one, *others in zip(*map(batches, collectors), strict=True):
             assert len(one["hunter", "policy_id"].unique()) > 1
             for other in others:
@@ -148,9 +148,9 @@ def test_worlds_are_described_and_recorded(tmp_path: Any) -> None:
     assert describe(Worlds) == single().description
     record(tmp_path / "data", Worlds, policy(), frames=201, seed=2)
     record(tmp_path / "other", [single] * K, policy(), frames=201, seed=2)
-    found, expected = (open_dataset(tmp_path / name) for name in ("data", "other"))
-    assert list(found.trajectories.lengths) == list(expected.trajectories.lengths)
-    assert list(found.trajectories.seeds) == list(expected.trajectories.seeds)
+    actual, expected = (open_dataset(tmp_path / name) for name in ("data", "other"))
+    assert list(actual.trajectories.lengths) == list(expected.trajectories.lengths)
+    assert list(actual.trajectories.seeds) == list(expected.trajectories.seeds)
 
 
 @pytest.mark.parametrize("kind", [ParallelEnv, SerialEnv])

@@ -91,9 +91,9 @@ def test_integers_of_numpy_are_accepted(kind: Any) -> None:
     }
     numpy = {name: np.int64(number) for name, number in options.items()}
     expected = [batch.clone() for batch in kind(CountingEnv, **options)]
-    found = [batch.clone() for batch in kind(CountingEnv, **numpy)]
-    assert len(found) == 2
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+    actual = [batch.clone() for batch in kind(CountingEnv, **numpy)]
+    assert len(actual) == 2
+    assert all((a == b).all() for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,9 +118,9 @@ def test_torchrls_values_for_off_are_accepted(kind: Any) -> None:
             kind(CountingEnv, **plain, **off, max_frames_per_traj=limit) as one,
             kind(CountingEnv, **plain) as other,
         ):
-            found, expected = one.next(), other.next()
-            assert "step_count" not in found.keys()
-            assert (found == expected).all()
+            actual, expected = one.next(), other.next()
+            assert "step_count" not in actual.keys()
+            assert (actual == expected).all()
             with pytest.raises(TypeError, match="no length"):
                 len(one)
 
@@ -267,11 +267,11 @@ def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
         on_worker_failure="restart",
         seed=0,
     )
-    data = join(collector)
-    assert data.shape == (2, 40)
+    frames = join(collector)
+    assert frames.shape == (2, 40)
     stats = collector.stats()
     assert stats["restarts"] == 1
-    ids = data["collector", "traj_ids"][1]
+    ids = frames["collector", "traj_ids"][1]
     assert (ids >> 32 == 1).all()
     assert (ids[1:] >= ids[:-1]).all(), "a trajectory's number came back"
     cut = stats["cut_trajectories"]
@@ -280,7 +280,7 @@ def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
     reference = join(
         Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=80, seed=0)
     )
-    assert (data[0] == reference[0]).all(), "the other worker was disturbed"
+    assert (frames[0] == reference[0]).all(), "the other worker was disturbed"
 
 
 def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
@@ -289,9 +289,9 @@ def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
         frames_per_batch=20,
         on_worker_failure="restart",
     )
-    with pytest.raises(WorkerError, match="SIGKILL") as caught:
+    with pytest.raises(WorkerError, match="SIGKILL") as excinfo:
         collector.next()
-    assert "was restarted and failed" in " ".join(caught.value.__notes__)
+    assert "was restarted and failed" in " ".join(excinfo.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -345,9 +345,9 @@ def test_torchrls_weight_schemes_are_refused_with_advice() -> None:
 
 @pytest.mark.parametrize("extends", [0, 1])
 def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> None:
-    data = pytest.importorskip("torchrl.data")
-    storage = data.LazyTensorStorage(64, ndim=2)
-    buffer = data.ReplayBuffer(storage=storage, dim_extend=extends)
+    torchrl_data = pytest.importorskip("torchrl.data")
+    storage = torchrl_data.LazyTensorStorage(64, ndim=2)
+    buffer = torchrl_data.ReplayBuffer(storage=storage, dim_extend=extends)
     with Collector(
         [CountingEnv] * 2, frames_per_batch=8, total_frames=16, replay_buffer=buffer
     ) as collector:

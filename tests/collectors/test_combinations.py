@@ -218,8 +218,8 @@ def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
     options["policy"] = at_level(1.0)()
     with Collector(
         [CountingEnv] * 3, options["policy"], frames_per_batch=300, seed=4
-    ) as whole:
-        rows = whole.next()
+    ) as uninterrupted:
+        rows = uninterrupted.next()
     with MultiSyncCollector(**options, seed=4) as first:
         taken = recorded(first, 2)
         state = first.state_dict()

@@ -88,8 +88,8 @@ def test_copies_occupy_no_slot() -> None:
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
     )
-    held = list(collector)
-    assert len({batch["done"].data_ptr() for batch in held}) == 10
+    batches = list(collector)
+    assert len({batch["done"].data_ptr() for batch in batches}) == 10
     assert collector.stats()["slots"] == 2
 
 

@@ -36,17 +36,17 @@ KEY = ("next", "prey", "observation")
 @contextmanager
 def forked(act: Callable[[Connection], None]) -> Iterator[Connection]:
     """Run ``act`` with one end of a pipe in a fork of this process; yield the other."""
-    here, there = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
-            act(there)
+            act(child_end)
         os._exit(0)
-    there.close()
+    child_end.close()
     try:
-        yield here
+        yield parent_end
     finally:
-        here.close()
+        parent_end.close()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -67,15 +67,15 @@ def test_the_batch_of_a_fork_is_not_overwritten(
     kind: Any, options: dict[str, Any]
 ) -> None:
     with kind([CountingEnv] * 2, None, frames_per_batch=20, **options) as collector:
-        held = [collector.next()]
-        expected = held[0][KEY].tolist()
+        batches = [collector.next()]
+        expected = batches[0][KEY].tolist()
 
         def read(connection: Connection) -> None:
             connection.recv()
-            connection.send(held[0][KEY].tolist())
+            connection.send(batches[0][KEY].tolist())
 
         with forked(read) as child:
-            held.clear()
+            batches.clear()
             for _ in range(8):
                 collector.next()
             child.send("now")
@@ -102,9 +102,9 @@ def test_forks_do_not_change_the_data() -> None:
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as one:
         expected = [one.next().clone() for _ in range(8)]
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as other:
-        for wanted in expected:
+        for expected_batch in expected:
             batch = other.next()
-            assert (batch == wanted).all()
+            assert (batch == expected_batch).all()
             with forked(lambda connection: None):
                 del batch
 
@@ -158,14 +158,14 @@ def test_a_process_of_the_fork_context_keeps_its_batch() -> None:
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
         batch = collector.next()
         expected = batch[KEY].tolist()
-        here, there = context.Pipe()
-        process = context.Process(target=_read, args=(batch, there))
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_read, args=(batch, child_end))
         process.start()
         del batch
         for _ in range(4):
             collector.next()
-        here.send("now")
-        assert received(here) == expected
+        parent_end.send("now")
+        assert received(parent_end) == expected
         process.join(60)
 
 
@@ -177,11 +177,11 @@ def test_workers_of_a_data_loader_keep_their_batch() -> None:
         loader: Any = DataLoader(
             dataset, batch_size=1, num_workers=1, multiprocessing_context="fork"
         )
-        found = []
+        actual = []
         iterator = iter(loader)
         del rows
         loader.dataset.clear()
         for row in iterator:
             collector.next()
-            found.append(row[0].tolist())
-        assert found == expected
+            actual.append(row[0].tolist())
+        assert actual == expected

@@ -19,8 +19,8 @@ from marl_collect.collectors import (
 
 
 def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
-    seen = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    observation = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
@@ -61,8 +61,8 @@ def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -
     )
     assert set(found) == {0, 1, 2, 3}
     for index, rows in found.items():
-        data = torch.cat(rows)
-        assert (data == reference[index, : len(data)]).all()
+        frames = torch.cat(rows)
+        assert (frames == reference[index, : len(frames)]).all()
 
 
 @pytest.mark.torchrl_defect("D11")
@@ -78,11 +78,11 @@ def test_a_slow_consumer_loses_no_batch_and_starves_no_worker() -> None:
             rows[environment(row)].append(row)
     assert set(rows) == {0, 1, 2}
     for pieces in rows.values():
-        data = torch.cat(pieces)
-        following = data["next", "hunter", "observation"][:-1]
-        inside = ~data["next", "done"][:-1, 0]
+        frames = torch.cat(pieces)
+        following = frames["next", "hunter", "observation"][:-1]
+        inside = ~frames["next", "done"][:-1, 0]
         assert torch.equal(
-            data["hunter", "observation"][1:][inside], following[inside]
+            frames["hunter", "observation"][1:][inside], following[inside]
         ), "a frame is missing between two batches"
 
 

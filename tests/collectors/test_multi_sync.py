@@ -202,9 +202,9 @@ def test_a_killed_worker_is_named_and_no_process_is_left() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, fault("kill", "step", 5)], frames_per_batch=40
     )
-    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL") as caught:
+    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL") as excinfo:
         collector.next()
-    assert caught.value.phase == "step"
+    assert excinfo.value.phase == "step"
     assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
     with pytest.raises(WorkerError, match="Worker 1"):
         collector.next()
@@ -215,11 +215,11 @@ def test_a_killed_worker_is_named_and_no_process_is_left() -> None:
 
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
 def test_an_error_in_a_worker_is_raised_with_its_own_type(phase: str) -> None:
-    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
         MultiSyncCollector(
             [CountingEnv, CountingEnv, fault("raise", phase)], frames_per_batch=30
         ).next()
-    cause = worker_error_of(caught.value)
+    cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert (cause.worker, cause.environment, cause.phase) == (2, 2, phase)
     assert "CountingError" in cause.remote_traceback
@@ -229,9 +229,9 @@ def test_a_late_error_names_the_environment() -> None:
     late = fault("raise", "step", 25)
     alone = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
     alone.next()
-    with pytest.raises(CountingError) as caught:
+    with pytest.raises(CountingError) as excinfo:
         exhaust(alone)
-    cause = worker_error_of(caught.value)
+    cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.environment == 1
     among = MultiSyncCollector(
@@ -240,11 +240,11 @@ def test_a_late_error_names_the_environment() -> None:
         frames_per_batch=40,
     )
     among.next()
-    with pytest.raises(CountingError) as caught:
+    with pytest.raises(CountingError) as excinfo:
         exhaust(among)
     note = "environment 3, which is one of 2 in its process"  # As the user counts.
-    assert note in " ".join(caught.value.__notes__)
-    cause = worker_error_of(caught.value)
+    assert note in " ".join(excinfo.value.__notes__)
+    cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.environment == 3
 
@@ -400,10 +400,12 @@ def test_script_without_guard_runs_and_ends(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(method=method, end=end))
-    done = run_python(script, interpreter=interpreter, timeout=300)
-    assert done.stdout.splitlines() == ["the script runs", "caught seven"], done.stderr
-    assert done.returncode == (1 if end else 0), done.stderr
-    assert ("SystemError: mine" in done.stderr) == bool(end)
+    process = run_python(script, interpreter=interpreter, timeout=300)
+    assert process.stdout.splitlines() == ["the script runs", "caught seven"], (
+        process.stderr
+    )
+    assert process.returncode == (1 if end else 0), process.stderr
+    assert ("SystemError: mine" in process.stderr) == bool(end)
 
 
 def test_explain_describes_how_the_policy_runs() -> None:

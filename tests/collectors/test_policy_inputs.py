@@ -331,8 +331,8 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
     return flatten(torch.stack(frames, 1))
 
 
-def same(found: TensorDictBase, expected: dict[Any, torch.Tensor]) -> None:
-    stored = flatten(found.exclude("collector"))
+def same(actual: TensorDictBase, expected: dict[Any, torch.Tensor]) -> None:
+    stored = flatten(actual.exclude("collector"))
     public = {k: v for k, v in expected.items() if not any(n[0] == "_" for n in k)}
     if ("is_init",) not in stored:
         public = {k: v for k, v in public.items() if k[-1] != "is_init"}
@@ -407,9 +407,9 @@ def test_checked_actions_equal_those_of_a_loop(name: str) -> None:
 def chases(td: TensorDictBase, *, on_copies: bool) -> TensorDictBase:
     """Scales the observations of all agents, maybe in place, and acts on them."""
     for group in ("prey", "hunter"):
-        seen = td[group, "observation"]
-        seen = seen * 100 if on_copies else seen.mul_(100)
-        code = seen.abs().sum(-1)
+        observation = td[group, "observation"]
+        observation = observation * 100 if on_copies else observation.mul_(100)
+        code = observation.abs().sum(-1)
         if group == "hunter":
             td[group, "action"] = code.long() % 4
         else:
@@ -495,9 +495,9 @@ def test_outputs_that_cannot_be_stored_are_refused_at_the_start(
 def test_an_error_of_the_policy_says_what_it_was_called_on() -> None:
     network = nn.Linear(7, 4)
     policy = TensorDictModule(network, [("hunter", "observation")], [("hunter", "x")])
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as excinfo:
         Collector(CountingEnv, policy, frames_per_batch=FRAMES)
-    (note,) = caught.value.__notes__
+    (note,) = excinfo.value.__notes__
     assert note.startswith("The policy was called on observations of counting, ")
     assert note.endswith(" in a group: hunter/observation [1, 2, 5].")
 

@@ -31,9 +31,9 @@ def population(keep: Keep = "recent", sample: Sample = "win_rate") -> dict[str, 
 
 
 def start(kind: Any = Collector, **options: Any) -> Any:
-    given = {"policies": population(), "assign": half, "seed": 3} | options
-    given = {"frames_per_batch": 15 * ENVIRONMENTS} | given
-    return kind([CountingEnv] * ENVIRONMENTS, **given)
+    keywords = {"policies": population(), "assign": half, "seed": 3} | options
+    keywords = {"frames_per_batch": 15 * ENVIRONMENTS} | keywords
+    return kind([CountingEnv] * ENVIRONMENTS, **keywords)
 
 
 def train(collector: Any) -> None:
@@ -56,18 +56,18 @@ def batches(collector: Any, count: int) -> TensorDict:
 @pytest.mark.parametrize("sample", ["uniform", "latest", "win_rate"])
 def test_data_do_not_depend_on_the_number_of_workers(sample: Sample) -> None:
     def run(kind: Any, **options: Any) -> tuple[TensorDict, dict[str, Any]]:
-        given = population(sample=sample)
-        with start(kind, policies=given, **options) as collector:
-            data = batches(collector, 6)
-        return data, given["past"].state_dict()
+        policies = population(sample=sample)
+        with start(kind, policies=policies, **options) as collector:
+            frames = batches(collector, 6)
+        return frames, policies["past"].state_dict()
 
     expected, pool = run(Collector)
     ids = set(torch.cat([expected[g, "policy_id"].flatten() for g in GROUPS]).tolist())
     assert ids == {MAIN, *PAST}
     assert pool["games"].sum() > 0
     for workers in (1, 4) if sample == "win_rate" else (2,):
-        found, other = run(MultiSyncCollector, num_workers=workers)
-        same(found, expected, 1e-4)
+        actual, other = run(MultiSyncCollector, num_workers=workers)
+        same(actual, expected, 1e-4)
         torch.testing.assert_close(other, pool)
 
 
@@ -81,11 +81,11 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any, options: Any) -> None:
-    with start(kind, **options) as whole:
-        batches(whole, 3)
-        state = copy.deepcopy(whole.state_dict())
-        expected = batches(whole, 3)
-        pool = whole.policy["past"].state_dict()
+    with start(kind, **options) as uninterrupted:
+        batches(uninterrupted, 3)
+        state = copy.deepcopy(uninterrupted.state_dict())
+        expected = batches(uninterrupted, 3)
+        pool = uninterrupted.policy["past"].state_dict()
     with start(kind, **options) as resumed:
         resumed.load_state_dict(state)
         same(batches(resumed, 3), expected, 1e-4)
@@ -93,70 +93,70 @@ def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any, options: Any) -> 
 
 
 def test_async_workers_act_with_members_of_the_pool() -> None:
-    given = population()
-    with start(MultiAsyncCollector, policies=given, num_workers=2) as collector:
+    policies = population()
+    with start(MultiAsyncCollector, policies=policies, num_workers=2) as collector:
         for _ in range(8):
             batch = collector.next().clone()
             ids = batch["hunter", "policy_id"]
             assert set(ids.unique().tolist()) <= {MAIN, *PAST}
             assert (ids == MAIN).any()
             train(collector)
-    assert given["past"].versions.tolist() == [6, 7, 8]
-    assert given["past"].games.sum() > 0
+    assert policies["past"].versions.tolist() == [6, 7, 8]
+    assert policies["past"].games.sum() > 0
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
 def test_a_version_acts_with_the_weights_that_it_had(kind: Any) -> None:
-    given = population(sample="latest")
-    with start(kind, policies=given, num_workers=1) as collector:
+    policies = population(sample="latest")
+    with start(kind, policies=policies, num_workers=1) as collector:
         for number in range(4):
             with torch.no_grad():
-                for weight in given["main"].parameters():
+                for weight in policies["main"].parameters():
                     weight.fill_(number)
-            given["past"].update()
+            policies["past"].update()
             collector.update_policy_weights_()
         # Episodes that began earlier keep their version.
         for _ in range(3):
             batch = collector.next()
         logits = batch["hunter", "logits"]
         ids = batch["hunter", "policy_id"]
-        members = [member["hunter"] for member in given["past"].members]
+        members = [member["hunter"] for member in policies["past"].members]
         for place, member in zip(PAST, members, strict=True):
             own = ids == place
             expected = member[0](batch["hunter", "observation"])
             torch.testing.assert_close(logits[own], expected[own])
-        newest = PAST[int(given["past"].versions.argmax())]
+        newest = PAST[int(policies["past"].versions.argmax())]
         assert (ids[:, -1] == newest).any()
 
 
 def test_evaluations_sample_the_pool() -> None:
-    given: dict[str, Any] = {"policies": population(), "assign": half, "episodes": 12}
+    options: dict[str, Any] = {"policies": population(), "assign": half, "episodes": 12}
     seeds = range(12)
     for number in (1, 2):
         with torch.no_grad():
-            next(given["policies"]["main"].parameters()).mul_(-number)
-        given["policies"]["past"].update()
-    one = evaluate(None, CountingEnv, seeds=seeds, **given)
-    two = evaluate(None, CountingEnv, seeds=seeds, num_workers=2, **given)
-    expected = [given["policies"]["past"].pick(seed) for seed in seeds]
+            next(options["policies"]["main"].parameters()).mul_(-number)
+        options["policies"]["past"].update()
+    one = evaluate(None, CountingEnv, seeds=seeds, **options)
+    two = evaluate(None, CountingEnv, seeds=seeds, num_workers=2, **options)
+    expected = [options["policies"]["past"].pick(seed) for seed in seeds]
     assert len(set(expected)) == 3
     for found in (one, two):
         for place, episode in zip(expected, found.episodes, strict=True):
             assert set(episode.policy_ids["prey"]) == {MAIN, PAST[place]}
     assert [e.returns for e in one.episodes] == [e.returns for e in two.episodes]
     # An evaluation does not count as games of the pool.
-    assert given["policies"]["past"].games.sum() == 0
+    assert options["policies"]["past"].games.sum() == 0
 
 
 def test_an_evaluator_plays_with_the_present_pool() -> None:
-    given = population(sample="latest")
+    policies = population(sample="latest")
     with Evaluator(
-        None, CountingEnv, policies=given, assign=half, seeds=1
+        None, CountingEnv, policies=policies, assign=half, seeds=1
     ) as evaluator:
         first = evaluator.evaluate(episodes=4)
         with torch.no_grad():
-            next(given["main"].parameters()).mul_(-1)
-        given["past"].update()
+            next(policies["main"].parameters()).mul_(-1)
+        policies["past"].update()
         second = evaluator.evaluate(episodes=4)
     for found, place in ((first, PAST[0]), (second, PAST[1])):
         for episode in found.episodes:

@@ -80,7 +80,7 @@ class Silent(Noted):
 def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
     net = Shift()
     pool = PolicyPool(net, size=SIZE, sample="win_rate")
-    given = {
+    keywords = {
         "frames_per_batch": 80,
         "seed": 5,
         "num_workers": 2,
@@ -89,7 +89,7 @@ def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
         "policies": {"main": net, "past": pool},
         "assign": against_the_past,
     }
-    return kind([CountingEnv] * 4, **(given | options)), pool
+    return kind([CountingEnv] * 4, **(keywords | options)), pool
 
 
 class Run:

@@ -25,9 +25,9 @@ class Shift(nn.Module):
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         """Write actions and the weight."""
-        seen = (td["hunter", "observation"][..., 0] * 1009).round() + self.weight
-        td["hunter", "action"] = seen.long() % 4
-        td["hunter", "weight"] = torch.zeros_like(seen) + self.weight
+        observation = (td["hunter", "observation"][..., 0] * 1009).round() + self.weight
+        td["hunter", "action"] = observation.long() % 4
+        td["hunter", "weight"] = torch.zeros_like(observation) + self.weight
         td["prey", "action"] = td["prey", "observation"][..., :2] * 2 - 1
         return td
 
@@ -52,10 +52,14 @@ def train(collector: Any, pool: PolicyPool, batches: int) -> TensorDict:
 def start(kind: Any, **options: Any) -> tuple[Any, PolicyPool]:
     net = Shift()
     pool = PolicyPool(net, size=3, sample="win_rate")
-    given = {"frames_per_batch": 80, "seed": 5, "track_policy_version": True} | options
+    keywords = {
+        "frames_per_batch": 80,
+        "seed": 5,
+        "track_policy_version": True,
+    } | options
     policies = {"main": net, "past": pool}
     return kind(
-        [CountingEnv] * 4, policies=policies, assign=against_the_past, **given
+        [CountingEnv] * 4, policies=policies, assign=against_the_past, **keywords
     ), pool
 
 
@@ -77,9 +81,9 @@ def test_past_versions_act_as_they_were() -> None:
             assert (acted[past] == held[ids[past] - 1]).all()
         # One version for all agents of an episode.
         for trajectory in batch["collector", "traj_ids"].unique():
-            own = batch["collector", "traj_ids"] == trajectory
+            in_trajectory = batch["collector", "traj_ids"] == trajectory
             everybody = torch.cat(
-                [batch[g, "policy_id"][own] for g in ("hunter", "prey")], -1
+                [batch[g, "policy_id"][in_trajectory] for g in ("hunter", "prey")], -1
             )
             assert len(everybody.unique()) == 2
             assert (everybody == 0).sum(-1).eq(1).all()
@@ -104,18 +108,18 @@ def test_data_and_results_do_not_depend_on_the_number_of_workers() -> None:
     for workers in (1, 4):
         collector, pool = start(MultiSyncCollector, num_workers=workers)
         with collector:
-            found = train(collector, pool, 5)
-        assert (found == expected).all()
+            actual = train(collector, pool, 5)
+        assert (actual == expected).all()
         torch.testing.assert_close(pool.state_dict(), results)
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_resumed_run_has_the_same_pool(kind: Any) -> None:
-    whole, pool = start(kind)
-    with whole:
-        train(whole, pool, 3)
-        state = copy.deepcopy(whole.state_dict())
-        expected = train(whole, pool, 3)
+    uninterrupted, pool = start(kind)
+    with uninterrupted:
+        train(uninterrupted, pool, 3)
+        state = copy.deepcopy(uninterrupted.state_dict())
+        expected = train(uninterrupted, pool, 3)
         results = pool.state_dict()
     resumed, pool = start(kind)
     with resumed:
@@ -181,13 +185,16 @@ def test_a_reset_samples_from_the_newest_versions() -> None:
 def test_an_evaluator_plays_against_the_versions_of_now() -> None:
     net = Shift()
     pool = PolicyPool(net, size=2, sample="latest")
-    given: dict[str, Any] = {"assign": against_the_past}
-    given["policies"] = {"main": net, "past": pool}
-    with Evaluator(None, CountingEnv, num_workers=2, **given) as evaluator:
+    options: dict[str, Any] = {"assign": against_the_past}
+    options["policies"] = {"main": net, "past": pool}
+    with Evaluator(None, CountingEnv, num_workers=2, **options) as evaluator:
         for place in (0, 1):
-            found = evaluator.evaluate(episodes=6)
+            evaluation = evaluator.evaluate(episodes=6)
             ids = {
-                i for e in found.episodes for own in e.policy_ids.values() for i in own
+                i
+                for e in evaluation.episodes
+                for indices in e.policy_ids.values()
+                for i in indices
             }
             assert ids == {0, 1 + place}
             pool.update()

@@ -116,15 +116,15 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts() -> None:
 
 def test_a_state_is_that_of_the_delivered_batches() -> None:
     envs = [CountingEnv, slow]
-    with collector(envs) as whole:
-        expected = [whole.next().clone() for _ in range(4)]
-        state = whole.state_dict()
-        expected.append(whole.next().clone())
-        whole.load_state_dict(state)
-        assert (whole.next() == expected[-1]).all()
-        whole.set_seed(0)
+    with collector(envs) as uninterrupted:
+        expected = [uninterrupted.next().clone() for _ in range(4)]
+        state = uninterrupted.state_dict()
+        expected.append(uninterrupted.next().clone())
+        uninterrupted.load_state_dict(state)
+        assert (uninterrupted.next() == expected[-1]).all()
+        uninterrupted.set_seed(0)
         for batch in expected:
-            assert (whole.next() == batch).all()
+            assert (uninterrupted.next() == batch).all()
 
 
 def test_prefetch_lags_by_exactly_one_version() -> None:
@@ -181,9 +181,9 @@ def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
 
     found = collector([at(FRAMES + 5, fail), waits(file)])
     assert found.next().shape == (2, FRAMES)
-    with pytest.raises(CountingError, match="early") as caught:
+    with pytest.raises(CountingError, match="early") as excinfo:
         found.next()
-    cause = worker_error_of(caught.value)
+    cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.worker == 0
 
@@ -217,12 +217,12 @@ def test_a_worker_is_replaced_while_workers_are_in_two_batches(
     lost = 1 if who == "slow one" else 0
     policy = level_policy()
     with (
-        collector(envs, policy, on_worker_failure="restart") as found,
+        collector(envs, policy, on_worker_failure="restart") as actual,
         collector([CountingEnv] * 2, level_policy()) as expected,
     ):
         for _ in range(4):
-            batch, other = found.next(), expected.next()
+            batch, other = actual.next(), expected.next()
             assert (batch[1 - lost] == other[1 - lost]).all()
             assert (batch["collector", "traj_ids"][lost] >= lost << 32).all()
-            found.update_policy_weights_()
-        assert found.stats()["restarts"] == 1
+            actual.update_policy_weights_()
+        assert actual.stats()["restarts"] == 1

@@ -47,11 +47,11 @@ def drifting() -> CountingEnv:
 
 def breaks(batches: list[TensorDict]) -> int:
     """Count frames whose observation differs from the previous frame's next one."""
-    data = torch.cat(batches, -1)
-    ids = data["collector", "traj_ids"]
+    frames = torch.cat(batches, -1)
+    ids = frames["collector", "traj_ids"]
     same = ids[:, 1:] == ids[:, :-1]
-    root = data["prey", "observation"][:, 1:]
-    following = data["next", "prey", "observation"][:, :-1]
+    root = frames["prey", "observation"][:, 1:]
+    following = frames["next", "prey", "observation"][:, :-1]
     assert same.any()
     return int((same & (root != following).flatten(2).any(-1)).sum())
 
@@ -81,8 +81,8 @@ def test_resumed_run_repeats_the_uninterrupted_one(
     kind: Any, extra: dict[str, Any]
 ) -> None:
     envs = [CountingEnv] * 2
-    with kind(envs, None, **options(**extra)) as whole:
-        expected = [whole.next().clone() for _ in range(BATCHES)]
+    with kind(envs, None, **options(**extra)) as uninterrupted:
+        expected = [uninterrupted.next().clone() for _ in range(BATCHES)]
     with kind(envs, None, **options(**extra)) as first:
         for _ in range(3):
             first.next()
@@ -153,22 +153,22 @@ def test_a_reset_of_some_workers_loses_no_frames_of_others(
         out: list[float] = []
         while len(out) < count:
             batch = collector.next()
-            own = batch["collector", "traj_ids"] >> 32 == 0
-            out += batch["prey", "observation"][own][:, 0, 1].tolist()
+            in_trajectory = batch["collector", "traj_ids"] >> 32 == 0
+            out += batch["prey", "observation"][in_trajectory][:, 0, 1].tolist()
         return out[:count]
 
-    given = options(max_frames_per_traj=None, frames_per_batch=4, **extra)
-    with kind([CountingEnv] * 2, **given) as whole:
-        expected = steps(whole, 24)
-    with kind([CountingEnv] * 2, **given) as collector:
-        found = steps(collector, 8)
+    keywords = options(max_frames_per_traj=None, frames_per_batch=4, **extra)
+    with kind([CountingEnv] * 2, **keywords) as uninterrupted:
+        expected = steps(uninterrupted, 24)
+    with kind([CountingEnv] * 2, **keywords) as collector:
+        actual = steps(collector, 8)
         collector.reset([False, True])
-        assert found + steps(collector, 16) == expected
+        assert actual + steps(collector, 16) == expected
 
 
 def test_a_reset_begins_new_episodes_everywhere_if_none_can_be_repeated() -> None:
-    given = options(max_frames_per_traj=None, frames_per_batch=4, prefetch=True)
-    with MultiSyncCollector([unrepeatable] * 2, **given) as collector:
+    keywords = options(max_frames_per_traj=None, frames_per_batch=4, prefetch=True)
+    with MultiSyncCollector([unrepeatable] * 2, **keywords) as collector:
         collector.next()
         with pytest.warns(UserWarning, match="all environments begin new episodes"):
             collector.reset([False, True])
@@ -176,8 +176,8 @@ def test_a_reset_begins_new_episodes_everywhere_if_none_can_be_repeated() -> Non
 
 
 def test_a_reset_of_some_workers_keeps_trajectories_of_others() -> None:
-    given = options(frames_per_batch=4, trajs_per_batch=1)
-    with MultiSyncCollector([CountingEnv] * 2, **given) as collector:
+    keywords = options(frames_per_batch=4, trajs_per_batch=1)
+    with MultiSyncCollector([CountingEnv] * 2, **keywords) as collector:
         collector.next()
         collector.reset([True, False])
         for _ in range(6):
@@ -186,11 +186,11 @@ def test_a_reset_of_some_workers_keeps_trajectories_of_others() -> None:
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
-    given = options(frames_per_batch=24)
-    with Collector([CountingEnv] * 4, level_policy(), **given) as first:
+    keywords = options(frames_per_batch=24)
+    with Collector([CountingEnv] * 4, level_policy(), **keywords) as first:
         first.next()
         state = first.state_dict()
-    with Collector([CountingEnv] * 2, level_policy(), **given) as second:
+    with Collector([CountingEnv] * 2, level_policy(), **keywords) as second:
         with pytest.raises(ValueError, match="4 environments, but this worker has 2"):
             second.load_state_dict(state)
         assert second.frames == 0
@@ -206,9 +206,9 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     ],
 )
 def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
-    given = options(frames_per_batch=4, max_frames_per_traj=None)
+    keywords = options(frames_per_batch=4, max_frames_per_traj=None)
     env = partial(CountingEnv, deaths=False)
-    with kind(env, level_policy(), **given) as collector:
+    with kind(env, level_policy(), **keywords) as collector:
         state = collector.state_dict()
         wrong = {"module.level": torch.zeros(2), "module.other": torch.zeros(())}
         state[where] = wrong if where == "policy_state_dict" else [wrong]
@@ -219,12 +219,12 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
 
 
 def test_trajectories_that_do_not_fit_change_nothing() -> None:
-    given: dict[str, Any] = {"frames_per_batch": 12, "seed": 1}
-    with Collector(CountingEnv, level_policy(), trajs_per_batch=4, **given) as first:
+    keywords: dict[str, Any] = {"frames_per_batch": 12, "seed": 1}
+    with Collector(CountingEnv, level_policy(), trajs_per_batch=4, **keywords) as first:
         first.next()
         state = first.state_dict()
     assert state["trajectories"]
-    with Collector(CountingEnv, policy := level_policy(), **given) as second:
+    with Collector(CountingEnv, policy := level_policy(), **keywords) as second:
         policy.load_state_dict({"module.level": torch.ones(())})
         with pytest.raises(ValueError, match="this collector has no trajs_per_batch"):
             second.load_state_dict(state)
@@ -251,8 +251,10 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
             rows[index].append(batch[0])
         return rows
 
-    with Collector([CountingEnv] * 2, **options(frames_per_batch=1000)) as whole:
-        expected = whole.next()
+    with Collector(
+        [CountingEnv] * 2, **options(frames_per_batch=1000)
+    ) as uninterrupted:
+        expected = uninterrupted.next()
     envs = [CountingEnv] * 2
     with MultiAsyncCollector(envs, **options()) as first:
         before = frames(first, 5)
@@ -261,8 +263,8 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
         second.load_state_dict(state)
         after = frames(second, 5)
     for index in (0, 1):
-        data = torch.cat(before[index] + after[index])
-        assert (data == expected[index, : len(data)]).all()
+        transitions = torch.cat(before[index] + after[index])
+        assert (transitions == expected[index, : len(transitions)]).all()
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
@@ -329,10 +331,10 @@ def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
     def make() -> PettingZooEnv:
         return PettingZooEnv("multiwalker_v9", n_walkers=3, shared_reward=False)
 
-    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=1) as whole:
-        whole.next()
-        state = through_disk(whole.state_dict())
-        expected = [whole.next().clone() for _ in range(3)]
+    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=1) as uninterrupted:
+        uninterrupted.next()
+        state = through_disk(uninterrupted.state_dict())
+        expected = [uninterrupted.next().clone() for _ in range(3)]
         ids = expected[0]["collector", "traj_ids"][:, 0]
         assert (expected[0]["collector", "traj_ids"] == ids[:, None]).any()
     with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=7) as resumed:
@@ -367,9 +369,9 @@ def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> 
         batches = [first.next().clone() for _ in range(2)]
         state = through_disk(first.state_dict())
     with kind([drifting] * 2, None, **options(**LOOSE)) as second:
-        with pytest.warns(UserWarning, match=r"repeats=False") as caught:
+        with pytest.warns(UserWarning, match=r"repeats=False") as record:
             second.load_state_dict(state)
-        assert [w.filename for w in caught] == [__file__]
+        assert [w.filename for w in record] == [__file__]
         batches += [second.next().clone() for _ in range(2)]
         assert second.stats()["cut_trajectories"] == [0, 1 << 32]
     assert breaks(batches) == 0
@@ -378,23 +380,23 @@ def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> 
 
 
 def test_a_recycled_worker_whose_replay_differs_begins_a_new_episode() -> None:
-    given = options(**LOOSE, max_worker_rss=1)
-    with MultiSyncCollector([drifting], None, **given) as collector:
+    keywords = options(**LOOSE, max_worker_rss=1)
+    with MultiSyncCollector([drifting], None, **keywords) as collector:
         batches = [collector.next().clone()]
-        with pytest.warns(UserWarning, match="An episode of counting was") as caught:
+        with pytest.warns(UserWarning, match="An episode of counting was") as record:
             batches += [collector.next().clone() for _ in range(2)]
-        assert caught
+        assert record
         assert collector.stats()["cut_trajectories"] == [0, 1]
     assert breaks(batches) == 0
 
 
 def test_a_partial_reset_keeps_no_trajectory_whose_replay_differs() -> None:
-    given = options(**LOOSE, prefetch=True)
-    with MultiSyncCollector([drifting] * 2, None, **given) as collector:
+    keywords = options(**LOOSE, prefetch=True)
+    with MultiSyncCollector([drifting] * 2, None, **keywords) as collector:
         batches = [collector.next().clone()]
-        with pytest.warns(UserWarning, match="was replayed") as caught:
+        with pytest.warns(UserWarning, match="was replayed") as record:
             collector.reset([False, True])
-        assert [w.filename for w in caught] == [__file__]
+        assert [w.filename for w in record] == [__file__]
         batches += [collector.next().clone() for _ in range(2)]
         assert collector.stats()["cut_trajectories"] == [0]
     assert breaks(batches) == 0
@@ -424,16 +426,16 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker
             if rows.any():
                 return batch[rows].clone()
 
-    given = options(on_worker_failure="restart", frames_per_batch=8, **extra)
+    keywords = options(on_worker_failure="restart", frames_per_batch=8, **extra)
     envs = [CountingEnv] * 2
-    with kind(envs, None, **given) as first:
+    with kind(envs, None, **keywords) as first:
         before = own(first)["collector", "traj_ids"].max()
         if finished:
             wait_until_idle(first)
         os.kill(first.worker_pids[1], signal.SIGKILL)
         state = through_disk(first.state_dict())
         expected = [own(first) for _ in range(2)]
-    with kind(envs, None, **given) as second:
+    with kind(envs, None, **keywords) as second:
         second.load_state_dict(state)
         assert second.stats()["cut_trajectories"] == []
         for batch in expected:
@@ -447,13 +449,13 @@ def test_a_state_in_which_every_episode_just_began_can_be_saved() -> None:
     def make() -> CountingEnv:
         return CountingEnv(min_length=8, max_length=8)
 
-    given = options(frames_per_batch=8, max_frames_per_traj=None)
-    with MultiSyncCollector([make], None, **given) as first:
+    keywords = options(frames_per_batch=8, max_frames_per_traj=None)
+    with MultiSyncCollector([make], None, **keywords) as first:
         for _ in range(2):
             first.next()
         state = through_disk(first.state_dict())
         expected = first.next().clone()
-    with MultiSyncCollector([make], None, **given) as second:
+    with MultiSyncCollector([make], None, **keywords) as second:
         second.load_state_dict(state)
         assert (second.next() == expected).all()
 

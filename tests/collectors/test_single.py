@@ -49,56 +49,56 @@ def test_shapes_dtypes_and_names() -> None:
 
 def test_the_root_equals_next_of_the_previous_frame_within_an_episode() -> None:
     batches = [batch.clone() for batch in collector(frames=60)]
-    data = torch.cat(batches, dim=1)
-    ended = data["next", "done"][:, :-1, 0]
-    assert ended.any()
+    frames = torch.cat(batches, dim=1)
+    dones = frames["next", "done"][:, :-1, 0]
+    assert dones.any()
     for key in ("observation", "mask", *FLAGS):
-        root = data["hunter", key][:, 1:]
-        following = data["next", "hunter", key][:, :-1]
-        assert torch.equal(root[~ended], following[~ended]), key
-    assert not data["hunter", "done"][:, 1:][ended].any()
-    steps = data["hunter", "observation"][:, 1:][ended][..., 1]
+        root = frames["hunter", key][:, 1:]
+        following = frames["next", "hunter", key][:, :-1]
+        assert torch.equal(root[~dones], following[~dones]), key
+    assert not frames["hunter", "done"][:, 1:][dones].any()
+    steps = frames["hunter", "observation"][:, 1:][dones][..., 1]
     assert (steps[:, 0] == 0).all(), "an episode begins with step 0"
 
 
 @pytest.mark.torchrl_defect("D1")
 def test_trajectories_end_with_the_episode_and_not_with_an_agent() -> None:
-    data = torch.cat([b.clone() for b in collector(envs=1, frames=60)], dim=1)
-    ids = data["collector", "traj_ids"][0]
+    frames = torch.cat([b.clone() for b in collector(envs=1, frames=60)], dim=1)
+    ids = frames["collector", "traj_ids"][0]
     changes = ids[1:] != ids[:-1]
-    assert torch.equal(changes, data["next", "done"][0, :-1, 0])
-    died = data["next", "hunter", "done"].any(2) & ~data["next", "done"]
+    assert torch.equal(changes, frames["next", "done"][0, :-1, 0])
+    died = frames["next", "hunter", "done"].any(2) & ~frames["next", "done"]
     assert died.any(), "no agent died before its episode ended"
     assert torch.equal(ids.unique(), torch.arange(int(ids[-1]) + 1))
 
 
 def test_trajectory_limit_truncates_and_never_terminates() -> None:
-    data = torch.cat(
+    frames = torch.cat(
         [b.clone() for b in collector(frames=60, max_frames_per_traj=4)], dim=1
     )
-    count = data["next", "step_count"][..., 0]
+    count = frames["next", "step_count"][..., 0]
     assert count.max() == 4
-    cut = (count == 4) & ~data["next", "terminated"][..., 0]
+    cut = (count == 4) & ~frames["next", "terminated"][..., 0]
     assert cut.any()
-    assert data["next", "truncated"][..., 0][cut].all()
-    assert data["next", "done"][..., 0][cut].all()
-    alive = ~data["next", "hunter", "terminated"][..., 0]
-    truncated = data["next", "hunter", "truncated"][..., 0]
+    assert frames["next", "truncated"][..., 0][cut].all()
+    assert frames["next", "done"][..., 0][cut].all()
+    alive = ~frames["next", "hunter", "terminated"][..., 0]
+    truncated = frames["next", "hunter", "truncated"][..., 0]
     assert truncated[cut][alive[cut]].all()
-    assert not data["next", "hunter", "mask"][cut].any(), "nobody acts after the end"
-    assert torch.equal(data["step_count"], data["next", "step_count"] - 1)
+    assert not frames["next", "hunter", "mask"][cut].any(), "nobody acts after the end"
+    assert torch.equal(frames["step_count"], frames["next", "step_count"] - 1)
 
 
 def test_dead_agent_keeps_its_row_and_its_flags() -> None:
-    data = torch.cat([b.clone() for b in collector(envs=1, frames=100)], dim=1)[0]
-    dead_before = data["hunter", "done"][..., 0]
+    frames = torch.cat([b.clone() for b in collector(envs=1, frames=100)], dim=1)[0]
+    dead_before = frames["hunter", "done"][..., 0]
     assert dead_before.any()
-    following = data["next", "hunter"]
+    following = frames["next", "hunter"]
     assert following["done"][..., 0][dead_before].all()
     assert not following["mask"][dead_before].any()
     assert (following["observation"][dead_before] == 0).all()
     for flag in ("terminated", "truncated"):
-        before = data["hunter", flag][dead_before]
+        before = frames["hunter", flag][dead_before]
         assert torch.equal(following[flag][dead_before], before), flag
 
 
@@ -115,17 +115,17 @@ def test_set_truncated_marks_the_last_frame_and_the_episode_continues() -> None:
 
 def test_a_held_batch_is_never_overwritten() -> None:
     running = collector(frames=8, total_frames=None)
-    held: list[Any] = []
+    batches: list[Any] = []
     copies: list[Any] = []
 
     def hold(count: int) -> None:
         for _ in range(count):
-            held.append(running.next())
-            copies.append(held[-1].clone())
+            batches.append(running.next())
+            copies.append(batches[-1].clone())
 
     with pytest.warns(UserWarning, match="batches are held"):
         hold(5)
-    for batch, copy in zip(held, copies, strict=True):
+    for batch, copy in zip(batches, copies, strict=True):
         assert (batch == copy).all()
 
 
@@ -292,14 +292,14 @@ def test_hidden_state_is_carried_and_cleared() -> None:
         )
     )
     options: Any = {"frames_per_batch": 14, "total_frames": 140, "seed": 0}
-    data = torch.cat(
+    frames = torch.cat(
         [b.clone() for b in Collector([CountingEnv] * 2, policy, **options)], dim=1
     )
-    steps = data["hunter", "observation"][..., 0, 1]
-    alive = data["hunter", "mask"][..., 0]
-    assert torch.equal(data["hunter", "hidden"][..., 0, 0][alive], steps[alive])
-    following = data["next", "hunter", "hidden"]
-    assert torch.equal(following, data["hunter", "hidden"] + 1)
+    steps = frames["hunter", "observation"][..., 0, 1]
+    alive = frames["hunter", "mask"][..., 0]
+    assert torch.equal(frames["hunter", "hidden"][..., 0, 0][alive], steps[alive])
+    following = frames["next", "hunter", "hidden"]
+    assert torch.equal(following, frames["hunter", "hidden"] + 1)
 
 
 def test_accepted_name() -> None:
@@ -346,9 +346,9 @@ def test_frames_with_random_actions_have_the_environments_observations() -> None
     """They used to be zeros if the policy overwrites its observation."""
 
     def policy(td: TensorDictBase) -> None:
-        seen = td["hunter", "observation"]
-        td["hunter", "observation"] = seen.double() / 2
-        td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+        observation = td["hunter", "observation"]
+        td["hunter", "observation"] = observation.double() / 2
+        td["hunter", "action"] = (observation[..., 0] * 1009).long() % 4
 
     options: Any = {"frames_per_batch": 8, "seed": 0, "init_random_frames": 8}
     make = lambda: CountingEnv(n_prey=0)  # noqa: E731
@@ -356,16 +356,16 @@ def test_frames_with_random_actions_have_the_environments_observations() -> None
         batch, acted = collector.next().clone(), collector.next()
     with Collector(make, None, **options) as collector:
         expected = collector.next()
-    found = batch["hunter", "observation"]
-    assert torch.equal(found, expected["hunter", "observation"].double())
+    actual = batch["hunter", "observation"]
+    assert torch.equal(actual, expected["hunter", "observation"].double())
     assert acted["hunter", "observation"][..., 2].max() == 0.5
 
 
 def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:
     def policy(td: TensorDictBase) -> None:
-        seen = td["hunter", "observation"]
-        td["hunter", "observation"] = seen[..., :2]
-        td["hunter", "action"] = (seen[..., 0] * 1009).long() % 4
+        observation = td["hunter", "observation"]
+        td["hunter", "observation"] = observation[..., :2]
+        td["hunter", "action"] = (observation[..., 0] * 1009).long() % 4
 
     with (
         Collector(
@@ -388,5 +388,5 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
         "with Collector(CountingEnv, frames_per_batch=20, total_frames=40) as it:\n"
         "    print(sum(batch.numel() for batch in it))"
     )
-    done = run_mounted("/proc", code)
-    assert done.stdout.strip() == "40", done.stderr
+    process = run_mounted("/proc", code)
+    assert process.stdout.strip() == "40", process.stderr

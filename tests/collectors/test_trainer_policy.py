@@ -88,8 +88,8 @@ def test_a_module_that_overrides_named_parameters_is_always_walked_through() -> 
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            data = TensorDict({"a": nn.Parameter(nn.Linear(1, 1).weight.detach())})
-            self.params = TensorDictParams(data)
+            inputs = TensorDict({"a": nn.Parameter(nn.Linear(1, 1).weight.detach())})
+            self.params = TensorDictParams(inputs)
 
     module = Own()
     walk = WeightWalk(module)

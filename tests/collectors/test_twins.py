@@ -15,8 +15,8 @@ ENVIRONMENTS = 6
 
 def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
     """Acts with comparisons and short sums, without a matrix product."""
-    seen = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    observation = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
     prey = td.get(("prey", "observation"))
     td.set(("prey", "action"), prey[..., :2] * 2 - 1)
     td.set(("prey", "extra"), prey[..., 1] + prey[..., 2])
@@ -47,9 +47,9 @@ def test_data_do_not_depend_on_the_assignment_of_environments_to_workers(
 ) -> None:
     expected = collect(Collector, policy, seed=3)
     for workers in (1, 2, 3):
-        found = collect(MultiSyncCollector, policy, seed=3, num_workers=workers)
-        assert set(found.keys(True, True)) == set(expected.keys(True, True))
-        assert (found == expected).all(), f"{workers} workers differ"
+        actual = collect(MultiSyncCollector, policy, seed=3, num_workers=workers)
+        assert set(actual.keys(True, True)) == set(expected.keys(True, True))
+        assert (actual == expected).all(), f"{workers} workers differ"
 
 
 def test_batch_size_does_not_change_the_data() -> None:

@@ -143,9 +143,9 @@ def test_another_network_is_an_error_and_nothing_is_copied(
         with torch.no_grad():
             module.level.fill_(7.0)
         before = [t.clone() for t in module.state_dict().values()]
-        with pytest.raises((ValueError, KeyError), match=REFUSED[change]) as caught:
+        with pytest.raises((ValueError, KeyError), match=REFUSED[change]) as excinfo:
             collector.update_policy_weights_()
-        assert "Nothing was copied" in str(caught.value)
+        assert "Nothing was copied" in str(excinfo.value)
         after = list(module.state_dict().values())
         assert all(map(torch.equal, before, after))
         assert collector.policy_version == 0
@@ -373,11 +373,11 @@ def test_layers_that_cannot_be_pickled_act_and_are_updated(
     with KINDS[kind](policy_of(module)) as collector:
         for _ in range(2):
             expected = module(torch.ones(1))[0][0]
-            found = collector.next()["prey", "action"]
+            actual = collector.next()["prey", "action"]
             if kind == "async":
                 for _ in range(6):
-                    found = collector.next()["prey", "action"]
-            torch.testing.assert_close(found, expected.expand_as(found))
+                    actual = collector.next()["prey", "action"]
+            torch.testing.assert_close(actual, expected.expand_as(actual))
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.mul_(torch.tensor([[2.0], [-1.0]]))

@@ -46,12 +46,12 @@ def test_worlds_give_the_data_of_single_environments(
     }
     with (
         Collector(singles(**options), None, **keywords) as expected,
-        Collector(lambda: CountingWorlds(K, **options), None, **keywords) as found,
+        Collector(lambda: CountingWorlds(K, **options), None, **keywords) as actual,
     ):
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, actual, strict=True):
             assert (one == other).all()
             assert one["next", "done"].any()
-        first, second = expected.stats(), found.stats()
+        first, second = expected.stats(), actual.stats()
     assert first["episode_returns"] == second["episode_returns"]
 
 
@@ -60,9 +60,9 @@ def test_a_policy_acts_alike_in_worlds_and_in_single_environments() -> None:
     keywords: Any = {"frames_per_batch": 20 * K, "total_frames": 60 * K, "seed": 3}
     with (
         Collector(singles(), policy, **keywords) as expected,
-        Collector(lambda: CountingWorlds(K), policy, **keywords) as found,
+        Collector(lambda: CountingWorlds(K), policy, **keywords) as actual,
     ):
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, actual, strict=True):
             assert (one == other).all()
 
 
@@ -215,6 +215,6 @@ def test_evaluation_runs_in_worlds() -> None:
     policy = make_policy(CountingEnv, num_cells=(16,))
     seeds = list(range(8))
     expected = evaluate(policy, CountingEnv, episodes=8, seeds=seeds)
-    found = evaluate(policy, lambda: CountingWorlds(4), episodes=8, seeds=seeds)
-    assert found.lengths == expected.lengths
-    assert found.agent_returns == pytest.approx(expected.agent_returns)
+    evaluation = evaluate(policy, lambda: CountingWorlds(4), episodes=8, seeds=seeds)
+    assert evaluation.lengths == expected.lengths
+    assert evaluation.agent_returns == pytest.approx(expected.agent_returns)

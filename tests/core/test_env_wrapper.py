@@ -194,9 +194,9 @@ def test_wrapped_worlds_give_the_data_of_wrapped_environments(
     singles = [lambda: wrapper(counting(**options))] * K
     with (
         Collector(singles, **keywords) as expected,
-        Collector(lambda: wrapper(worlds(**options)), **keywords) as found,
+        Collector(lambda: wrapper(worlds(**options)), **keywords) as actual,
     ):
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, actual, strict=True):
             assert set(one.keys(True, True)) == set(other.keys(True, True))
             assert (one == other).all()
             assert one["next", "done"].any()
@@ -212,9 +212,9 @@ def test_worlds_with_other_actions() -> None:
     singles = [lambda: FewActions(counting())] * K
     with (
         Collector(singles, **keywords) as expected,
-        Collector(lambda: FewActions(worlds()), **keywords) as found,
+        Collector(lambda: FewActions(worlds()), **keywords) as actual,
     ):
-        one, other = expected.next(), found.next()
+        one, other = expected.next(), actual.next()
     assert (one == other).all()
     assert set(other["hunter", "action"].unique().tolist()) == {0, 1}
 
@@ -225,11 +225,11 @@ def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
 
     check_env(make_env)
     batch = frames(make_env)
-    ended = batch["next", "done"][:, :-1, 0]
+    dones = batch["next", "done"][:, :-1, 0]
     begins = batch["hunter", "observation", "rewards"][:, 1:]
-    assert ended.any()
-    assert (begins[ended] == 0).all()
-    assert (begins[~ended] != 0).any()
+    assert dones.any()
+    assert (begins[dones] == 0).all()
+    assert (begins[~dones] != 0).any()
 
 
 def test_wrapped_worlds_are_stepped_and_rendered() -> None:
@@ -257,16 +257,16 @@ def test_a_loaded_state_continues_exactly(make_env: Callable[[], Any]) -> None:
     def collector() -> Collector:
         return Collector(wrapped, frames_per_batch=28, total_frames=140, seed=3)
 
-    with collector() as whole:
-        expected = [batch.clone() for batch in whole]
+    with collector() as uninterrupted:
+        expected = [batch.clone() for batch in uninterrupted]
     with collector() as begun:
-        found = [begun.next().clone(), begun.next().clone()]
+        actual = [begun.next().clone(), begun.next().clone()]
         state = begun.state_dict()
     with collector() as resumed:
         resumed.load_state_dict(state)
-        found += [batch.clone() for batch in resumed]
-    assert len(found) == len(expected)
-    for one, other in zip(expected, found, strict=True):
+        actual += [batch.clone() for batch in resumed]
+    assert len(actual) == len(expected)
+    for one, other in zip(expected, actual, strict=True):
         assert (one == other).all()
 
 
@@ -282,9 +282,9 @@ def test_a_wrapper_without_changes_gives_the_same_data(
     make_env: Callable[[], Any],
 ) -> None:
     expected = frames(make_env)
-    found = frames(lambda: Plain(make_env()))
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
-    assert (found == expected).all()
+    actual = frames(lambda: Plain(make_env()))
+    assert set(actual.keys(True, True)) == set(expected.keys(True, True))
+    assert (actual == expected).all()
 
 
 def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
@@ -299,8 +299,8 @@ def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
     assert inside["prey", "observation"] is prey
     doubled = Doubled(counting())
     doubled.bind(row := allocate(doubled.description.row()))
-    seen = ("hunter", "observation")
-    assert not np.shares_memory(doubled.env_row[seen], row[seen])
+    observation = ("hunter", "observation")
+    assert not np.shares_memory(doubled.env_row[observation], row[observation])
     assert doubled.env_row["hunter", "action"] is row["hunter", "action"]
 
 
@@ -314,10 +314,10 @@ def test_agents_observe_the_last_rewards_of_others() -> None:
         here = alive[..., agent]
         assert (told[..., agent, :][here] == rewards[here]).all()
         assert (told[..., agent, :][~here] == 0).all()
-    ended = batch["next", "done"][:, :-1, 0]
+    dones = batch["next", "done"][:, :-1, 0]
     begins = batch["hunter", "observation", "rewards"][:, 1:]
-    assert (begins[ended] == 0).all()
-    assert ended.sum() > 1
+    assert (begins[dones] == 0).all()
+    assert dones.sum() > 1
 
 
 def test_rewards_change_in_place_but_for_agents_that_were_done() -> None:
@@ -380,8 +380,8 @@ def test_environments_of_other_processes_give_the_same_data() -> None:
         return OthersRewards(Reputation(counting()))
 
     expected = frames([make_env] * 2)  # type: ignore[arg-type]
-    found = frames(lambda: ParallelEnv(2, make_env))
-    assert (found == expected).all()
+    actual = frames(lambda: ParallelEnv(2, make_env))
+    assert (actual == expected).all()
 
 
 def test_episodes_are_evaluated() -> None:

@@ -192,9 +192,9 @@ def test_an_error_during_replay_names_a_possible_cause() -> None:
     engine.reset([0], [4])
     engine.step_some = lambda indices: 1 / 0
     episode = recorded({key: memory[key] for key in memory if "action" in key}, {})
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(ZeroDivisionError) as excinfo:
         replay(engine, memory, episode)
-    assert "repeats=False" in caught.value.__notes__[0]
+    assert "repeats=False" in excinfo.value.__notes__[0]
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
@@ -220,9 +220,9 @@ class Endless(MultiAgentEnv):
     is_closed = False
 
     def __init__(self, nbytes: int = 2**21) -> None:
-        seen = spaces.Box(0, 1e6, (1,), np.float32)
+        observation_space = spaces.Box(0, 1e6, (1,), np.float32)
         wide = spaces.Box(-1, 1, (nbytes // 4,), np.float32)
-        group = GroupDescription(("a_0",), seen, wide)
+        group = GroupDescription(("a_0",), observation_space, wide)
         self.steps = 0
         self._description = EnvDescription("endless", {"a": group})
 

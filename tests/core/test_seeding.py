@@ -18,9 +18,9 @@ def test_seeds_of_many_episodes_are_those_of_each(seed: int) -> None:
 
 
 def test_environments_and_episodes_broadcast() -> None:
-    found = episode_seeds(3, np.arange(2)[:, None], np.arange(4, 9)[None])
+    actual = episode_seeds(3, np.arange(2)[:, None], np.arange(4, 9)[None])
     expected = [[episode_seed(3, k, e) for e in range(4, 9)] for k in range(2)]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 def test_negative_seeds_are_refused() -> None:

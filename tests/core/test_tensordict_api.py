@@ -43,9 +43,9 @@ def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
         assert not short["next", "done"][:-1].any()
         long = env.rollout(40, break_when_any_done=False)
         assert long.shape == (40,)
-        ended = long["next", "done"][:-1, 0]
+        dones = long["next", "done"][:-1, 0]
         steps = long["hunter", "observation"][1:, 0, 1]
-        assert (steps[ended] == 0).all()
+        assert (steps[dones] == 0).all()
         cut = env.rollout(2, set_truncated=True)
         assert cut["next", "done"][-1].all()
         assert cut["next", "hunter", "done"][-1].all()
@@ -53,10 +53,10 @@ def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
 
 def test_batch_breaks_when_all_are_done() -> None:
     with SerialEnv(3, CountingEnv) as env:
-        data = env.rollout(100, break_when_any_done=False, break_when_all_done=True)
-        assert data.shape[0] == 3
-        assert data["next", "done"].any(1).all()
-        assert data.shape[1] < 100
+        rollout = env.rollout(100, break_when_any_done=False, break_when_all_done=True)
+        assert rollout.shape[0] == 3
+        assert rollout["next", "done"].any(1).all()
+        assert rollout.shape[1] < 100
 
 
 def test_hidden_state_is_carried_and_cleared() -> None:
@@ -68,11 +68,11 @@ def test_hidden_state_is_carried_and_cleared() -> None:
         return td.set(("next", "hidden"), hidden + 1)
 
     with SerialEnv(2, CountingEnv) as env:
-        data = env.rollout(40, policy, break_when_any_done=False)
-    steps = data["hunter", "observation"][..., 0, 1]
-    alive = data["hunter", "mask"][..., 0]
-    assert data["next", "done"].any()
-    assert torch.equal(data["hidden"][..., 0][alive], steps[alive])
+        rollout = env.rollout(40, policy, break_when_any_done=False)
+    steps = rollout["hunter", "observation"][..., 0, 1]
+    alive = rollout["hunter", "mask"][..., 0]
+    assert rollout["next", "done"].any()
+    assert torch.equal(rollout["hidden"][..., 0][alive], steps[alive])
 
 
 def test_fake_tensordict_has_the_keys_of_a_step() -> None:
@@ -98,9 +98,9 @@ def test_misuse_is_explained() -> None:
             env.step(root)
         with pytest.raises(ValueError, match="max_steps"):
             env.rollout(0)
-        data = env.rollout(100)
+        rollout = env.rollout(100)
         with pytest.raises(RuntimeError, match="is over"):
-            env.rand_step(data[-1].exclude("next"))
+            env.rand_step(rollout[-1].exclude("next"))
 
 
 def test_torchrl_specs_are_explained() -> None:

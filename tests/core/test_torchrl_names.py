@@ -106,17 +106,17 @@ def test_rollout_takes_torchrls_options() -> None:
 
 def test_random_policies_take_spaces_and_specs() -> None:
     env = CountingEnv()
-    data = env.rollout(8, RandomPolicy(env.action_space), break_when_any_done=False)
+    frames = env.rollout(8, RandomPolicy(env.action_space), break_when_any_done=False)
     for key in env.action_keys:
         space = env.action_space[key[0]][key[1]]
-        assert all(space.contains(a.numpy()) for a in data[key])
+        assert all(space.contains(a.numpy()) for a in frames[key])
     interop = pytest.importorskip("marl_collect.interop.torchrl")
     pytest.importorskip("torchrl")
     spec = interop.to_torchrl(env).full_action_spec
-    data = CountingEnv().rollout(8, RandomPolicy(spec))
+    frames = CountingEnv().rollout(8, RandomPolicy(spec))
     for key in env.action_keys:
         assert all(
-            env.action_space[key[0]][key[1]].contains(a.numpy()) for a in data[key]
+            env.action_space[key[0]][key[1]].contains(a.numpy()) for a in frames[key]
         )
     with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
         RandomPolicy(3)
@@ -138,14 +138,14 @@ def test_the_advice_names_what_exists() -> None:
 def test_random_policies_draw_one_hot_rows(action_mask: bool) -> None:
     env = CountingEnv(n_prey=0, categorical_actions=False, action_mask=action_mask)
     policy = RandomPolicy(env.action_space)
-    data = env.rollout(50, policy, break_when_any_done=False)
+    frames = env.rollout(50, policy, break_when_any_done=False)
     for key in env.action_keys:
-        rows = data[key]
+        rows = frames[key]
         assert (rows.sum(-1) == 1).all()
         assert (rows.flatten(0, -2).sum(0) > 0).sum() > 1
         if action_mask:
-            acts = data[key[0], "mask"]
-            assert data[key[0], "action_mask"][acts][rows[acts].bool()].all()
+            acts = frames[key[0], "mask"]
+            assert frames[key[0], "action_mask"][acts][rows[acts].bool()].all()
     space = env.action_space["hunter"]["action"]
     assert space.contains(space.sample())
     assert not space.contains(space.sample() * 0)

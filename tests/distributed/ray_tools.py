@@ -82,14 +82,14 @@ def train(collector: Any) -> None:
     collector.update_policy_weights_()
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
-    assert found.batch_size == expected.batch_size
-    assert found.names == expected.names
+def assert_same(actual: Any, expected: Any) -> None:
+    assert set(actual.keys(True, True)) == set(expected.keys(True, True))
+    assert actual.batch_size == expected.batch_size
+    assert actual.names == expected.names
     different = [
         key
         for key in expected.keys(True, True, is_leaf=None)
-        if not bool((found[key] == expected[key]).all())
+        if not bool((actual[key] == expected[key]).all())
     ]
     assert different == []
 

@@ -70,9 +70,9 @@ def test_a_batch_equals_that_of_local_workers(
         **SHARED,
     ) as local:
         for weight in (0, 1, 2):
-            expected, found = local.next(), pair.next()
-            assert_same(found, expected)
-            assert (found["policy_version"] == weight).all()
+            expected, actual = local.next(), pair.next()
+            assert_same(actual, expected)
+            assert (actual["policy_version"] == weight).all()
             train(local)
             train(pair)
     counted, there = local.stats(), pair.stats()
@@ -91,9 +91,11 @@ class Scales:
         age = torch.zeros(*td["prey"].batch_size, 2) if age is None else age
         td["next", "prey", "_age"] = age + 1
         td["prey", "action"] = (td["prey", "observation"][..., :2] + age).sin()
-        seen = td["hunter", "observation"].abs().sum(-1, keepdim=True).long() % 7
+        observation = td["hunter", "observation"].abs().sum(-1, keepdim=True).long() % 7
         legal = td["hunter", "action_mask"] * torch.arange(1, 5)
-        td["hunter", "action"] = ((legal * 31 + seen) % 37 * (legal > 0)).argmax(-1)
+        td["hunter", "action"] = ((legal * 31 + observation) % 37 * (legal > 0)).argmax(
+            -1
+        )
         return td
 
 
@@ -126,31 +128,31 @@ def test_a_state_can_be_loaded_into_ray_and_local_collectors(
     expected = [pair.next().clone() for _ in range(2)]
     pair.load_state_dict(state)
     for batch in expected:
-        found = pair.next()
-        assert_same(found, batch)
+        actual = pair.next()
+        assert_same(actual, batch)
     with Collector(
         [masked] * 2, biased(), frames_per_batch=30, worker_idx=1, **SHARED
     ) as local:
         half = {**state, "workers": state["workers"][1:]}
         local.load_state_dict(half)
         for batch in expected:
-            found = local.next()
-            assert_same(found, batch[2:])
+            actual = local.next()
+            assert_same(actual, batch[2:])
 
 
 def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
     pair.set_seed(1)
-    held = pair.next()
-    copy = held.clone()
-    held["next", "hunter", "reward"].add_(1)
+    batch = pair.next()
+    copy = batch.clone()
+    batch["next", "hunter", "reward"].add_(1)
     for _ in range(3):
         assert pair.next()["next", "hunter", "reward"].data_ptr() != (
-            held["next", "hunter", "reward"].data_ptr()
+            batch["next", "hunter", "reward"].data_ptr()
         )
     assert (
-        held["next", "hunter", "reward"] == copy["next", "hunter", "reward"] + 1
+        batch["next", "hunter", "reward"] == copy["next", "hunter", "reward"] + 1
     ).all()
-    assert (held["hunter", "action"] == copy["hunter", "action"]).all()
+    assert (batch["hunter", "action"] == copy["hunter", "action"]).all()
 
 
 def test_some_workers_can_get_different_weights(pair: RayCollector) -> None:
@@ -255,8 +257,8 @@ def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
         ValueError, match="worker 0 has 1 environments, but this worker has 2"
     ):
         pair.load_state_dict({**state, "workers": fewer})
-    found = pair.next()
-    assert (found["hunter", "action"] == expected["hunter", "action"]).all()
+    actual = pair.next()
+    assert (actual["hunter", "action"] == expected["hunter", "action"]).all()
 
 
 def test_attributes_of_environments_and_policies_can_be_read(
@@ -296,9 +298,9 @@ def test_actors_can_be_added_and_removed_between_batches(
     ) as local:
         for batch in (larger, None):
             expected = local.next()
-            found = larger if batch is not None else pair.next()
+            actual = larger if batch is not None else pair.next()
             for key in (("hunter", "action"), ("collector", "traj_ids")):
-                assert (found[key][-2:] == expected[key]).all()
+                assert (actual[key][-2:] == expected[key]).all()
             if batch is not None:
                 pids = {actor["index"]: actor["pid"] for actor in pair.actors}
                 pair.remove_collectors([0])
@@ -322,11 +324,11 @@ def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
         **options,
     )
     pids = [actor["pid"] for actor in there.actors]
-    found = [batch.clone() for batch in there]
-    assert len(found) == len(expected) == 2
-    for batch, wanted in zip(found, expected, strict=True):
-        assert_same(batch, wanted)
-    assert 0 < float(found[0]["hunter", "bias"].max()) < 1
+    actual = [batch.clone() for batch in there]
+    assert len(actual) == len(expected) == 2
+    for batch, expected_batch in zip(actual, expected, strict=True):
+        assert_same(batch, expected_batch)
+    assert 0 < float(actual[0]["hunter", "bias"].max()) < 1
     wait_until_gone(pids)
 
 
@@ -424,16 +426,16 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
         collector.load_state_dict(state)
         for batch in _until_both(collector):
             ids = ("collector", "traj_ids")
-            wanted = expected.pop(environments(batch)[0], None)
-            if wanted is not None:  # The unfinished batch is collected again.
-                assert (batch[ids] == wanted[ids]).all()
+            expected_batch = expected.pop(environments(batch)[0], None)
+            if expected_batch is not None:  # The unfinished batch is collected again.
+                assert (batch[ids] == expected_batch[ids]).all()
     order = [environments(batch)[0] for batch in batches]
     assert order.count(1) > order.count(0) > 0
     for index in (0, 1):
         mine = [batch for batch in batches if environments(batch)[0] == index]
-        found = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
-        assert (found.diff() >= 0).all()
-        assert int(found[0, 0]) == index << 32
+        actual = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
+        assert (actual.diff() >= 0).all()
+        assert int(actual[0, 0]) == index << 32
 
 
 def test_workers_of_an_actor_fill_async_batches_together() -> None:

@@ -68,8 +68,8 @@ def test_a_killed_process_has_the_same_result_as_locally(
         sync=True,
         **options,
     ) as collector:
-        for found, wanted in zip(batches_of(collector), expected, strict=True):
-            assert_same(found, wanted)
+        for found, expected_batch in zip(batches_of(collector), expected, strict=True):
+            assert_same(found, expected_batch)
         stats = collector.stats()
     assert stats["frames"] == 120
     assert stats["cut_trajectories"] == cut
@@ -207,8 +207,8 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data() -> None:
     with RayCollector(
         [masked] * 2, biased(), sync=True, max_worker_rss=1, **options
     ) as collector:
-        for found, wanted in zip(batches_of(collector), expected, strict=True):
-            assert_same(found, wanted)
+        for found, expected_batch in zip(batches_of(collector), expected, strict=True):
+            assert_same(found, expected_batch)
         stats = collector.stats()
     assert stats["recycled"] == 4
     assert (stats["restarts"], stats["worker_restarts"]) == (0, 0)

@@ -25,9 +25,9 @@ from marl_collect.processes.shared_memory import Segment
 
 @pytest.mark.parametrize("kind", [None, Collector, MultiSyncCollector])
 def test_a_collector_class_with_the_same_batches_is_accepted(kind: Any) -> None:
-    given: dict[str, Any] = {"collector_class": kind}
+    options: dict[str, Any] = {"collector_class": kind}
     with pytest.raises(ValueError, match="frames_per_batch has 3"):  # The next check.
-        RayCollector(masked, frames_per_batch=[1, 2, 3], **given)
+        RayCollector(masked, frames_per_batch=[1, 2, 3], **options)
 
 
 @pytest.mark.parametrize(

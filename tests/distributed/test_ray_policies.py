@@ -31,8 +31,8 @@ def start(kind: Any, create_env_fn: Any, **options: Any) -> Any:
     torch.manual_seed(0)
     net = make_policy(CountingEnv, num_cells=(8,), recurrent="gru")
     policies = {"main": net, "past": PolicyPool(net, size=3, sample="win_rate")}
-    given = {"policies": policies, "assign": half, "seed": 3, "frames_per_batch": 60}
-    return kind(create_env_fn, **(given | options))
+    keywords = {"policies": policies, "assign": half, "seed": 3, "frames_per_batch": 60}
+    return kind(create_env_fn, **(keywords | options))
 
 
 def batches(collector: Any, count: int) -> TensorDict:
@@ -58,11 +58,11 @@ def test_a_pool_on_ray_gives_the_data_of_one_process_and_resumes() -> None:
         expected = batches(local, 5)
         pool = local.policy["past"].state_dict()
     assert set(expected["prey", "policy_id"].unique().tolist()) == {0, 1, 2, 3}
-    with start(RayCollector, CountingEnv, **RAY) as whole:
-        same(batches(whole, 2), expected[:, :30])
-        state = copy.deepcopy(whole.state_dict())
-        same(batches(whole, 3), expected[:, 30:])
-        torch.testing.assert_close(whole.policy["past"].state_dict(), pool)
+    with start(RayCollector, CountingEnv, **RAY) as uninterrupted:
+        same(batches(uninterrupted, 2), expected[:, :30])
+        state = copy.deepcopy(uninterrupted.state_dict())
+        same(batches(uninterrupted, 3), expected[:, 30:])
+        torch.testing.assert_close(uninterrupted.policy["past"].state_dict(), pool)
     with start(RayCollector, CountingEnv, **RAY) as resumed:
         resumed.load_state_dict(state)
         same(batches(resumed, 3), expected[:, 30:])
@@ -73,10 +73,10 @@ def test_worlds_on_ray_give_the_data_of_single_environments() -> None:
     factory = partial(CountingWorlds, 2)
     with start(Collector, [CountingEnv] * 4) as local:
         expected = batches(local, 3)
-    with start(RayCollector, factory, **worlds) as whole:
-        same(batches(whole, 1), expected[:, :15])
-        state = copy.deepcopy(whole.state_dict())
-        same(batches(whole, 2), expected[:, 15:])
+    with start(RayCollector, factory, **worlds) as uninterrupted:
+        same(batches(uninterrupted, 1), expected[:, :15])
+        state = copy.deepcopy(uninterrupted.state_dict())
+        same(batches(uninterrupted, 2), expected[:, 15:])
     with start(RayCollector, factory, **worlds) as resumed:
         resumed.load_state_dict(state)
         same(batches(resumed, 2), expected[:, 15:])
@@ -100,7 +100,7 @@ def test_a_replaced_actor_gets_all_weights(
 ) -> None:
     """With one worker the actor dies, with two one of its workers."""
     envs = [masked, DiesOnce(tmp_path / "died", 50)]
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "num_collectors": 2 // workers,
         "num_workers_per_collector": workers,
         "on_worker_failure": "restart",
@@ -109,13 +109,13 @@ def test_a_replaced_actor_gets_all_weights(
     }
     net = biased().requires_grad_()
     pool = PolicyPool(net, size=3)
-    given["policies"] = {"main": net, "past": pool}
-    with start(RayCollector, envs, **given) as collector:
-        held = []
+    options["policies"] = {"main": net, "past": pool}
+    with start(RayCollector, envs, **options) as collector:
+        biases = []
         for number in range(6):
-            held.append([m.module.bias.item() for m in (net, *pool.members)])
+            biases.append([m.module.bias.item() for m in (net, *pool.members)])
             batch = collector.next().clone()
-            then = torch.tensor(held)[batch["policy_version"].squeeze(-1)]
+            then = torch.tensor(biases)[batch["policy_version"].squeeze(-1)]
             ids = batch["hunter", "policy_id"]
             assert (batch["hunter", "bias"] == then.gather(-1, ids)).all()
             with torch.no_grad():
@@ -153,12 +153,12 @@ def test_an_update_resets_frozen_parameters_that_actors_have_written(
     main = Counts()  # It never acts.
     main.trained = nn.Parameter(torch.zeros(()))
     policies = {"counts": Counts(), "main": main}
-    given: dict[str, Any] = {"policies": policies, "assign": everybody_counts}
+    options: dict[str, Any] = {"policies": policies, "assign": everybody_counts}
     ray = RAY | {"num_collectors": 1, "num_workers_per_collector": workers}
     ray |= {"envs_per_worker": 1}
     found = []
     hunters = partial(CountingEnv, CountingOptions(n_prey=0))
-    with RayCollector(hunters, **ray, **given, frames_per_batch=8) as collector:
+    with RayCollector(hunters, **ray, **options, frames_per_batch=8) as collector:
         for _ in range(3):
             found.append(collector.next()["hunter", "calls"][0, :, 0].tolist())
             with torch.no_grad():

@@ -38,10 +38,10 @@ def episodes(
         )
 
 
-def assert_equal(found: Array, expected: Any, where: str) -> None:
+def assert_equal(actual: Array, expected: Any, where: str) -> None:
     """Compare two arrays bit by bit; the expected one is cast first."""
-    cast = np.asarray(expected).astype(found.dtype).reshape(found.shape)
-    assert np.array_equal(found, cast), f"{where}: found {found}, expected {cast}"
+    cast = np.asarray(expected).astype(actual.dtype).reshape(actual.shape)
+    assert np.array_equal(actual, cast), f"{where}: found {actual}, expected {cast}"
 
 
 def assert_lists_equal(

@@ -95,9 +95,9 @@ def test_stacks_of_worlds_are_those_of_environments(options: dict[str, Any]) -> 
     keywords: Any = {"frames_per_batch": 120, "total_frames": 120, "seed": 5}
     singles = [lambda: FrameStack(counting(**options), 3)] * 3
     with Collector(singles, **keywords) as one, Collector(worlds, **keywords) as two:
-        expected, found = one.next(), two.next()
-    assert (found == expected).all()
-    assert found["next", "done"].sum() > 10
+        expected, actual = one.next(), two.next()
+    assert (actual == expected).all()
+    assert actual["next", "done"].sum() > 10
 
 
 def _acts(group: Any, agent: int) -> bool:

@@ -154,8 +154,8 @@ def test_the_data_are_those_of_the_library(
         alive = {agent: ~data[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
         legal = stock.legal_actions() if masked else {}
         for agent, group, row in rows:
-            seen = data[group, "observation"][:, row]
-            assert_equal(seen, stock.observed[agent], alive[agent])
+            observation = data[group, "observation"][:, row]
+            assert_equal(observation, stock.observed[agent], alive[agent])
             if masked:
                 mask = data[group, "action_mask"][:, row]
                 assert_equal(mask, legal[agent] > 0, alive[agent])
@@ -168,8 +168,8 @@ def test_the_data_are_those_of_the_library(
             assert_equal(reward, rewards[agent].reshape(-1), alive[agent])
             done = dones[agent] | over | ~alive[agent]
             assert_equal(after[group, "done"][:, row, 0], done)
-            seen = after[group, "observation"][:, row]
-            assert_equal(seen, stock.observed[agent], alive[agent])
+            observation = after[group, "observation"][:, row]
+            assert_equal(observation, stock.observed[agent], alive[agent])
         for name in env.description.root:
             assert_equal(after[name], stock.observed["world_state"])
         assert_equal(after["done"][:, 0], over)

@@ -138,8 +138,8 @@ def test_an_episode_is_the_same_in_another_process() -> None:
         "from test_lab2d import *;"
         "print(play(Lab2dEnv('commons_harvest', {'numPlayers': 3}), 5, 40))"
     )
-    here = os.path.dirname(__file__)
-    out = run_python("-c", code, here, os.path.dirname(here))
+    folder = os.path.dirname(__file__)
+    out = run_python("-c", code, folder, os.path.dirname(folder))
     assert out.returncode == 0, out.stderr
     with Lab2dEnv("commons_harvest", {"numPlayers": 3}) as env:
         assert out.stdout.split()[-1] == play(env, 5, 40)
@@ -164,12 +164,12 @@ def test_the_data_equal_those_of_dmlab2d() -> None:
         env.step_row()
         names = [f"{i}.{name}" for i in (1, 2) for name in ("move", "turn", "zap")]
         named = dict(zip(names, (action + minima).reshape(-1), strict=True))
-        seen = stock.step(named).observation
+        observation = stock.step(named).observation
         for i in range(2):
             for name in ("RGB", "LAYER"):
                 ours = row["agents", "observation", name][i]
-                assert np.array_equal(ours, seen[f"{i + 1}.{name}"])
-            assert row["agents", "reward"][i, 0] == seen[f"{i + 1}.REWARD"]
+                assert np.array_equal(ours, observation[f"{i + 1}.{name}"])
+            assert row["agents", "reward"][i, 0] == observation[f"{i + 1}.REWARD"]
             rewarded += abs(row["agents", "reward"][i, 0])
     assert rewarded > 0
     env.close()
@@ -199,11 +199,11 @@ def test_only_requested_observations_are_computed() -> None:
 def test_observations_of_no_player_are_at_the_root() -> None:
     names = ["RGB", "POSITION", "WORLD.RGB"]
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=names) as env:
-        data = env.rollout(3)
-        assert data["WORLD.RGB"].shape == (3, 208, 224, 3)
-        assert data["next", "agents", "observation", "POSITION"].shape == (3, 2, 2)
+        rollout = env.rollout(3)
+        assert rollout["WORLD.RGB"].shape == (3, 208, 224, 3)
+        assert rollout["next", "agents", "observation", "POSITION"].shape == (3, 2, 2)
         image = env.render()
-        assert np.array_equal(image, data["next", "WORLD.RGB"][-1].numpy())  # type: ignore[arg-type]
+        assert np.array_equal(image, rollout["next", "WORLD.RGB"][-1].numpy())  # type: ignore[arg-type]
 
 
 def test_the_default_is_all_numeric_observations_of_the_players(duel: Any) -> None:
@@ -216,18 +216,18 @@ def test_the_default_is_all_numeric_observations_of_the_players(duel: Any) -> No
         described = env.description.groups
         assert set(described["left"].observation.spaces) == {"PLACE"}  # type: ignore[attr-defined]
         assert set(described["right"].observation.spaces) == {"EXTRA", "PLACE"}  # type: ignore[attr-defined]
-        data = env.rollout(2)
-        assert data["right", "observation", "EXTRA"].tolist() == [[[7]], [[7]]]
+        rollout = env.rollout(2)
+        assert rollout["right", "observation", "EXTRA"].tolist() == [[[7]], [[7]]]
 
 
 def test_a_level_without_player_prefixes_has_one_agent() -> None:
     with Lab2dEnv("pushbox", observations=["WORLD.RGB"]) as env:
         assert env.group_map == {"agents": ["player_0"]}
         assert env.description.groups["agents"].action == spaces.Discrete(5)
-        data = env.rollout(3)
-        assert data["agents", "observation", "WORLD.RGB"].shape == (3, 1, 80, 80, 3)
+        rollout = env.rollout(3)
+        assert rollout["agents", "observation", "WORLD.RGB"].shape == (3, 1, 80, 80, 3)
         # The level's single reward is the cost of a step.
-        assert data["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
+        assert rollout["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
 
 
 def test_actions_count_from_zero_and_are_set_by_name(duel: Any) -> None:
@@ -320,8 +320,10 @@ def test_continuous_actions_are_clipped_and_nan_is_an_error() -> None:
         row["agents", "action", "discrete"][...] = 4
         row["agents", "action", "continuous"][...] = 50.0
         env.step_row()
-        seen = row["agents", "observation", "VIEW3"]
-        assert seen.tolist() == [[6, 7, 8]]  # the level adds the action, at most 5
+        observation = row["agents", "observation", "VIEW3"]
+        assert observation.tolist() == [
+            [6, 7, 8]
+        ]  # the level adds the action, at most 5
         assert row["agents", "reward"].tolist() == [[4.0]]
         row["agents", "action", "continuous"][...] = np.nan
         with pytest.raises(ValueError, match="'player_0' contains NaN"):
@@ -345,11 +347,11 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(duel: Any, wrong: Any) -> N
 def test_the_levels_frame_limit_truncates() -> None:
     with Lab2dEnv("pushbox", {"episodeLengthFrames": 7}) as env:
         assert env.description.time_limit == 7
-        data = env.rollout(50)
-        assert data.shape == (7,)
-        assert data["next", "truncated"].squeeze().tolist() == [False] * 6 + [True]
-        assert data["next", "agents", "truncated"][-1].all()
-        assert not data["next", "terminated"].any()
+        rollout = env.rollout(50)
+        assert rollout.shape == (7,)
+        assert rollout["next", "truncated"].squeeze().tolist() == [False] * 6 + [True]
+        assert rollout["next", "agents", "truncated"][-1].all()
+        assert not rollout["next", "terminated"].any()
 
 
 def test_other_ends_are_terminated(duel: Any) -> None:
@@ -371,8 +373,8 @@ def test_other_ends_are_terminated(duel: Any) -> None:
 
 def test_max_steps_truncates() -> None:
     with Lab2dEnv("pushbox", max_steps=4) as env:
-        data = env.rollout(10, break_when_any_done=False)
-        ends = data["next", "truncated"].squeeze().nonzero().flatten().tolist()
+        rollout = env.rollout(10, break_when_any_done=False)
+        ends = rollout["next", "truncated"].squeeze().nonzero().flatten().tolist()
         assert ends == [3, 7]
         assert env.description.time_limit == 4
         assert env.reset_seconds > 0
@@ -435,8 +437,8 @@ def test_an_unavailable_observation_is_an_error_that_names_it(
 def test_players_with_different_actions_need_different_groups(duel: Any) -> None:
     with pytest.raises(ValueError, match="player_1 of group 'agents'"):
         Lab2dEnv("duel", duel | {"lone": "true"})
-    each = MarlGroupMapType.ONE_GROUP_PER_AGENT
-    with Lab2dEnv("duel", duel | {"lone": "true"}, group_map=each) as env:
+    group_map = MarlGroupMapType.ONE_GROUP_PER_AGENT
+    with Lab2dEnv("duel", duel | {"lone": "true"}, group_map=group_map) as env:
         groups = env.description.groups
         assert groups["player_0"].action == spaces.Discrete(3)
         assert groups["player_1"].action == spaces.MultiDiscrete([4, 3])

@@ -168,20 +168,20 @@ def test_keys_shapes_and_dtypes_are_those_of_torchrl() -> None:
 
     with MeltingpotEnv(TALKATIVE, world_rgb=True) as env:
         assert env.group_map == {"agents": ["player_0", "player_1"]}
-        data = env.rollout(3)
-        assert data["RGB"].dtype == torch.uint8
-        assert data["RGB"].shape == (3, 120, 184, 3)
-        seen = data["next", "agents", "observation"]
-        assert seen["RGB"].shape == (3, 2, 40, 40, 3)
-        assert seen["RGB"].dtype == torch.uint8
-        assert seen["INVENTORY"].shape == (3, 2, 2)
-        assert seen["INVENTORY"].dtype == torch.float64
-        assert seen["READY_TO_SHOOT"].shape == (3, 2, 1)
-        assert seen["COLLECTIVE_REWARD"].shape == (3, 2, 1)
-        assert data["agents", "action"].shape == (3, 2)
-        assert data["next", "agents", "reward"].shape == (3, 2, 1)
-        assert data["next", "agents", "reward"].dtype == torch.float32
-        assert np.array_equal(env.render(), data["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
+        rollout = env.rollout(3)
+        assert rollout["RGB"].dtype == torch.uint8
+        assert rollout["RGB"].shape == (3, 120, 184, 3)
+        observation = rollout["next", "agents", "observation"]
+        assert observation["RGB"].shape == (3, 2, 40, 40, 3)
+        assert observation["RGB"].dtype == torch.uint8
+        assert observation["INVENTORY"].shape == (3, 2, 2)
+        assert observation["INVENTORY"].dtype == torch.float64
+        assert observation["READY_TO_SHOOT"].shape == (3, 2, 1)
+        assert observation["COLLECTIVE_REWARD"].shape == (3, 2, 1)
+        assert rollout["agents", "action"].shape == (3, 2)
+        assert rollout["next", "agents", "reward"].shape == (3, 2, 1)
+        assert rollout["next", "agents", "reward"].dtype == torch.float32
+        assert np.array_equal(env.render(), rollout["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
         assert np.array_equal(env.get_rgb_image(), env.render())  # type: ignore[arg-type]
 
 
@@ -194,8 +194,8 @@ def test_the_collective_reward_is_the_sum_over_all_players() -> None:
             row["agents", "action"][...] = rng.integers(0, 7, 2)
             env.step_row()
             total = row["agents", "reward"].sum()
-            seen = row["agents", "observation", "COLLECTIVE_REWARD"]
-            assert seen.tolist() == [[total], [total]]
+            observation = row["agents", "observation", "COLLECTIVE_REWARD"]
+            assert observation.tolist() == [[total], [total]]
             rewarded += abs(total)
         assert rewarded > 0
 
@@ -224,8 +224,8 @@ def test_only_requested_observations_are_computed() -> None:
 
 def test_commons_harvest_runs_with_seven_players() -> None:
     with MeltingpotEnv("commons_harvest__open", observations=["RGB"]) as env:
-        data = env.rollout(30)
-        images = data["next", "agents", "observation", "RGB"]
+        rollout = env.rollout(30)
+        images = rollout["next", "agents", "observation", "RGB"]
         assert images.shape == (30, 7, 88, 88, 3)
         assert len({image.numpy().tobytes() for image in images.flatten(0, 1)}) > 30
 
@@ -270,11 +270,11 @@ def test_a_random_end_is_terminated() -> None:
         raise AssertionError("coins has no StochasticIntervalEpisodeEnding")
 
     with MeltingpotEnv(_config("coins", change=end_early)) as env:
-        data = env.rollout(100)
-        assert 5 <= data.shape[0] < 30
-        assert data["next", "terminated"][-1].all()
-        assert not data["next", "truncated"].any()
-        assert data["next", "agents", "terminated"][-1].all()
+        rollout = env.rollout(100)
+        assert 5 <= rollout.shape[0] < 30
+        assert rollout["next", "terminated"][-1].all()
+        assert not rollout["next", "truncated"].any()
+        assert rollout["next", "agents", "terminated"][-1].all()
 
 
 def _config(name: str, change: Any = None, **settings: Any) -> Any:
@@ -384,13 +384,13 @@ def test_a_collector_cuts_trajectories_and_the_episode_continues() -> None:
         max_frames_per_traj=20,
     )
     with collector:
-        (data,) = collector
-        ends = data["next", "truncated"].squeeze().nonzero().flatten().tolist()
+        (frames,) = collector
+        ends = frames["next", "truncated"].squeeze().nonzero().flatten().tolist()
         assert ends == [19, 39]
-        seen = data["agents", "observation", "RGB"][0]
-        following = data["next", "agents", "observation", "RGB"][0]
-        assert (seen[20] == following[19]).all()
-        assert data["collector", "traj_ids"].unique().numel() == 2
+        observation = frames["agents", "observation", "RGB"][0]
+        following = frames["next", "agents", "observation", "RGB"][0]
+        assert (observation[20] == following[19]).all()
+        assert frames["collector", "traj_ids"].unique().numel() == 2
 
 
 def test_group_map_none_is_one_group_and_another_type_is_an_error() -> None:
@@ -408,9 +408,15 @@ def test_predators_and_prey_are_groups_by_role() -> None:
             "prey": ["player_0", "player_2"],
             "predator": ["player_1"],
         }
-        data = env.rollout(5)
-        assert data["prey", "observation", "STAMINA"].shape == (5, 2, 1)
-        assert data["next", "predator", "observation", "RGB"].shape == (5, 1, 88, 88, 3)
+        rollout = env.rollout(5)
+        assert rollout["prey", "observation", "STAMINA"].shape == (5, 2, 1)
+        assert rollout["next", "predator", "observation", "RGB"].shape == (
+            5,
+            1,
+            88,
+            88,
+            3,
+        )
     with MeltingpotEnv(name, group_map="role") as env:
         assert {g: len(a) for g, a in env.group_map.items()} == {
             "predator": 3,
@@ -466,16 +472,16 @@ def test_rows_follow_the_group_map() -> None:
                 assert named[f"{player}.{part}"] == value
         image = lab2d.lab.observation("3.RGB")
         assert np.array_equal(row["two", "observation", "RGB"][0], image)
-    each = MarlGroupMapType.ONE_GROUP_PER_AGENT
-    with MeltingpotEnv("coins", group_map=each) as env:
+    group_map = MarlGroupMapType.ONE_GROUP_PER_AGENT
+    with MeltingpotEnv("coins", group_map=group_map) as env:
         assert list(env.group_map) == ["player_0", "player_1"]
 
 
 def test_actions_may_be_one_hot() -> None:
     with MeltingpotEnv(SMALL, categorical_actions=False) as env:
-        data = env.rollout(4)
-        assert data["agents", "action"].shape == (4, 2, 8)
-        assert (data["agents", "action"].sum(-1) == 1).all()
+        rollout = env.rollout(4)
+        assert rollout["agents", "action"].shape == (4, 2, 8)
+        assert (rollout["agents", "action"].sum(-1) == 1).all()
         row = bound(env)
         row["agents", "action"][...] = 1
         with pytest.raises(
@@ -566,11 +572,11 @@ def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
         episode_reward=True,
     )
     env.set_seed(1)
-    data = env.rollout(60, break_when_any_done=False)
+    rollout = env.rollout(60, break_when_any_done=False)
     env.close()
     for group in env.group_map:
-        reward = data["next", group, "reward"].double()
-        sums = data["next", group, "episode_reward"]
+        reward = rollout["next", group, "reward"].double()
+        sums = rollout["next", group, "episode_reward"]
         assert str(sums.dtype) == "torch.float32"
         for episode in (slice(0, 40), slice(40, 60)):
             assert sums[episode].double().allclose(reward[episode].cumsum(0))
@@ -582,8 +588,8 @@ def test_warnings_of_lua_code_are_printed_on_request(
     for options, talks in (({}, False), ({"log_level": "WARN"}, True)):
         with contextlib.closing(MeltingpotEnv(SMALL, **options)) as env:  # type: ignore[arg-type]
             bound(env)
-        found = capfd.readouterr()
-        assert ("base_simulation.lua" in found.out) == talks
+        captured = capfd.readouterr()
+        assert ("base_simulation.lua" in captured.out) == talks
     with pytest.raises(ValueError, match="log_level must be one of"):
         MeltingpotEnv(SMALL, log_level="quiet")  # type: ignore[arg-type]
 
@@ -598,7 +604,7 @@ def test_a_visitor_is_scored_among_saved_residents(tmp_path: Path) -> None:
         Scenario("visitor", factory, ["player_0"], resident, reference=(0, 1)),
         Scenario("resident", factory, ["player_0", "player_1"]),
     ]
-    for found in evaluate_scenarios(None, scenarios, episodes=2):
-        assert len(found.returns) == 2
-        assert np.isfinite(found.returns).all()
-        assert found.score.low <= found.score.value <= found.score.high
+    for result in evaluate_scenarios(None, scenarios, episodes=2):
+        assert len(result.returns) == 2
+        assert np.isfinite(result.returns).all()
+        assert result.score.low <= result.score.value <= result.score.high

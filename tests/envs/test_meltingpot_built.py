@@ -44,11 +44,11 @@ def test_a_built_substrate_has_the_same_keys_as_a_named_one() -> None:
     ):
         assert built.description.row() == named.description.row()
         assert built.description.time_limit == named.description.time_limit == 5000
-        data = built.rollout(4)
-        assert set(data.keys(True, True)) == set(
+        rollout = built.rollout(4)
+        assert set(rollout.keys(True, True)) == set(
             named.fake_tensordict().keys(True, True)
         )
-        assert np.array_equal(built.render(), data["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
+        assert np.array_equal(built.render(), rollout["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
         assert built.render().shape == (136, 136, 3)
 
 

@@ -35,9 +35,9 @@ def installed(tmp_path: Path) -> Path:
 
 def _run(installed: Path, code: str) -> str:
     paths = f"{installed}:{ROOT}"
-    done = run_python("-c", code, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = run_python("-c", code, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"})
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_a_new_family_is_listed_found_and_passes_check_env(installed: Path) -> None:

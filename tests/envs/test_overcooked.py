@@ -114,15 +114,15 @@ from marl_collect.envs import OvercookedEnv
 OvercookedEnv("cramped_room").close()
 print([name for name in sys.modules if name.partition(".")[0] in ("gym", "pygame")])
 """
-    done = run_python("-c", code, check=True, interpreter=True)
-    assert done.stdout.strip() == "[]"
-    assert done.stderr == ""
+    process = run_python("-c", code, check=True, interpreter=True)
+    assert process.stdout.strip() == "[]"
+    assert process.stderr == ""
 
 
 def test_layouts_of_two_players_are_listed() -> None:
-    found = FAMILY.available_tasks()
-    assert "overcooked/cramped_room" in found
-    assert "overcooked/cramped_room_single" not in found
+    tasks = FAMILY.available_tasks()
+    assert "overcooked/cramped_room" in tasks
+    assert "overcooked/cramped_room_single" not in tasks
     assert FAMILY.settings("overcooked/cramped_room")["horizon"] == 400
     with pytest.raises(ValueError, match="must have 2 players.* has 1"):
         OvercookedEnv("cramped_room_single")

@@ -347,7 +347,7 @@ def test_the_contract_holds(script: Script, done_on_any: bool) -> None:
 
 def test_rollout_of_a_custom_environment() -> None:
     env = PettingZooWrapper(ScriptedEnv(Script(max_cycles=6)))
-    data = env.rollout(20)
-    assert data.shape == (6,)
-    assert data["next", "agent", "reward"].shape == (6, 3, 1)
-    assert bool(data["next", "truncated"][-1])
+    rollout = env.rollout(20)
+    assert rollout.shape == (6,)
+    assert rollout["next", "agent", "reward"].shape == (6, 3, 1)
+    assert bool(rollout["next", "truncated"][-1])

@@ -144,8 +144,8 @@ def test_action_masks_come_from_infos() -> None:
 def test_random_actions_are_legal() -> None:
     script = Script(info=lambda i, step: {"action_mask": legal(i, step)}, max_cycles=40)
     env = PettingZooWrapper(ScriptedEnv(script))
-    data = env.rollout(40)
-    mask = data["agent", "action_mask"].gather(
-        -1, data["agent", "action"].unsqueeze(-1)
+    rollout = env.rollout(40)
+    mask = rollout["agent", "action_mask"].gather(
+        -1, rollout["agent", "action"].unsqueeze(-1)
     )
     assert bool(mask.all())

@@ -206,9 +206,9 @@ def test_walkers_fall_one_by_one(keywords: dict[str, Any]) -> None:
     env = PettingZooEnv("multiwalker_v9", parallel=False, **keywords)
     env.set_seed(1)
     torch.manual_seed(0)
-    data = env.rollout(300)  # at most 90 rounds of three
-    assert bool(data["next", "done"][-1])
-    mask = [data[name, "mask"] for name in env.group_map]
+    rollout = env.rollout(300)  # at most 90 rounds of three
+    assert bool(rollout["next", "done"][-1])
+    mask = [rollout[name, "mask"] for name in env.group_map]
     assert bool((sum(m.int() for m in mask) == 1).all())  # one acts in each frame
 
 
@@ -222,14 +222,14 @@ def test_games_have_only_legal_moves(task: str) -> None:
     check_env(lambda: PettingZooEnv(task, parallel=False), episodes=2)
     env = PettingZooEnv(task, parallel=False)
     env.set_seed(0)
-    data = env.rollout(100)
-    rewards = [data["next", name, "reward"].sum() for name in env.group_map]
-    assert bool(data["next", "terminated"][-1])
+    rollout = env.rollout(100)
+    rewards = [rollout["next", name, "reward"].sum() for name in env.group_map]
+    assert bool(rollout["next", "terminated"][-1])
     # PettingZoo ends a game at an illegal move, with a reward of -1 for that player and
     # 0 for the other, so a sum of zero shows that all moves were legal.
     assert float(sum(rewards)) == 0
     for name in env.group_map:
-        group = data[name]
+        group = rollout[name]
         picked = group["action_mask"].gather(-1, group["action"].unsqueeze(-1))
         assert bool(picked.all())
 
@@ -250,13 +250,13 @@ def test_rows_equal_a_plain_pettingzoo_loop() -> None:
         if terminated or truncated:
             assert row["done",][0]
             assert row[agent, "terminated"][0, 0] == terminated
-            seen = row[agent, "observation", "observation"][0]
-            assert (seen == observation["observation"]).all()
+            observations = row[agent, "observation", "observation"][0]
+            assert (observations == observation["observation"]).all()
             raw.step(None)
             continue
         assert row[agent, "mask"].all()
-        seen = row[agent, "observation", "observation"][0]
-        assert (seen == observation["observation"]).all()
+        observations = row[agent, "observation", "observation"][0]
+        assert (observations == observation["observation"]).all()
         assert (row[agent, "action_mask"][0] == observation["action_mask"]).all()
         action = random.choice(np.flatnonzero(observation["action_mask"]))
         row[agent, "action"][0] = action

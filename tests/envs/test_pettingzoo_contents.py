@@ -125,10 +125,10 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, said: str) -> None
     def factory() -> PettingZooWrapper:
         return PettingZooWrapper(Sloppy(spoil), done_on_any=False)
 
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ContractError) as excinfo:
         check_env(factory, episodes=2)
-    assert any(re.search(said, finding) for finding in caught.value.findings)
-    assert len(caught.value.findings) <= 3, "a finding is repeated for every step"
+    assert any(re.search(said, finding) for finding in excinfo.value.findings)
+    assert len(excinfo.value.findings) <= 3, "a finding is repeated for every step"
 
 
 @pytest.mark.parametrize(

@@ -202,13 +202,13 @@ def test_rows_are_zeros_until_their_agents_join() -> None:
     for step in range(1, 6):
         env["agent", "reward"][...] = 5  # as an earlier episode may have left it
         env.step()
-        seen, reward = env["agent", "observation"], env["agent", "reward"]
+        observation, reward = env["agent", "observation"], env["agent", "reward"]
         expected = [1, step, 0] if step >= 2 else [0, 0, 0]
-        assert seen[1].tolist() == expected
+        assert observation[1].tolist() == expected
         assert env["agent", "info", "x"][1] == (step if step >= 2 else 0)
         assert reward[1] == (0 if step < 2 else 7 if step == 2 else 10 + step)
         if step > 3:
-            assert not seen[2].any()
+            assert not observation[2].any()
             assert reward[2] == 0
     check_env(factory)
 

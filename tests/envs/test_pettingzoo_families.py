@@ -77,10 +77,10 @@ def test_the_state_follows_the_environment(task: str) -> None:
     pytest.importorskip(package)
     env = PettingZooEnv(task, return_state=True, max_cycles=20)
     env.set_seed(1)
-    data = env.rollout(20)
-    state = data["state"]
+    rollout = env.rollout(20)
+    state = rollout["state"]
     assert state.shape[1:] == env.observation_space["state"].shape
-    assert bool((data["next", "state"][:-1] == state[1:]).all())
+    assert bool((rollout["next", "state"][:-1] == state[1:]).all())
     assert bool(state.any())
 
 
@@ -89,9 +89,9 @@ def test_a_state_that_fails_after_a_fall_does_not_stop_a_rollout() -> None:
     env = PettingZooEnv("multiwalker_v9", return_state=True)
     env.set_seed(1)
     torch.manual_seed(1)
-    data = env.rollout(400)
-    assert bool(data["next", "terminated"][-1])
-    assert len(data) < 400  # a walker fell
+    rollout = env.rollout(400)
+    assert bool(rollout["next", "terminated"][-1])
+    assert len(rollout) < 400  # a walker fell
 
 
 @pytest.mark.roms

@@ -139,5 +139,5 @@ def test_the_last_observation_of_a_cut_episode_is_that_of_the_next_turn(
         name = ("next", group, "observation", "observation")
         assert (cut[name] == expected[name]).all()
     # Four moves have been made; the player whose turn is next sees all of them.
-    seen = cut["next", "player_1", "observation", "observation"][0, 3]
-    assert int(seen.sum()) == 4
+    observation = cut["next", "player_1", "observation", "observation"][0, 3]
+    assert int(observation.sum()) == 4

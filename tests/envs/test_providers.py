@@ -62,10 +62,10 @@ def test_meltingpot_has_priority_over_lab2d() -> None:
 def test_each_family_lists_its_own_tasks() -> None:
     pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
     assert {name.split("/")[0] for name in lab2d.available_tasks()} == {"lab2d"}
-    found = meltingpot.available_tasks()
-    assert {name.split("/")[0] for name in found} == {"meltingpot"}
+    available = meltingpot.available_tasks()
+    assert {name.split("/")[0] for name in available} == {"meltingpot"}
     merged = tasks.available_tasks()
-    assert (found | lab2d.available_tasks()).items() <= merged.items()
+    assert (available | lab2d.available_tasks()).items() <= merged.items()
 
 
 def test_aec_tasks_need_no_parallel_false() -> None:
@@ -119,8 +119,8 @@ def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
         ("hidden_agenda", {}),
         ("os:getcwd", {}),
     ]:
-        found = tasks.find_factory(task, {}, pictures=True)
-        assert found.keywords == expected  # type: ignore[attr-defined]
+        factory = tasks.find_factory(task, {}, pictures=True)
+        assert factory.keywords == expected  # type: ignore[attr-defined]
 
 
 def test_own_factories_with_a_render_mode_get_it_for_pictures(
@@ -130,15 +130,15 @@ def test_own_factories_with_a_render_mode_get_it_for_pictures(
     module.make = lambda render_mode=None: render_mode
     monkeypatch.setitem(sys.modules, "own_tasks", module)
     for pictures, keywords in [(True, {"render_mode": "rgb_array"}), (False, {})]:
-        found: Any = tasks.find_factory("own_tasks:make", {}, pictures=pictures)
-        assert found.keywords == keywords
+        factory: Any = tasks.find_factory("own_tasks:make", {}, pictures=pictures)
+        assert factory.keywords == keywords
 
 
 def _built_by(task: str, family: Any) -> tuple[Any, ...]:
     """Return the arguments with which ``family`` builds ``task``."""
-    found: Any = tasks.find_factory(task, {})
-    assert found.func.__module__ == family.__name__
-    return found.args
+    factory: Any = tasks.find_factory(task, {})
+    assert factory.func.__module__ == family.__name__
+    return factory.args
 
 
 def test_own_environments_are_built_without_pettingzoo(
@@ -205,10 +205,10 @@ def test_listed_tasks_are_known_and_have_settings(family: Family) -> None:
     if any(importlib.util.find_spec(module) is None for module in family.modules):
         optional = family.name == "jaxmarl"
         pytest.skip("needs jaxmarl" if optional else f"needs the extra {family.extra}")
-    found = family.available_tasks()
-    assert len(found) >= 3
-    assert found.items() <= tasks.available_tasks().items()
-    for task, missing in found.items():
+    available = family.available_tasks()
+    assert len(available) >= 3
+    assert available.items() <= tasks.available_tasks().items()
+    for task, missing in available.items():
         assert missing == ""
         assert callable(family.find_task(task))
     settings = family.settings(task)

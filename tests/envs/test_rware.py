@@ -60,9 +60,9 @@ def test_an_unknown_member_of_an_enumeration_is_an_error() -> None:
 
 
 def test_any_registered_task_is_found_and_some_are_listed() -> None:
-    found = FAMILY.available_tasks()
-    assert f"rware/{TINY}" in found
-    for task in [*found, "rware/rware-large-19ag-v2"]:
+    tasks = FAMILY.available_tasks()
+    assert f"rware/{TINY}" in tasks
+    for task in [*tasks, "rware/rware-large-19ag-v2"]:
         FAMILY.find_task(task)
     assert FAMILY.settings(f"rware/{TINY}")["max_steps"] == 500
     with pytest.raises(ValueError, match="^$"):

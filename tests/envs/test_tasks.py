@@ -26,21 +26,21 @@ def test_a_task_is_found_with_and_without_its_family() -> None:
 
 
 def test_the_tasks_of_every_family_are_listed() -> None:
-    found = available_envs()
+    available = available_envs()
     for task in ("sisl/multiwalker_v9", "butterfly/pistonball_v6", "atari/pong_v3"):
-        assert task in found
+        assert task in available
     for name, family in tasks.FAMILIES.items():
         package = family.package.split(".")[0]
         if importlib.util.find_spec(package) is None:
-            assert found[f"{name}/..."] == f'pip install "{family.install}"'
+            assert available[f"{name}/..."] == f'pip install "{family.install}"'
 
 
 def test_missing_packages_of_a_task_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     _hide(monkeypatch, "Box2D")
-    found = available_envs()
+    available = available_envs()
     expected = 'Box2D missing: pip install "pettingzoo[sisl]"'
-    assert found["sisl/multiwalker_v9"] == expected
-    assert "Box2D" not in found["sisl/pursuit_v5"]
+    assert available["sisl/multiwalker_v9"] == expected
+    assert "Box2D" not in available["sisl/pursuit_v5"]
 
 
 def test_a_missing_package_is_an_error_with_the_install_command(
@@ -112,8 +112,8 @@ for name in sorted(sys.modules):
     if name == "torch" or name.startswith(tuple({others!r})):
         print("loaded", name)
 """
-    done = run_python("-W", "ignore", "-c", script, check=True, interpreter=True)
-    assert "loaded" not in done.stdout
+    process = run_python("-W", "ignore", "-c", script, check=True, interpreter=True)
+    assert "loaded" not in process.stdout
 
 
 def _hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:

@@ -115,10 +115,10 @@ def test_check_env(scenario: str, options: dict[str, Any]) -> None:
 def test_stacks_of_worlds_end_with_what_is_observed() -> None:
     plain = partial(VmasEnv, "navigation", WORLDS, max_steps=4)
     _, expected = collected(plain, 10)
-    _, found = collected(lambda: FrameStack(plain(), 3), 10)
-    observed = found["agent", "observation"]
+    _, actual = collected(lambda: FrameStack(plain(), 3), 10)
+    observed = actual["agent", "observation"]
     assert (observed[..., -1, :] == expected["agent", "observation"]).all()
-    later = ~found["next", "done"][:, :-1, 0]
+    later = ~actual["next", "done"][:, :-1, 0]
     assert (observed[:, 1:, :, :-1] == observed[:, :-1, :, 1:])[later].all()
 
 
@@ -151,8 +151,8 @@ def test_other_environments_of_the_process_draw_other_numbers() -> None:
     assert (first == second).all()
     VmasEnv("navigation", 2).begin(None, np.arange(2))
     assert torch.equal(torch.random.get_rng_state(), state)
-    for seen, wanted in zip(stock.reset(), expected, strict=True):
-        assert torch.equal(seen, wanted)
+    for observation, expected_observation in zip(stock.reset(), expected, strict=True):
+        assert torch.equal(observation, expected_observation)
 
 
 def test_a_world_that_begins_alone_changes_no_other() -> None:
@@ -172,9 +172,9 @@ def test_arguments_that_change_what_vmas_returns_are_refused() -> None:
 
 
 def test_scenarios_are_found_by_name() -> None:
-    found = FAMILY.available_tasks()
-    assert {"vmas/navigation", "vmas/simple_spread"} <= found.keys()
-    assert "vmas/het_mass" not in found  # for VMAS' own tests
+    tasks = FAMILY.available_tasks()
+    assert {"vmas/navigation", "vmas/simple_spread"} <= tasks.keys()
+    assert "vmas/het_mass" not in tasks  # for VMAS' own tests
     env = FAMILY.find_task("vmas/het_mass")(num_envs=2)
     assert env.worlds == 2
     env.close()

@@ -42,19 +42,19 @@ class Shows(nn.Module):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> None:
     policies = {"rock": Shows(ROCK), "paper": Shows(PAPER), "scissors": Shows(SCISSORS)}
-    found = cross_play(
+    result = cross_play(
         policies, rps, episodes=3, num_workers=workers, envs_per_worker=2
     )
     expected = ROUNDS * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-    assert found.returns.shape == (3, 3, 3)
-    assert (found.means == expected).all()
-    interval = found.interval("rock", "scissors")
+    assert result.returns.shape == (3, 3, 3)
+    assert (result.means == expected).all()
+    interval = result.interval("rock", "scissors")
     assert (interval.value, interval.low, interval.high) == (15, 15, 15)
     assert "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |" in (
-        found.to_markdown()
+        result.to_markdown()
     )
     pytest.importorskip("matplotlib")
-    found.plot(tmp_path / "matrix.png")
+    result.plot(tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").stat().st_size > 1000
 
 
@@ -79,13 +79,13 @@ def test_seats_decide_who_acts_for_the_row() -> None:
 
 def test_returns_are_those_of_the_agents_that_were_chosen() -> None:
     rng = random.Random(0)  # Other agents in each call, whatever the seed is.
-    found = cross_play(
+    result = cross_play(
         {"rock": Shows(ROCK), "paper": Shows(PAPER)},
         rps,
         episodes=20,
         seats=lambda _, agents: rng.sample(agents, 1),
     )
-    assert (found.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
+    assert (result.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
 
 
 def test_keywords_of_environments_are_used() -> None:
@@ -94,8 +94,8 @@ def test_keywords_of_environments_are_used() -> None:
 
     kwargs = {"max_cycles": 4}
     policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    found = cross_play(policies, rounds, episodes=1, create_env_kwargs=kwargs)
-    assert (found.means == [[0, -4], [4, 0]]).all()
+    result = cross_play(policies, rounds, episodes=1, create_env_kwargs=kwargs)
+    assert (result.means == [[0, -4], [4, 0]]).all()
     scenario = Scenario("x", rounds, ["player_0"], Shows(PAPER))
     (score,) = evaluate_scenarios(
         Shows(ROCK), [scenario], episodes=1, create_env_kwargs=kwargs
@@ -143,11 +143,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_wrong_arguments_err_before_a_process_starts(
     wrong: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    given = {"episodes": 1} | wrong
+    options = {"episodes": 1} | wrong
     with pytest.raises(error, match=text):
-        cross_play({"a": None}, never, **given)
+        cross_play({"a": None}, never, **options)
     with pytest.raises(error, match=text):
-        evaluate_scenarios(None, [Scenario("a", never)], **given)
+        evaluate_scenarios(None, [Scenario("a", never)], **options)
 
 
 def test_a_pool_plays_with_its_versions() -> None:
@@ -156,9 +156,9 @@ def test_a_pool_plays_with_its_versions() -> None:
     with torch.no_grad():
         net.hand.fill_(PAPER)
     pool.update()
-    found = cross_play(pool, rps, episodes=1)
-    assert found.names == ("version_0", "version_1")
-    assert (found.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
+    result = cross_play(pool, rps, episodes=1)
+    assert result.names == ("version_0", "version_1")
+    assert (result.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
     pool = PolicyPool(net, size=3)
     pool.add(1)
     assert cross_play(pool, rps, episodes=1).names == ("version_0", "version_1")
@@ -185,10 +185,10 @@ def test_scenarios_measure_the_focal_players_only() -> None:
 def test_a_focal_population_is_sampled_for_each_agent() -> None:
     population = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
     scenario = Scenario("one", rps, ["player_0"], Shows(ROCK))
-    (found,) = evaluate_scenarios(population, [scenario], episodes=30)
-    assert set(found.returns) == {0, ROUNDS}
+    (result,) = evaluate_scenarios(population, [scenario], episodes=30)
+    assert set(result.returns) == {0, ROUNDS}
     again = evaluate_scenarios(population, [scenario], episodes=30)[0]
-    assert again.returns == found.returns
+    assert again.returns == result.returns
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,19 @@ from marl_collect.models import make_policy
 
 
 def policy(td: TensorDictBase) -> TensorDictBase:
-    seen = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    observation = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
 def test_exactly_the_wanted_episodes_are_played() -> None:
-    found = evaluate(policy, [CountingEnv] * 3, episodes=10, seeds=3)
-    assert [e.environment for e in found.episodes] == list(range(10))
-    assert found.lengths == [e.length for e in found.episodes]
-    team = [sum(map(sum, e.returns.values())) for e in found.episodes]
-    assert found.team_returns == team
-    assert found.mean_team_return == pytest.approx(sum(team) / 10)
-    assert found.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
+    evaluation = evaluate(policy, [CountingEnv] * 3, episodes=10, seeds=3)
+    assert [e.environment for e in evaluation.episodes] == list(range(10))
+    assert evaluation.lengths == [e.length for e in evaluation.episodes]
+    team = [sum(map(sum, e.returns.values())) for e in evaluation.episodes]
+    assert evaluation.team_returns == team
+    assert evaluation.mean_team_return == pytest.approx(sum(team) / 10)
+    assert evaluation.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
@@ -130,15 +130,15 @@ def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
 def test_each_episode_has_the_seed_that_was_given_for_it(options: Any) -> None:
     long = partial(CountingEnv, min_length=60, max_length=90)
     seeds = [5, 11, 2**31 - 2, 0, 5]
-    found = evaluate(policy, long, episodes=5, seeds=seeds, **options)
+    evaluation = evaluate(policy, long, episodes=5, seeds=seeds, **options)
     expected = [by_hand(seed, long) for seed in seeds]
-    assert found.lengths == [length for length, _ in expected]
-    assert found.team_returns == pytest.approx([total for _, total in expected])
+    assert evaluation.lengths == [length for length, _ in expected]
+    assert evaluation.team_returns == pytest.approx([total for _, total in expected])
 
 
 def test_some_environments_are_unused_if_there_are_fewer_seeds() -> None:
-    found = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
-    assert found.lengths == [by_hand(seed)[0] for seed in (0, 1)]
+    evaluation = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
+    assert evaluation.lengths == [by_hand(seed)[0] for seed in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -165,15 +165,15 @@ def test_invalid_seeds_are_refused(
 
 
 def test_long_episodes_can_be_cut() -> None:
-    found = evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
-    assert max(found.lengths) <= 3
+    evaluation = evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
+    assert max(evaluation.lengths) <= 3
 
 
 def test_the_old_name_of_the_limit_is_accepted_with_a_warning() -> None:
     old: Any = {"max_episode_frames": 3}
     with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
-        found = evaluate(None, CountingEnv, episodes=4, **old)
-    assert found == evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
+        evaluation = evaluate(None, CountingEnv, episodes=4, **old)
+    assert evaluation == evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
     with pytest.raises(TypeError, match="max_frames_per_traj and its other name"):
         evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3, **old)
 
@@ -181,11 +181,13 @@ def test_the_old_name_of_the_limit_is_accepted_with_a_warning() -> None:
 def test_episodes_that_seem_endless_are_reported() -> None:
     long = partial(CountingEnv, min_length=10_050, max_length=10_050, deaths=False)
     with pytest.warns(UserWarning, match="environment 0 has not ended after 10,000"):
-        found = evaluate(None, long, episodes=1)
-    assert found.lengths == [10_050]
+        evaluation = evaluate(None, long, episodes=1)
+    assert evaluation.lengths == [10_050]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert evaluate(None, long, episodes=1, max_frames_per_traj=20_000) == found
+        assert (
+            evaluate(None, long, episodes=1, max_frames_per_traj=20_000) == evaluation
+        )
 
 
 def test_no_episodes_is_refused() -> None:

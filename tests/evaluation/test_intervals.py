@@ -63,6 +63,6 @@ def test_the_rank_sum_test_equals_an_enumeration() -> None:
         mean = sizes[0] * ranks.mean()
         seen = abs(ranks[: sizes[0]].sum() - mean)
         expected = np.mean([abs(s - mean) >= seen - 1e-9 for s in sums])
-        found = rank_sum_p(scores[: sizes[0]], scores[sizes[0] :])
-        assert found == pytest.approx(expected)
+        actual = rank_sum_p(scores[: sizes[0]], scores[sizes[0] :])
+        assert actual == pytest.approx(expected)
     assert rank_sum_p([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)

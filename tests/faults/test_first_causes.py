@@ -82,33 +82,33 @@ def test_an_error_is_raised_even_if_the_environment_hangs_in_close(kind: Any) ->
     factories = [CountingEnv, hanging_in_close("raise", at=3)]
     collector = kind(factories, frames_per_batch=40, timeout=None)
     pids = collector.worker_pids
-    with pytest.raises(CountingError, match="fault in step") as caught:
+    with pytest.raises(CountingError, match="fault in step") as excinfo:
         stepping(collector)
-    assert place_of(caught.value) == (1, "step", 1)
+    assert place_of(excinfo.value) == (1, "step", 1)
     wait_until_gone(pids)
 
 
 def test_an_error_of_parallel_env_is_raised_even_if_it_hangs_in_close() -> None:
     make = hanging_in_close("raise", at=3)
     env = ParallelEnv(2, [CountingEnv, make], num_processes=2, timeout=None)
-    with pytest.raises(CountingError, match="fault in step") as caught:
+    with pytest.raises(CountingError, match="fault in step") as excinfo:
         env.rollout(10)
-    assert place_of(caught.value) == (1, "step", 1)
+    assert place_of(excinfo.value) == (1, "step", 1)
 
 
 @every_kind
 def test_the_error_of_a_factory_is_raised_if_built_environments_hang_in_close(
     kind: Any,
 ) -> None:
-    with pytest.raises(CountingError, match="no such world") as caught:
+    with pytest.raises(CountingError, match="no such world") as excinfo:
         kind(broken_after(2), num_workers=1, envs_per_worker=4, frames_per_batch=40)
-    assert place_of(caught.value) == (0, "create", 2)
+    assert place_of(excinfo.value) == (0, "create", 2)
 
 
 def test_the_error_of_a_factory_of_parallel_env_is_raised_if_others_hang() -> None:
-    with pytest.raises(CountingError, match="no such world") as caught:
+    with pytest.raises(CountingError, match="no such world") as excinfo:
         ParallelEnv(4, broken_after(2), num_processes=1)
-    assert place_of(caught.value) == (0, "create", 2)
+    assert place_of(excinfo.value) == (0, "create", 2)
 
 
 @every_kind
@@ -195,19 +195,19 @@ def test_errors_name_the_environment_as_the_user_counts_it(
         while True:  # The other worker may be first in an asynchronous collector.
             collector.next()
 
-    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
         collect()
-    assert place_of(caught.value) == (1, phase, 3)
-    assert not any("in this process" in note for note in notes_of(caught.value))
+    assert place_of(excinfo.value) == (1, phase, 3)
+    assert not any("in this process" in note for note in notes_of(excinfo.value))
 
 
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
 def test_errors_of_parallel_env_name_the_environment(phase: Any) -> None:
     factories: list[Make] = [CountingEnv] * 4
     factories[3] = lambda: CountingEnv(deaths=False, fault=Fault("raise", phase))
-    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
         ParallelEnv(4, factories, num_processes=2).rollout(5)
-    assert place_of(caught.value) == (1, phase, 3)
+    assert place_of(excinfo.value) == (1, phase, 3)
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -217,9 +217,9 @@ def notes_of(error: BaseException) -> list[str]:
 @every_kind
 def test_a_hang_in_a_reset_names_the_environment(kind: Any) -> None:
     factories: list[Make] = [CountingEnv, lambda: CountingEnv(fault=STUCK)]
-    with pytest.raises(WorkerError, match="reset of environment 1") as caught:
+    with pytest.raises(WorkerError, match="reset of environment 1") as excinfo:
         kind(factories, num_workers=1, frames_per_batch=40, timeout=1).next()
-    assert place_of(caught.value) == (0, "reset", 1)
+    assert place_of(excinfo.value) == (0, "reset", 1)
 
 
 STUCK = Fault("hang", "reset")
@@ -548,9 +548,9 @@ def test_a_crash_or_a_hang_in_close_is_a_warning(
     factories = [CountingEnv, lambda: CountingEnv(fault=fault)]
     collector = kind(factories, frames_per_batch=20)
     collector.next()
-    with pytest.warns(RuntimeWarning, match=f"Worker 1 .*{text}") as caught:
+    with pytest.warns(RuntimeWarning, match=f"Worker 1 .*{text}") as record:
         collector.shutdown(2)
-    assert len(caught) == 1
+    assert len(record) == 1
 
 
 def test_a_crash_or_a_hang_in_close_of_parallel_env_is_a_warning() -> None:

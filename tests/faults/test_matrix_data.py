@@ -99,10 +99,10 @@ def test_a_loop_can_be_left_and_continued_and_ends_once(kind: Any) -> None:
 def test_a_collector_can_be_shut_down_while_all_slots_are_held(kind: Any) -> None:
     """Row 29: shutdown does not wait for a free slot."""
     collector = kind([CountingEnv] * 2, frames_per_batch=10)
-    held = [collector.next() for _ in range(2)]
-    copies = [batch.clone() for batch in held]
+    batches = [collector.next() for _ in range(2)]
+    copies = [batch.clone() for batch in batches]
     collector.shutdown(timeout=SOON)
-    for batch, copy in zip(held, copies, strict=True):
+    for batch, copy in zip(batches, copies, strict=True):
         assert (batch == copy).all()
 
 

@@ -50,8 +50,8 @@ check("env", step())
 @pytest.mark.timeout(300)  # Three interpreters import torch, one after the other.
 def test_a_small_dev_shm_does_not_matter() -> None:
     """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
-    done = run_mounted("/dev/shm", SMALL, mebibytes=1, timeout=250)
-    assert done.stdout.split() == ["sync", "async", "env"], done.stderr
+    process = run_mounted("/dev/shm", SMALL, mebibytes=1, timeout=250)
+    assert process.stdout.split() == ["sync", "async", "env"], process.stderr
 
 
 _LEAKED: list[bytearray] = []
@@ -111,7 +111,7 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     caplog.set_level(logging.INFO, "marl_collect")
     batch = 20 if kind is MultiSyncCollector else 40
 
-    found, stats, largest = run(kind, leaky, normal + ROOM, **options)
+    actual, stats, largest = run(kind, leaky, normal + ROOM, **options)
 
     assert stats["recycled"] >= 2
     assert len(caplog.messages) == stats["recycled"]
@@ -122,7 +122,7 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     # Checked after a batch, and with an unfinished batch.
     assert largest < normal + ROOM + 3 * batch * LEAK
     for environment, rows in expected.items():
-        for row, other in zip(rows[:6], found[environment][:6], strict=True):
+        for row, other in zip(rows[:6], actual[environment][:6], strict=True):
             versions = ("policy_version", ("next", "policy_version"))
             apart = versions if kind is MultiAsyncCollector else ()
             assert (row.exclude(*apart) == other.exclude(*apart)).all()

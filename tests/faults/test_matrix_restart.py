@@ -100,15 +100,15 @@ def test_a_restart_is_logged_and_can_be_silenced(
 @every_kind
 def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
     """Also if the next command is to attach a new slot."""
-    held = []
+    batches = []
     with kind(
         [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
     ) as collector:
         with pytest.warns(UserWarning, match="held at once"):  # noqa: PT031
             for k in range(8):
                 before = collector.worker_pids
-                held.append(collector.next())
-                first = worker_of(held[-1])
+                batches.append(collector.next())
+                first = worker_of(batches[-1])
                 worker = k % 2 if kind is MultiSyncCollector else first
                 # Only one that has delivered: what fails again at once is an error.
                 if collector.worker_pids[worker] == before[worker]:
@@ -246,8 +246,8 @@ for kind in KINDS:
 def test_restarts_leak_nothing() -> None:
     """Sync and async; in a process that has no other open files."""
     folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    done = run_python("-c", LEAKS, env={**os.environ, "PYTHONPATH": folders})
-    counts = [int(count) for count in done.stdout.split()]
-    assert len(counts) == 4, done.stderr
+    process = run_python("-c", LEAKS, env={**os.environ, "PYTHONPATH": folders})
+    counts = [int(count) for count in process.stdout.split()]
+    assert len(counts) == 4, process.stderr
     for before, after in zip(counts[::2], counts[1::2], strict=True):
         assert after <= before + 2

@@ -125,16 +125,16 @@ ENDS = {
 @pytest.mark.parametrize(("body", "code"), ENDS.values(), ids=ENDS.keys())
 def test_workers_end_with_the_trainer(tmp_path: Path, body: str, code: int) -> None:
     # One of them as a user starts it.
-    done = run(tmp_path, body, interpreter=body == ENDS["async"][0])
-    assert done.returncode == code, done.stderr
-    pids = [int(pid) for pid in done.stdout.split()]
+    process = run(tmp_path, body, interpreter=body == ENDS["async"][0])
+    assert process.returncode == code, process.stderr
+    pids = [int(pid) for pid in process.stdout.split()]
     assert pids
     wait_until_gone(pids)
     if code == 0:
-        assert done.stderr == ""
+        assert process.stderr == ""
     if code == 1:
-        assert done.stderr.count("Traceback") == 1
-        assert "ZeroDivisionError" in done.stderr
+        assert process.stderr.count("Traceback") == 1
+        assert "ZeroDivisionError" in process.stderr
 
 
 def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
@@ -158,9 +158,9 @@ def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
     assert len(held) > 3
     c.shutdown()
     """
-    done = run(tmp_path, body)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    process = run(tmp_path, body)
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
     assert len(lines) == 3
     assert all("too many open files" in line for line in lines), lines
     assert all("ulimit -n" in line for line in lines), lines
@@ -168,9 +168,9 @@ def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
 
 @every_kind
 def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
-    with pytest.raises(MemoryError) as caught:
+    with pytest.raises(MemoryError) as excinfo:
         kind(CountingEnv, frames_per_batch=4_000_000_000)
-    text = str(caught.value)
+    text = str(excinfo.value)
     assert "needs" in text
     assert "is free" in text
     assert "compact_obs=True" in text
@@ -342,11 +342,11 @@ def test_a_forgotten_collector_ends_its_workers(kind: Any) -> None:
 
 def test_several_collectors_work_at_once_and_in_threads() -> None:
     """Each gives the same data as alone."""
-    found: dict[int, Any] = {}
+    actual: dict[int, Any] = {}
 
     def collect(index: int, kind: Any) -> None:
         with kind([CountingEnv], frames_per_batch=20, total_frames=60, seed=5) as c:
-            found[index] = [batch.clone() for batch in c]
+            actual[index] = [batch.clone() for batch in c]
 
     kinds = [MultiSyncCollector, MultiAsyncCollector, MultiSyncCollector]
     threads = [
@@ -361,8 +361,8 @@ def test_several_collectors_work_at_once_and_in_threads() -> None:
         b.clone()
         for b in Collector(CountingEnv, frames_per_batch=20, total_frames=60, seed=5)
     ]
-    assert sorted(found) == [0, 1, 2]
-    for batches in found.values():
+    assert sorted(actual) == [0, 1, 2]
+    for batches in actual.values():
         assert len(batches) == 3
         for batch, expected in zip(batches, reference, strict=True):
             assert (batch == expected).all()

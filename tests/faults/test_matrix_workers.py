@@ -45,13 +45,13 @@ def play_until_error(collector: Any) -> None:
 def failure_of(collector: Any) -> Exception:
     """Collect until the error, and check that all processes have ended."""
     pids = collector.worker_pids
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller looks at it
+    with pytest.raises(Exception) as excinfo:  # noqa: PT011 - the caller looks at it
         play_until_error(collector)
     assert all(map(gone, pids))
-    with pytest.raises(type(caught.value)):
+    with pytest.raises(type(excinfo.value)):
         collector.next()
     collector.shutdown()
-    return caught.value
+    return excinfo.value
 
 
 @every_kind
@@ -96,11 +96,11 @@ def test_a_worker_that_ends_itself_is_reported(
 @every_kind
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
 def test_an_error_is_raised_with_its_own_type(kind: Any, phase: Any) -> None:
-    with pytest.raises(CountingError, match=f"fault in {phase}") as caught:
+    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
         play_until_error(
             kind([CountingEnv, faulty("raise", phase)], frames_per_batch=20)
         )
-    cause = worker_error_of(caught.value)
+    cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert (cause.worker, cause.environment, cause.phase) == (1, 1, phase)
     assert "counting.py" in cause.remote_traceback
@@ -188,9 +188,9 @@ def test_parallel_env_whose_environment_hangs_in_close_ends(
     engine: Any = env.engine()
     pids = engine.pids
     begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match="hung in close") as caught:
+    with pytest.warns(RuntimeWarning, match="hung in close") as record:
         env.close()
-    assert len(caught) == 2
+    assert len(record) == 2
     assert time.monotonic() - begin < SOON
     assert all(map(gone, pids))
 

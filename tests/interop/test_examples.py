@@ -12,9 +12,9 @@ DDPG = ["--iterations", "1", "--frames", "100", "--updates", "1", "--minibatch",
 
 
 def run(script: str, *arguments: str, folder: Path) -> str:
-    done = run_python("-W", "ignore", ROOT / script, *arguments, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = run_python("-W", "ignore", ROOT / script, *arguments, cwd=folder)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def shown(folder: Path) -> list[list[str]]:
@@ -67,6 +67,6 @@ def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
 
 def test_the_documentation_shows_the_diffs_of_the_examples(tmp_path: Path) -> None:
     text = run("scripts/migration_diffs.py", "--check", folder=tmp_path)
-    found = re.findall(r"(\w+): (\d+) of \d+ lines removed, (\d+) added", text)
-    assert {name for name, *_ in found} == {"competitive_ddpg", "multi_agent_ppo"}
-    assert all(int(removed) + int(added) < 30 for _, removed, added in found)
+    matches = re.findall(r"(\w+): (\d+) of \d+ lines removed, (\d+) added", text)
+    assert {name for name, *_ in matches} == {"competitive_ddpg", "multi_agent_ppo"}
+    assert all(int(removed) + int(added) < 30 for _, removed, added in matches)

@@ -137,8 +137,8 @@ def weighty(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def close(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
 def total(out: Any) -> Tensor:

@@ -36,7 +36,7 @@ def test_outputs_and_gradients_equal_separate_modules(
     weights = torch.randn(7, N, OUTPUTS, dtype=torch.float64)
 
     (net(x) * weights).sum().backward()
-    found, x.grad = x.grad, None
+    actual, x.grad = x.grad, None
     own = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     expected = as_modules(net, x)
@@ -46,7 +46,7 @@ def test_outputs_and_gradients_equal_separate_modules(
     (single_out * weights).sum().backward()
 
     torch.testing.assert_close(net(x), expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found, x.grad, atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual, x.grad, atol=1e-10, rtol=0)
     if share_params:
         theirs = [p.grad for p in singles[0].parameters()]
     else:

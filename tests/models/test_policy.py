@@ -130,9 +130,9 @@ def test_policies_copy_and_pickle() -> None:
     expected = policy(data.clone())
 
     for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
-        found = other(data.clone())
+        actual = other(data.clone())
         for key in description.actions():
-            assert torch.equal(found[key], expected[key])
+            assert torch.equal(actual[key], expected[key])
 
 
 class FixedScaleHead(ActionHead):
@@ -253,10 +253,10 @@ def test_a_policy_can_be_built_by_hand() -> None:
         group="agents",
     )
 
-    data = TensorDict(
+    inputs = TensorDict(
         {"agents": {"observation": {"speed": torch.zeros(4, 3, 2)}}}, batch_size=[4]
     )
-    assert module(data)["agents", "params"].shape == (4, 3, 4)
+    assert module(inputs)["agents", "params"].shape == (4, 3, 4)
 
 
 class GatedNet(MultiAgentNetBase):

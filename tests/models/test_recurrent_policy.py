@@ -113,16 +113,16 @@ def test_collectors_carry_and_reset_the_state_and_losses_reproduce_it(
 
 def test_evaluation_and_rollouts_carry_the_state(description: EnvDescription) -> None:
     policy = small(description)
-    found = evaluate(policy, factory, episodes=4, num_workers=2)
-    assert len(found.lengths) == 4
+    evaluation = evaluate(policy, factory, episodes=4, num_workers=2)
+    assert len(evaluation.lengths) == 4
     again = evaluate(policy, factory, episodes=4, num_workers=2)
-    assert found.team_returns == again.team_returns
+    assert evaluation.team_returns == again.team_returns
 
     with torch.no_grad():
-        data = factory().rollout(6, policy)
-    state = data["hunter", "recurrent_state"]
+        rollout = factory().rollout(6, policy)
+    state = rollout["hunter", "recurrent_state"]
     assert not state[0].any()
-    assert torch.equal(state[1:], data["next", "hunter", "recurrent_state"][:-1])
+    assert torch.equal(state[1:], rollout["next", "hunter", "recurrent_state"][:-1])
 
 
 def test_torchrls_ppo_loss_trains_a_policy(description: EnvDescription) -> None:

@@ -335,19 +335,19 @@ class _Run:
                 found = {key: value[b, t] for key, value in table.items()}
                 self.compare_frame(found, frame, here)
 
-    def compare_table(self, found: Table, expected: Table, here: str) -> None:
-        self.compare_frame(found, expected, here)
+    def compare_table(self, actual: Table, expected: Table, here: str) -> None:
+        self.compare_frame(actual, expected, here)
         self.compared += expected["done",].shape[0] - 1
 
-    def compare_frame(self, found: Frame, expected: Frame, here: str) -> None:
+    def compare_frame(self, actual: Frame, expected: Frame, here: str) -> None:
         missing, surplus = (
-            expected.keys() - found.keys(),
-            found.keys() - expected.keys(),
+            expected.keys() - actual.keys(),
+            actual.keys() - expected.keys(),
         )
         self.require(not missing, f"{here}: keys missing: {sorted(missing)}")
         self.require(not surplus, f"{here}: keys too many: {sorted(surplus)}")
         for key, value in expected.items():
-            other = found[key]
+            other = actual[key]
             if key[-1].endswith("log_prob"):
                 other, value = away_from_bounds(expected, key, other, value)
             if not alike(other, value, key, exact=self.kind.exact):
@@ -513,36 +513,36 @@ def flat(batch: Any) -> Table:
 
 
 def alike(
-    found: torch.Tensor, expected: torch.Tensor, key: Key, *, exact: bool
+    actual: torch.Tensor, expected: torch.Tensor, key: Key, *, exact: bool
 ) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     if exact or not expected.is_floating_point():
-        return same(found, expected)
+        return same(actual, expected)
     # The log density of a squashed distribution is steep at the bounds of an action.
     tolerance = 1e-2 if key[-1].endswith("log_prob") else 1e-5
     return bool(
         torch.isclose(
-            found, expected, rtol=tolerance, atol=tolerance, equal_nan=True
+            actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True
         ).all()
     )
 
 
 def away_from_bounds(
-    frame: Frame, key: Key, found: torch.Tensor, expected: torch.Tensor
+    frame: Frame, key: Key, actual: torch.Tensor, expected: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Omit the densities of actions at a bound, where a last bit has a large effect."""
     action = frame[key[0], "action"]
-    if not action.is_floating_point() or found.shape != expected.shape:
-        return found, expected
+    if not action.is_floating_point() or actual.shape != expected.shape:
+        return actual, expected
     near = action.abs().amax(-1) > 0.999
-    return found.masked_fill(near, 0), expected.masked_fill(near, 0)
+    return actual.masked_fill(near, 0), expected.masked_fill(near, 0)
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+    return bool(((actual == expected) | (actual.isnan() & expected.isnan())).all())
 
 
 def show(value: torch.Tensor) -> str:

@@ -271,13 +271,13 @@ class _Substrate:
             return self._said(self._stock.step([int(action) for action in actions]))
 
     def _said(self, timestep: Any) -> Step:
-        seen: list[Frame] = [
+        observations: list[Frame] = [
             {(k,): np.array(v) for k, v in player.items() if k != WORLD}
             for player in timestep.observation
         ]
         world = np.array(timestep.observation[0][WORLD])
         rewards = [float(reward) for reward in timestep.reward]
-        return seen, world, rewards, bool(timestep.last())
+        return observations, world, rewards, bool(timestep.last())
 
 
 def trials_of(task: str) -> Iterator[Trial]:

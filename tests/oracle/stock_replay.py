@@ -84,15 +84,15 @@ def replay(trial: Trial, frames: int) -> int:
         from stock_lab2d import Forks
 
         with Forks(trial) as forks:
-            data = collect(trial, forks.factory, frames)
+            batch = collect(trial, forks.factory, frames)
             stock: Any = forks
-            return compare(trial, stock, data)
+            return compare(trial, stock, batch)
     from stock_zoo import stock_of
 
     stock = stock_of(trial)
     try:
-        data = collect(trial, stock.factory, frames)
-        return compare(trial, stock, data)
+        batch = collect(trial, stock.factory, frames)
+        return compare(trial, stock, batch)
     finally:
         stock.close()
 
@@ -112,10 +112,11 @@ def collect(trial: Trial, factory: Any, frames: int) -> Frame:
         seed=trial.seed,
     ) as collector:
         batches = [batch.clone() for batch in collector]
-    data: Any = torch.cat(batches, 1)[0]
-    keys = data.keys(include_nested=True, leaves_only=True)
+    transitions: Any = torch.cat(batches, 1)[0]
+    keys = transitions.keys(include_nested=True, leaves_only=True)
     return {
-        key if isinstance(key, tuple) else (key,): data[key].numpy() for key in keys
+        key if isinstance(key, tuple) else (key,): transitions[key].numpy()
+        for key in keys
     }
 
 
@@ -128,11 +129,11 @@ def compare(trial: Trial, stock: Any, data: Frame) -> int:
     frame = episode = 0
     while frame < frames:
         steps = 0
-        seen = stock.reset(episode_seed(trial.seed, 0, episode))
+        observation = stock.reset(episode_seed(trial.seed, 0, episode))
         over = False
         while not over and frame < frames:
             where = f"{trial}: frame {frame}, episode {episode}, step {steps}"
-            known |= _check(where, (), seen, data, frame)
+            known |= _check(where, (), observation, data, frame)
             actions = {
                 key: value[frame]
                 for key, value in data.items()
@@ -140,8 +141,8 @@ def compare(trial: Trial, stock: Any, data: Frame) -> int:
             }
             known |= actions.keys()
             steps += 1
-            seen, outcome, over = stock.step(actions, cut=steps == trial.cut)
-            known |= _check(where, ("next",), {**seen, **outcome}, data, frame)
+            observation, outcome, over = stock.step(actions, cut=steps == trial.cut)
+            known |= _check(where, ("next",), {**observation, **outcome}, data, frame)
             book: Frame = {("collector", "traj_ids"): np.asarray(episode)}
             if trial.cut is not None:
                 book["step_count",] = np.asarray([steps - 1])
@@ -162,20 +163,24 @@ def _check(
         name = "/".join((*prefix, *key))
         if (*prefix, *key) not in data:
             raise MismatchError(f"{where}: {name} is missing.")
-        found = data[(*prefix, *key)][frame]
-        if found.shape != value.shape:
-            raise MismatchError(f"{where}: {name} is {found.shape}, not {value.shape}.")
-        same = found == value
-        if found.dtype.kind == "f":
-            same |= np.isnan(found) & np.isnan(value)
+        actual = data[(*prefix, *key)][frame]
+        if actual.shape != value.shape:
+            raise MismatchError(
+                f"{where}: {name} is {actual.shape}, not {value.shape}."
+            )
+        same = actual == value
+        if actual.dtype.kind == "f":
+            same |= np.isnan(actual) & np.isnan(value)
         if not same.all():
             at = tuple(int(i) for i in np.argwhere(~same)[0])
             raise MismatchError(
-                f"{where}: {name}{list(at)} is {found[at]}, but the stock library "
+                f"{where}: {name}{list(at)} is {actual[at]}, but the stock library "
                 f"says {value[at]}; {int((~same).sum())} of {same.size} differ."
             )
-        if found.dtype != value.dtype:
-            raise MismatchError(f"{where}: {name} is {found.dtype}, not {value.dtype}.")
+        if actual.dtype != value.dtype:
+            raise MismatchError(
+                f"{where}: {name} is {actual.dtype}, not {value.dtype}."
+            )
     return {(*prefix, *key) for key in expected}
 
 

@@ -78,13 +78,13 @@ def test_one_wrong_entry_is_found(key: tuple[str, ...]) -> None:
     from stock_zoo import stock_of
 
     stock = stock_of(TAG)
-    data = collect(TAG, stock.factory, 21)
-    assert compare(TAG, stock, data) == 21
-    wrong = np.array(data[key])
+    frames = collect(TAG, stock.factory, 21)
+    assert compare(TAG, stock, frames) == 21
+    wrong = np.array(frames[key])
     entry = wrong[5:6].reshape(-1)
     entry[-1] = not entry[-1] if wrong.dtype == bool else entry[-1] + 1
     with pytest.raises(MismatchError, match="frame [56], episode 0"):
-        compare(TAG, stock, {**data, key: wrong})
+        compare(TAG, stock, {**frames, key: wrong})
     stock.close()
 
 
@@ -93,10 +93,10 @@ def test_entries_that_nobody_expects_and_missing_ones_are_found() -> None:
     from stock_zoo import stock_of
 
     stock = stock_of(TAG)
-    data = collect(TAG, stock.factory, 21)
+    frames = collect(TAG, stock.factory, 21)
     with pytest.raises(MismatchError, match="nobody expects"):
-        compare(TAG, stock, {**data, ("agent", "more"): np.zeros(21)})
-    del data["next", "agent", "done"]
+        compare(TAG, stock, {**frames, ("agent", "more"): np.zeros(21)})
+    del frames["next", "agent", "done"]
     with pytest.raises(MismatchError, match="next/agent/done is missing"):
-        compare(TAG, stock, data)
+        compare(TAG, stock, frames)
     stock.close()

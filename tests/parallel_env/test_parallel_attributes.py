@@ -71,11 +71,11 @@ def test_private_names_are_not_forwarded(env: Any, name: str) -> None:
 def test_an_error_in_a_method_is_raised_with_its_own_type_and_does_not_close_the_batch(
     env: Any,
 ) -> None:
-    with pytest.raises(OddError, match="number 4") as caught:
+    with pytest.raises(OddError, match="number 4") as excinfo:
         env.fail()
     if isinstance(env, ParallelEnv):
-        assert isinstance(caught.value.__cause__, WorkerError)
-        assert "in fail" in caught.value.__cause__.remote_traceback
+        assert isinstance(excinfo.value.__cause__, WorkerError)
+        assert "in fail" in excinfo.value.__cause__.remote_traceback
     assert env.double() == [8, 10, 12]
     env.rand_step(env.reset())
 

@@ -28,8 +28,8 @@ def make() -> CountingEnv:
 
 def elementwise(td: TensorDictBase) -> TensorDictBase:
     """Acts with comparisons and short sums, without a matrix product."""
-    seen = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (seen[..., 0] * 1009).long() % 4)
+    observation = td.get(("hunter", "observation"))
+    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
     td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2] * 2 - 1)
     return td
 
@@ -74,9 +74,9 @@ def test_an_error_inside_a_workers_processes_reaches_the_trainer() -> None:
     collector = MultiSyncCollector(
         [lambda: ParallelEnv(2, faulty)], None, frames_per_batch=40
     )
-    with pytest.raises(CountingError) as caught:
+    with pytest.raises(CountingError) as excinfo:
         next(iter(collector))
-    assert isinstance(caught.value.__cause__, WorkerError)
+    assert isinstance(excinfo.value.__cause__, WorkerError)
     collector.shutdown()
 
 

@@ -62,8 +62,8 @@ def test_data_equal_those_of_serial_env(
     expected: list[TensorDictBase], spread: dict[str, Any]
 ) -> None:
     with ParallelEnv(ENVIRONMENTS, counting, **spread) as env:
-        found = play(env)
-    for a, b in zip(found, expected, strict=True):
+        actual = play(env)
+    for a, b in zip(actual, expected, strict=True):
         assert set(a.keys(True, True)) == set(b.keys(True, True))
         assert (a == b).all()
 

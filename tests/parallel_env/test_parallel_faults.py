@@ -63,9 +63,9 @@ def assert_closed(env: ParallelEnv, pids: Sequence[int]) -> None:
 
 
 def play_until_error(env: ParallelEnv) -> BaseException:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the caller looks at it
+    with pytest.raises(Exception) as excinfo:  # noqa: PT011 - the caller looks at it
         env.rollout(100, break_when_any_done=False)
-    return caught.value
+    return excinfo.value
 
 
 @pytest.mark.torchrl_defect("D8")
@@ -86,9 +86,9 @@ def test_an_error_is_raised_as_its_own_type(spread: dict[str, Any], phase: Any) 
 
 
 def test_an_error_of_a_factory_is_raised_at_the_start() -> None:
-    with pytest.raises(CountingError) as caught:
+    with pytest.raises(CountingError) as excinfo:
         ParallelEnv(3, one_of_three(Fault("raise", "create")), num_processes=3)
-    cause = caught.value.__cause__
+    cause = excinfo.value.__cause__
     assert isinstance(cause, WorkerError)
     assert (cause.phase, cause.environment) == ("create", 1)
 

@@ -43,8 +43,8 @@ assert found(2, pin_processes=False) == [all_of_them] * 2
 
 def test_each_process_is_pinned_to_one_processor() -> None:
     # A fork server that was started earlier would have all processors.
-    done = run_python("-c", SCRIPT, interpreter=True)
-    assert done.returncode == 0, done.stderr
+    process = run_python("-c", SCRIPT, interpreter=True)
+    assert process.returncode == 0, process.stderr
 
 
 def pinned(before: frozenset[int]) -> list[Any]:

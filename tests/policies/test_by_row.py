@@ -41,8 +41,8 @@ def two(build: Any, **options: Any) -> dict[str, Any]:
 
 
 def start(build: Any, policies: Any, kind: Any = Collector, **options: Any) -> Any:
-    given = {"assign": by_seed, "seed": 3, "frames_per_batch": 60} | options
-    return kind([build] * ENVIRONMENTS, policies=policies, **given)
+    keywords = {"assign": by_seed, "seed": 3, "frames_per_batch": 60} | options
+    return kind([build] * ENVIRONMENTS, policies=policies, **keywords)
 
 
 def collect(collector: Any, batches: int = 4) -> TensorDict:
@@ -165,9 +165,9 @@ def test_a_module_can_say_how_one_agent_is_computed(all_rows: Any) -> None:
 
 @pytest.mark.usefixtures("all_worth_it")
 def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
-    given: dict[str, Any] = {"exploration_type": InteractionType.DETERMINISTIC}
-    expected = collect(all_rows(plain, two(plain), **given))
-    same(collect(alone(plain, two(plain), **given)), expected)
+    options: dict[str, Any] = {"exploration_type": InteractionType.DETERMINISTIC}
+    expected = collect(all_rows(plain, two(plain), **options))
+    same(collect(alone(plain, two(plain), **options)), expected)
 
 
 @pytest.mark.parametrize("agent_ids", [False, True])
@@ -175,10 +175,10 @@ def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> No
     policies = partial(two, images, recurrent="gru", agent_ids=agent_ids)
     expected = collect(all_rows(images, policies()))
     for workers in (1, 3):
-        found = alone(images, policies(), MultiSyncCollector, num_workers=workers)
-        same(collect(found), expected)
-    given = {"num_workers": 2, "frames_per_batch": 30}
-    with alone(images, policies(), MultiAsyncCollector, **given) as collector:
+        actual = alone(images, policies(), MultiSyncCollector, num_workers=workers)
+        same(collect(actual), expected)
+    options = {"num_workers": 2, "frames_per_batch": 30}
+    with alone(images, policies(), MultiAsyncCollector, **options) as collector:
         batch = collector.next().clone()
         k = int(batch["collector", "traj_ids"][0, 0]) >> 32
         same(batch, expected[k : k + 3, : batch.shape[1]])
@@ -189,15 +189,15 @@ def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> No
 def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
     expected = collect(all_rows(plain, two(plain)))
     stacked = partial(ParallelEnv, ENVIRONMENTS, plain, groups=groups)
-    found = Collector(
+    actual = Collector(
         stacked,
         policies=two(plain),
         assign=by_seed,
         seed=3,
         frames_per_batch=60,
     )
-    assert ALONE in found.explain()[0]
-    same(collect(found), expected)
+    assert ALONE in actual.explain()[0]
+    same(collect(actual), expected)
 
 
 class Alone(Adds):
@@ -264,7 +264,7 @@ def test_hooks_see_all_rows() -> None:
 
 @pytest.mark.usefixtures("all_worth_it")
 def test_a_policy_for_one_group_shares_rows_with_random_actions() -> None:
-    given = {"main": net(plain, 0)["hunter"], "rival": net(plain, 1)}
+    policies = {"main": net(plain, 0)["hunter"], "rival": net(plain, 1)}
 
     def assign(seed: int, agents: Agents) -> dict[str, str]:
         return {
@@ -272,7 +272,7 @@ def test_a_policy_for_one_group_shares_rows_with_random_actions() -> None:
             for a in agents
         }
 
-    with alone(plain, given, assign=assign) as collector:
+    with alone(plain, policies, assign=assign) as collector:
         batch = collector.next()
         assert set(batch["hunter", "policy_id"].unique().tolist()) == {0, 1}
         assert (batch["prey", "policy_id"] == 1).all()
@@ -287,9 +287,11 @@ def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
             collector.next()
             with torch.no_grad():
                 next(given["rival"].parameters()).fill_(torch.nan)
-            with pytest.raises(ValueError, match="must write finite numbers") as caught:
+            with pytest.raises(
+                ValueError, match="must write finite numbers"
+            ) as excinfo:
                 collector.next()
-        texts.append(str(caught.value))
+        texts.append(str(excinfo.value))
     assert texts[0] == texts[1]
 
 
@@ -345,9 +347,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
     def begin() -> Any:
         return alone(plain, two(plain, recurrent="gru"))
 
-    with begin() as whole, begin() as resumed:
+    with begin() as uninterrupted, begin() as resumed:
         for _ in range(2):
-            whole.next()
-        resumed.load_state_dict(whole.state_dict())
+            uninterrupted.next()
+        resumed.load_state_dict(uninterrupted.state_dict())
         for _ in range(2):
-            same(resumed.next(), whole.next())
+            same(resumed.next(), uninterrupted.next())

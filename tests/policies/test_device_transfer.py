@@ -81,8 +81,8 @@ def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
 
     expected = act(None)
     monkeypatch.setattr(module, "transfer_device", lambda device: device)
-    found = act(torch.device("cpu"))
-    for row, other in zip(found, expected, strict=True):
+    actual = act(torch.device("cpu"))
+    for row, other in zip(actual, expected, strict=True):
         for key, array in row.items():
             np.testing.assert_array_equal(array, other[key], err_msg=str(key))
 

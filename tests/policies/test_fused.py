@@ -481,8 +481,8 @@ def test_unsuitable_parts_are_called_and_named(
 
 def test_functions_are_called_unless_declared_pure() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
-        seen = td["agents", "observation"]
-        return td.set(("agents", "action"), (seen[..., :4] * 2).argmax(-1))
+        observation = td["agents", "observation"]
+        return td.set(("agents", "action"), (observation[..., :4] * 2).argmax(-1))
 
     what = environment()
     check_equal(pair(act, what), fused=False)
@@ -547,12 +547,12 @@ class Restarts(TensorDictModuleBase):
     out_keys = [("agents", "action"), ("agents", "noise")]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        seen = tensordict["agents", "observation"][..., :4]
-        noise = torch.rand(seen.shape)
-        values = seen + noise
+        observation = tensordict["agents", "observation"][..., :4]
+        noise = torch.rand(observation.shape)
+        values = observation + noise
         if tensordict["is_init"].any():
             values = torch.where(tensordict["is_init"].unsqueeze(-1), -values, values)
-            noise = noise * torch.rand(seen.shape)
+            noise = noise * torch.rand(observation.shape)
         tensordict["agents", "noise"] = noise
         tensordict["agents", "action"] = values.argmax(-1)
         return tensordict

@@ -90,10 +90,10 @@ def test_our_heads_give_the_same_data_for_any_distribution_of_environments(
     acting = policy()
     expected = collect(Collector, acting, exploration_type=how)
     for workers in (1, 2, 3):
-        found = collect(
+        actual = collect(
             MultiSyncCollector, acting, num_workers=workers, exploration_type=how
         )
-        assert same(expected, found), f"{workers} workers differ"
+        assert same(expected, actual), f"{workers} workers differ"
     assert (expected["hunter", "action_log_prob"] <= 0).all()
     legal = expected["hunter", "action_mask"].gather(
         -1, expected["hunter", "action"].unsqueeze(-1)

@@ -66,9 +66,9 @@ def test_noise_has_the_named_distribution(kind: Any, dtype: Any) -> None:
         expected = torch.special.ndtr(torch.from_numpy(points)).numpy()
     else:
         expected = np.exp(-np.exp(-points))
-    found = (sample[:, None] <= points).mean(0)
+    actual = (sample[:, None] <= points).mean(0)
     # Four standard deviations of a share of 20,000 draws.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 0.5 / 20_000**0.5)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=4 * 0.5 / 20_000**0.5)
 
 
 def test_deterministic_actions_sample_no_noise() -> None:

@@ -108,10 +108,10 @@ def example(rows: int = ROWS) -> Tensor:
 def test_results_equal_those_of_torch(name: str) -> None:
     x = example()
     recorded = operations(CALLS[name], x)
-    found = [numpy_calls(each, ROWS, is_constant(x)) for each in recorded]
-    assert any(found), [each.name for each in recorded]
+    actual = [numpy_calls(each, ROWS, is_constant(x)) for each in recorded]
+    assert any(actual), [each.name for each in recorded]
     x.copy_(example().flip(0))
-    for operation, calls in zip(recorded, found, strict=True):
+    for operation, calls in zip(recorded, actual, strict=True):
         if calls is None:
             continue
         with torch.no_grad():

@@ -23,8 +23,8 @@ from marl_collect.policies.assigned import AssignedPolicies
 
 
 def write(td: TensorDictBase) -> TensorDictBase:
-    seen = td["prey", "observation"]
-    td["prey", "action"] = seen[..., :2] / 8
+    observation = td["prey", "observation"]
+    td["prey", "action"] = observation[..., :2] / 8
     td["hunter", "action"] = td["hunter", "observation"][..., 0].long() % 4
     return td
 
@@ -209,14 +209,14 @@ def act_underscored(td: TensorDictBase) -> TensorDictBase:
 def test_a_group_whose_name_begins_with_an_underscore_keeps_its_actions(
     several: bool,
 ) -> None:
-    given: dict[str, Any] = {"policy": act_underscored}
+    options: dict[str, Any] = {"policy": act_underscored}
     if several:
-        given = {"policies": {"a": act_underscored}, "assign": all_a}
-    with Collector(Underscored, frames_per_batch=10, **given) as collector:
+        options = {"policies": {"a": act_underscored}, "assign": all_a}
+    with Collector(Underscored, frames_per_batch=10, **options) as collector:
         batch = collector.next()
-    seen = batch["_prey", "observation"]
-    assert torch.equal(batch["_prey", "action"], seen[..., :2] / 8)
-    assert torch.equal(batch["_prey", "shown"], seen * 2)
+    observation = batch["_prey", "observation"]
+    assert torch.equal(batch["_prey", "action"], observation[..., :2] / 8)
+    assert torch.equal(batch["_prey", "shown"], observation * 2)
     assert ("_prey", "_hidden") not in batch.keys(True, True)
     assert (batch["next", "_prey", "state"] > 0).all()
 
@@ -301,11 +301,11 @@ def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
             frames_per_batch=100,
             seed=9,
         ) as collector,
-        pytest.raises(KeyError, match="lost") as caught,
+        pytest.raises(KeyError, match="lost") as excinfo,
     ):
         collector.next()
     assert any(
-        note.startswith("Raised by assign(seed=") for note in caught.value.__notes__
+        note.startswith("Raised by assign(seed=") for note in excinfo.value.__notes__
     )
 
 

@@ -273,10 +273,10 @@ def test_pools_nest_three_deep() -> None:
 
     with (
         WorkerPool(nest, [2]) as pool,
-        pytest.raises(LookupError, match="at the bottom") as caught,
+        pytest.raises(LookupError, match="at the bottom") as excinfo,
     ):
         pool.receive()
-    cause = caught.value.__cause__
+    cause = excinfo.value.__cause__
     assert isinstance(cause, WorkerError)
     assert cause.remote_traceback.count("Traceback in the worker") == 2
 
@@ -342,9 +342,9 @@ def test_a_server_whose_trainer_was_killed_at_once_ends_before_its_preload(
         "print(server._popen.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = run_python("-c", code, tmp_path, interpreter=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    server = int(done.stdout)
+    process = run_python("-c", code, tmp_path, interpreter=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    server = int(process.stdout)
     try:
         wait_until_gone([server])
     except AssertionError:

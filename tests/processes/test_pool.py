@@ -66,9 +66,9 @@ def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(
         raise LookupError("no such level")
 
     any_pool.send(1, fail)
-    with pytest.raises(LookupError, match="no such level") as caught:
+    with pytest.raises(LookupError, match="no such level") as excinfo:
         any_pool.receive()
-    cause = caught.value.__cause__
+    cause = excinfo.value.__cause__
     assert isinstance(cause, WorkerError)
     assert (cause.worker, cause.phase, cause.environment) == (1, "reset", 5)
     assert cause.pid == any_pool.pids[1]
@@ -105,9 +105,9 @@ def test_an_exception_with_a_special_meaning_is_a_worker_error(
 
 def test_a_message_that_cannot_be_pickled_fails_in_the_worker(pool: WorkerPool) -> None:
     pool.send(0, lambda worker, argument: threading.Lock())
-    with pytest.raises(TypeError, match="lock") as caught:
+    with pytest.raises(TypeError, match="lock") as excinfo:
         pool.receive()
-    assert isinstance(caught.value.__cause__, WorkerError)
+    assert isinstance(excinfo.value.__cause__, WorkerError)
 
 
 def test_messages_from_many_threads_stay_whole(pool: WorkerPool) -> None:
@@ -163,11 +163,11 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
 
     with (
         WorkerPool(obey, [Vicious()], start_method=start_method) as pool,
-        pytest.raises(ValueError, match="not a number") as caught,
+        pytest.raises(ValueError, match="not a number") as excinfo,
     ):
         pool.receive()
-    assert isinstance(caught.value.__cause__, WorkerError)
-    assert caught.value.__cause__.phase == "start"
+    assert isinstance(excinfo.value.__cause__, WorkerError)
+    assert excinfo.value.__cause__.phase == "start"
 
 
 def test_a_slow_start_is_under_its_own_limit(start_method: str) -> None:

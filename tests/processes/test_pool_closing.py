@@ -137,5 +137,5 @@ print(before == count(), before, count())
 def test_fifty_cycles_leave_no_file_and_no_process(
     start_method: str, cycles: int
 ) -> None:
-    done = run_python("-c", CYCLES, start_method, str(cycles), interpreter=True)
-    assert done.stdout.startswith("True"), done.stdout + done.stderr
+    process = run_python("-c", CYCLES, start_method, str(cycles), interpreter=True)
+    assert process.stdout.startswith("True"), process.stdout + process.stderr

@@ -90,9 +90,9 @@ def test_a_missing_proc_is_named() -> None:
         "from marl_collect.processes.shared_memory import Segment; "
         "Segment.create(9, 'The moon')"
     )
-    done = run_mounted("/proc", code)
-    assert "/proc is not mounted here" in done.stderr
-    assert "unknown" not in done.stderr
+    process = run_mounted("/proc", code)
+    assert "/proc is not mounted here" in process.stderr
+    assert "unknown" not in process.stderr
 
 
 @pytest.mark.forks

@@ -242,7 +242,7 @@ def test_a_server_that_cannot_fork_says_why() -> None:
     with theirs:
         theirs.send(encode(REFUSED, errno.EAGAIN))
         child = ForkedChild(ours)
-        with pytest.raises(OSError, match="fork server could not fork") as caught:
+        with pytest.raises(OSError, match="fork server could not fork") as excinfo:
             child.confirm(time.monotonic() + 20)
         child.close()
-    assert caught.value.errno == errno.EAGAIN
+    assert excinfo.value.errno == errno.EAGAIN

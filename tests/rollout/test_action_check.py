@@ -70,12 +70,12 @@ def test_an_invalid_action_names_group_agent_and_frame(
         check_actions=True,
         trust_policy=True,
     )
-    with pytest.raises(PolicyError, match=message) as caught:  # noqa: PT012
+    with pytest.raises(PolicyError, match=message) as excinfo:  # noqa: PT012
         for _ in range(3):
             collector.next()
-    assert "in frame" in str(caught.value)
+    assert "in frame" in str(excinfo.value)
     if kind is not Collector:
-        cause = caught.value.__cause__
+        cause = excinfo.value.__cause__
         assert isinstance(cause, WorkerError)
         assert cause.phase == "policy"
 

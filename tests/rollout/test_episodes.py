@@ -65,10 +65,10 @@ def test_many_worlds_give_the_data_of_single_environments(
     singles = [lambda: CountingEnv(**options)] * size
     with (
         Collector(singles, None, **keywords) as expected,
-        Collector(lambda: CountingWorlds(size, **options), None, **keywords) as found,
+        Collector(lambda: CountingWorlds(size, **options), None, **keywords) as actual,
         Collector(singles[:2], None, frames_per_batch=4, total_frames=4) as few,
     ):
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, actual, strict=True):
             pair = [restore_next(batch) for batch in (one, other)]
             for batch in pair if compact else ():
                 del batch["collector", "last_observations"]
@@ -78,7 +78,7 @@ def test_many_worlds_give_the_data_of_single_environments(
             assert image.is_contiguous()
         batch = few.next()
         assert batch["next", "hunter", "reward"].is_contiguous()
-        first, second = expected.stats(), found.stats()
+        first, second = expected.stats(), actual.stats()
     for name in ("episodes", "episode_returns", "episode_length"):
         assert first[name] == second[name]
 

@@ -246,18 +246,18 @@ def fuzz(
             outcome.kinds[kind] += 1
         # An open dataset does not read its journal again.
         lines = whole if opened else _lines(contents)
-        found = _attempt(reading, folder)
+        actual = _attempt(reading, folder)
         _restore(contents)
-        if isinstance(found, DatasetError | FileNotFoundError):
+        if isinstance(actual, DatasetError | FileNotFoundError):
             outcome.errors += 1
             continue
         if lines not in expected:
             _restore(contents, lines)
             expected[lines] = read(folder)
             _restore(contents)
-        if isinstance(found, str):
-            outcome.wrong.append(f"trial {trial}: {done}: {found}")
-        elif same(found, expected[lines]):
+        if isinstance(actual, str):
+            outcome.wrong.append(f"trial {trial}: {done}: {actual}")
+        elif same(actual, expected[lines]):
             outcome.right += 1
         else:
             outcome.wrong.append(f"trial {trial}: {done}: wrong data")

@@ -60,9 +60,9 @@ def digests(folder: Path) -> dict[str, str]:
 def read_refuses(folder: Path, named: str, message: str | None = None) -> None:
     """Every read that needs the file raises an error, and no file changes."""
     before = digests(folder.parent)
-    with pytest.raises(DatasetError, match=message) as caught:
+    with pytest.raises(DatasetError, match=message) as excinfo:
         read_all(open_dataset(folder))
-    assert named in str(caught.value)
+    assert named in str(excinfo.value)
     assert digests(folder.parent) == before
 
 

@@ -69,8 +69,8 @@ def test_recorded_data_equal_the_collectors(tmp_path: Path) -> None:
     truth = collector.next().flatten()
     for episode in dataset.trajectories:
         number = episode["collector", "traj_ids"][0]
-        own = truth[truth["collector", "traj_ids"] == number]
-        assert (own == episode).all()
+        episode_frames = truth[truth["collector", "traj_ids"] == number]
+        assert (episode_frames == episode).all()
 
 
 def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_random_rows_give_the_episodes_of_a_plain_loop(seed: int) -> None:
         counts = torch.randint(0, frames + 1, (3, 1), generator=generator)
         mask = torch.arange(frames) < counts
         is_init = torch.rand(3, frames, 1, generator=generator) < 0.8
-        data = stream(
+        transitions = stream(
             rewards.tolist(),
             done.int().tolist(),
             collector={"mask": mask},
@@ -154,7 +154,7 @@ def test_random_rows_give_the_episodes_of_a_plain_loop(seed: int) -> None:
                 if whole[b]:
                     expected.append((b, t, lengths[b], {"g": (sums[b],)}))
                 lengths[b], sums[b] = 0, 0.0
-        found = finder.add(data)
+        actual = finder.add(transitions)
         assert [
-            (e.environment, e.frame, e.length, e.returns) for e in found
+            (e.environment, e.frame, e.length, e.returns) for e in actual
         ] == expected, batch

@@ -228,15 +228,15 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
     whole = dataset.loader(batch_size=8, seed=3)
     expected = [tags(batch) for _ in range(2) for batch in whole]
     first = dataset.loader(batch_size=8, seed=3)
-    found = []
+    actual = []
     for batch in first:
-        found.append(tags(batch))
-        if len(found) == 5:
+        actual.append(tags(batch))
+        if len(actual) == 5:
             break
     second = dataset.loader(batch_size=8, seed=99)
     second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
-    found += [tags(batch) for _ in range(2) for batch in second]
-    assert found == expected
+    actual += [tags(batch) for _ in range(2) for batch in second]
+    assert actual == expected
     with pytest.raises(ValueError, match="loader with batch_size 8"):
         dataset.loader(batch_size=9).load_state_dict(first.state_dict())
 

@@ -41,14 +41,14 @@ def names(folder: Path) -> set[str]:
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Edit the file of moments."""
-    data = json.loads((folder / FILE).read_text())
-    edit(data)
-    (folder / FILE).write_text(json.dumps(data))
+    content = json.loads((folder / FILE).read_text())
+    edit(content)
+    (folder / FILE).write_text(json.dumps(content))
 
 
-def equal(found: Mapping[Key, Moments], expected: Mapping[Key, Moments]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[key].mean, m.mean) and torch.equal(found[key].std, m.std)
+def equal(actual: Mapping[Key, Moments], expected: Mapping[Key, Moments]) -> bool:
+    return actual.keys() == expected.keys() and all(
+        torch.equal(actual[key].mean, m.mean) and torch.equal(actual[key].std, m.std)
         for key, m in expected.items()
     )
 
@@ -148,8 +148,8 @@ def test_a_file_that_cannot_be_written_is_no_error(path: Path) -> None:
     expected = computed(open_dataset(path), OBSERVATION)
     (path / FILE).mkdir()  # Also root cannot replace it.
     before = names(path)
-    found = open_dataset(path).transitions.moments(OBSERVATION)
-    torch.testing.assert_close(found[OBSERVATION].mean, expected[OBSERVATION].mean)
+    actual = open_dataset(path).transitions.moments(OBSERVATION)
+    torch.testing.assert_close(actual[OBSERVATION].mean, expected[OBSERVATION].mean)
     assert names(path) == before
 
 

@@ -286,9 +286,9 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 
 
 def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) -> None:
-    done = run_python("-c", LIMITED, tmp_path / "d", check=True)
-    assert "File too large" in done.stdout
-    assert f"The batches before it are in {tmp_path / 'd'}" in done.stdout
+    process = run_python("-c", LIMITED, tmp_path / "d", check=True)
+    assert "File too large" in process.stdout
+    assert f"The batches before it are in {tmp_path / 'd'}" in process.stdout
     dataset = open_dataset(tmp_path / "d")
     assert len(dataset.transitions[:]) == 4000
     assert len(dataset.trajectories) == dataset.contents.totals.episodes

@@ -212,13 +212,13 @@ def test_a_failed_copy_leaves_a_complete_prefix(
         with pytest.raises(ConnectionError):
             copy(local, f"{url}/{fails}", storage_options=options)
         try:
-            found = open_dataset(f"{url}/{fails}", storage_options=options)
+            actual = open_dataset(f"{url}/{fails}", storage_options=options)
         except FileNotFoundError:
             assert fails == 1
             continue
-        seen.append(len(found))
-        assert same(found[:], expected[: len(found)])
-        assert found.contents.totals.episodes == len(list(found.episodes()))
+        seen.append(len(actual))
+        assert same(actual[:], expected[: len(actual)])
+        assert actual.contents.totals.episodes == len(list(actual.episodes()))
     assert seen == ([1, 3] if options else [0, 0, 1, 1, 2, 2, 3, 3])
     calls[0] = -(10**6)
     assert copy(local, f"{url}/{fails}", storage_options=options) == 1  # It goes on.
@@ -262,9 +262,9 @@ def test_a_killed_copy_to_a_server_goes_on(
     for count, done in ((5, 1), (3, 2), (2, 2)):
         run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
         assert run.returncode == -signal.SIGKILL
-        found = open_dataset(url, storage_options=server)
-        assert len(found) == done
-        assert same(found[:], expected[:done])
+        actual = open_dataset(url, storage_options=server)
+        assert len(actual) == done
+        assert same(actual[:], expected[:done])
     assert copy(local, url, storage_options=server) == 2
     assert same(read_all(open_dataset(url, storage_options=server)), read_all(expected))
 

@@ -205,11 +205,11 @@ def test_keys_that_are_not_selected_are_not_read(
         prepare(self, layout, begin, end)
 
     monkeypatch.setattr(Column, "__init__", record)
-    found = chosen[0]
-    assert set(found.keys()) == {"hunter", "state", "next"}
-    assert set(found["hunter"].keys()) == {"observation"}
+    actual = chosen[0]
+    assert set(actual.keys()) == {"hunter", "state", "next"}
+    assert set(actual["hunter"].keys()) == {"observation"}
     (layout, *_) = open_dataset(collected[0]).contents.layouts
-    read = {key[1:] for key in layout.follows} | set(flatten(found))
+    read = {key[1:] for key in layout.follows} | set(flatten(actual))
     expected = {
         place
         for stored in (layout.records, layout.tails)
@@ -291,7 +291,7 @@ def test_invalid_frames_are_not_included(tmp_path: Path) -> None:
     for episode in trajectories:
         episode["collector"].pop("mask")
         number = episode["collector", "traj_ids"][0]
-        own = truth[truth["collector", "traj_ids"] == number]
-        assert (episode == own).all()
-    ended = truth["next", "done"][0, :100].sum() + truth["next", "done"][1, :70].sum()
-    assert len(trajectories) == ended > 10
+        episode_frames = truth[truth["collector", "traj_ids"] == number]
+        assert (episode == episode_frames).all()
+    n_ended = truth["next", "done"][0, :100].sum() + truth["next", "done"][1, :70].sum()
+    assert len(trajectories) == n_ended > 10

@@ -106,9 +106,9 @@ def test_no_frame_is_read_for_statistics(
 def test_ranges_of_unusual_values_are_stored(
     values: list[Any], expected: Range
 ) -> None:
-    found = range_of(torch.tensor(values)[None], [len(values)])
-    assert found == expected
-    text = json.dumps(found.to_json(), allow_nan=False)
+    actual = range_of(torch.tensor(values)[None], [len(values)])
+    assert actual == expected
+    text = json.dumps(actual.to_json(), allow_nan=False)
     assert Range.from_json(json.loads(text)) == expected
     low = range_of(torch.tensor([[1.5, 2.5]], dtype=torch.bfloat16), [2])
     assert low == Range(1.5, 2.5)

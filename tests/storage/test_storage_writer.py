@@ -382,9 +382,9 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
         writer.add(data[0])
         with failing(call):
             writer.add(data[1])
-        with pytest.raises(ClosedError, match="Open a new writer") as caught:
+        with pytest.raises(ClosedError, match="Open a new writer") as excinfo:
             writer.add(data[1])
-        assert str(caught.value.__cause__) == "broken disk"
+        assert str(excinfo.value.__cause__) == "broken disk"
         assert writer.added.frames == 8
     dataset = open_dataset(path)
     listed = len(dataset)  # The line may be complete although the sync failed.

@@ -228,10 +228,10 @@ def run_python(
         *command, cwd=cwd, env=env, stdin=stdin, interpreter=interpreter
     ) as program:
         out, err = program.communicate(input, timeout)
-    done = subprocess.CompletedProcess(program.args, program.wait(), out, err)
+    process = subprocess.CompletedProcess(program.args, program.wait(), out, err)
     if check:
-        done.check_returncode()
-    return done
+        process.check_returncode()
+    return process
 
 
 def run_mounted(

@@ -88,9 +88,9 @@ class Pair(MultiAgentEnv):
 
 
 def findings(factory: Callable[[], Any], **keywords: int) -> str:
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ContractError) as excinfo:
         check_env(factory, **keywords)
-    return "\n".join(caught.value.findings)
+    return "\n".join(excinfo.value.findings)
 
 
 def described(**changes: Any) -> EnvDescription:
@@ -156,9 +156,9 @@ def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> Non
         if env.steps >= 2:
             env.row["pair", "observation"][0, 0] = 6 + env.steps
 
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ContractError) as excinfo:
         check_env(lambda: Pair(harm), episodes=2)
-    (found,) = caught.value.findings
+    (found,) = excinfo.value.findings
     assert found.startswith("Step 2 of seed")
     assert "pair_0 is out of bounds" in found
     assert found.endswith("(Found 4 times.)")  # steps 2 and 3 of two episodes
@@ -166,11 +166,11 @@ def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> Non
 
 def test_a_violation_of_two_agents_is_reported_for_each() -> None:
     harm = put("pair", "observation", value=9.0)
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ContractError) as excinfo:
         check_env(lambda: Pair(harm))
-    after_reset = [f for f in caught.value.findings if not f.startswith("Step")]
+    after_reset = [f for f in excinfo.value.findings if not f.startswith("Step")]
     assert len(after_reset) == 2
-    assert len(caught.value.findings) == 4
+    assert len(excinfo.value.findings) == 4
 
 
 def test_findings_of_the_environment_s_audit_are_reported() -> None:

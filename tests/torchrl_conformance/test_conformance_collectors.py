@@ -61,13 +61,13 @@ def test_a_batch_has_the_keys_of_rollout_and_trajectories(
     actions = {(group, "action") for group in ("walker", "goal")}
     expected = set(names) | {("next", *name) for name in names} | rewards | actions
     keys = batches[0].keys(include_nested=True, leaves_only=True)
-    found = {key if isinstance(key, tuple) else (key,) for key in keys}
-    assert found == expected | {IDS}
+    actual = {key if isinstance(key, tuple) else (key,) for key in keys}
+    assert actual == expected | {IDS}
 
 
 def test_the_next_frame_begins_where_the_last_ended(batches: Any) -> None:
-    data = torch.cat(batches, 1)
-    ahead, root = data["next"][:, :-1], data[:, 1:]
+    frames = torch.cat(batches, 1)
+    ahead, root = frames["next"][:, :-1], frames[:, 1:]
     over = ahead["done"][..., 0]
     assert torch.equal(ahead[OBSERVATION][~over], root[OBSERVATION][~over])
     assert not times(root)[over].any()
@@ -80,12 +80,12 @@ def test_the_root_is_not_done_after_a_reset(batches: Any) -> None:
 
 
 def test_a_trajectory_has_one_id_across_batches(batches: Any) -> None:
-    data = torch.cat(batches, 1)
-    ids = data[IDS]
+    frames = torch.cat(batches, 1)
+    ids = frames[IDS]
     assert ids.dtype == torch.int64
-    assert ids.shape == data.shape
+    assert ids.shape == frames.shape
     changes = ids[:, 1:] != ids[:, :-1]
-    assert torch.equal(changes, data["next", "done"][:, :-1, 0])
+    assert torch.equal(changes, frames["next", "done"][:, :-1, 0])
 
 
 def test_no_two_trajectories_share_an_id(batches: Any) -> None:

@@ -178,9 +178,9 @@ def test_an_optimiser_may_be_made_before_the_first_call(implementation: Any) -> 
 def test_the_activation_is_chosen(implementation: Any, activation: Any) -> None:
     net = mlp(implementation, share_params=True, activation_class=activation)
     x = torch.randn(AGENTS, INPUTS)
-    found, expected = weights(net), x
+    actual, expected = weights(net), x
     for layer in (0, 2, 4):
-        expected = expected @ found[f"{layer}.weight"].T + found[f"{layer}.bias"]
+        expected = expected @ actual[f"{layer}.weight"].T + actual[f"{layer}.bias"]
         expected = activation()(expected) if layer < 4 else expected
     torch.testing.assert_close(net(x), expected)
 

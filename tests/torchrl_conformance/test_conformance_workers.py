@@ -99,10 +99,10 @@ def test_workers_go_on_where_they_were(sync: Any) -> None:
 
 
 def test_ids_are_unique_over_workers_and_batches(sync: Any) -> None:
-    data = torch.cat(sync(cat_results="stack"), 1)
-    changes = data[IDS][:, 1:] != data[IDS][:, :-1]
-    assert torch.equal(changes, data["next", "done"][:, :-1, 0])
-    assert len(data[IDS].unique()) == 2 * 3
+    frames = torch.cat(sync(cat_results="stack"), 1)
+    changes = frames[IDS][:, 1:] != frames[IDS][:, :-1]
+    assert torch.equal(changes, frames["next", "done"][:, :-1, 0])
+    assert len(frames[IDS].unique()) == 2 * 3
 
 
 def test_workers_may_have_different_numbers_of_frames(sync: Any) -> None:

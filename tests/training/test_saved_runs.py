@@ -57,10 +57,10 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     result = Trainer(task, setup, options, 0, tmp_path).run()
     for path in (tmp_path, tmp_path / BEST):
         policy = load_policy(path, HUNTERS)
-        found = evaluate(
+        evaluation = evaluate(
             policy, HUNTERS, episodes=2, num_workers=1, envs_per_worker=2, seeds=SEED
         )
-        returns = [round(value, 3) for value in found.team_returns]
+        returns = [round(value, 3) for value in evaluation.team_returns]
         assert returns == result["best"]["team_returns"]
     last = load_policy(tmp_path / LAST, HUNTERS).state_dict()
     assert last.keys() == policy.state_dict().keys()

@@ -165,6 +165,6 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
     assert (online.data == target.data).all()
     with torch.no_grad():
         values = torch.zeros(60, 2, 1)
-        seen = data["hunter", "observation"]
-        one = small.mixer(values, seen)
-        assert (small.mixer(values + 1, seen) > one).all()
+        observation = data["hunter", "observation"]
+        one = small.mixer(values, observation)
+        assert (small.mixer(values + 1, observation) > one).all()

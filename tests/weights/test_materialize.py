@@ -93,9 +93,9 @@ def test_a_materialized_lstm_computes_with_its_new_weights() -> None:
     torch.manual_seed(0)
     expected, _ = nn.LSTM(3, 4)(torch.ones(2, 1, 3))
 
-    found, _ = lstm(torch.ones(2, 1, 3))
+    actual, _ = lstm(torch.ones(2, 1, 3))
 
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -61,10 +61,10 @@ def test_load_dataset_opens_an_export(dataset: Dataset, tmp_path: Path) -> None:
             ) or (np.array_equal(rows[name], episode[key]))
         rewards = episode["next", "prey", "reward"][..., 0]
         assert np.array_equal(rows["next.prey.reward"], rewards)
-        seen = [
+        observations = [
             [np.asarray(p) for p in row] for row in rows["hunter.observation.image"]
         ]
-        assert np.array_equal(seen, episode["hunter", "observation", "image"])
+        assert np.array_equal(observations, episode["hunter", "observation", "image"])
 
 
 def test_the_card_has_what_the_hub_reads(dataset: Dataset, tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
         after = truth["next"]
         team = 0
         for g in ("hunter", "prey"):
-            seen = episode.observations[g]
-            assert np.array_equal(seen[:-1], truth[g, "observation"])
-            assert np.array_equal(seen[1:], after[g, "observation"])
+            observation = episode.observations[g]
+            assert np.array_equal(observation[:-1], truth[g, "observation"])
+            assert np.array_equal(observation[1:], after[g, "observation"])
             assert np.array_equal(episode.actions[g], truth[g, "action"])
             infos = episode.infos[g]
             assert np.array_equal(infos["mask"][1:], after[g, "mask"])
@@ -80,11 +80,14 @@ def test_minari_reads_every_space(tmp_path: Path) -> None:
     theirs = minari.load_dataset("every-v3")
     assert (theirs.total_episodes, theirs.total_steps) == (2, 4)
     for episode, truth in zip(theirs.iterate_episodes(), chosen, strict=True):
-        seen, after = episode.observations["g"], truth["next", "g", "observation"]
-        assert np.array_equal(seen["image"][1:], after["image"])
-        assert np.array_equal(seen["pair"][0][1:], after["pair", "0"])
-        assert np.array_equal(seen["pair"][1][1:], after["pair", "1"])
-        assert np.array_equal(seen["bits"][1:], after["bits"])
+        observation, after = (
+            episode.observations["g"],
+            truth["next", "g", "observation"],
+        )
+        assert np.array_equal(observation["image"][1:], after["image"])
+        assert np.array_equal(observation["pair"][0][1:], after["pair", "0"])
+        assert np.array_equal(observation["pair"][1][1:], after["pair", "1"])
+        assert np.array_equal(observation["bits"][1:], after["bits"])
         assert np.array_equal(
             episode.observations["state"][:-1], truth["state"], equal_nan=True
         )

@@ -232,10 +232,10 @@ def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
     options = CountingOptions(image=(40, 44, 3))
     record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=200)
     (tmp_path / "small").mkdir()
-    done = run_mounted("small", FULL, "d", mebibytes=18, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "The disk is full: the next episodes have up to" in done.stdout
-    assert done.stdout.endswith("[]\n")
+    process = run_mounted("small", FULL, "d", mebibytes=18, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "The disk is full: the next episodes have up to" in process.stdout
+    assert process.stdout.endswith("[]\n")
 
 
 @pytest.mark.parametrize("kind", ["link", "external", "virtual"])

@@ -37,8 +37,10 @@ def changes_observations(path: Path) -> Dataset:
         return seen * 2, torch.randint(4, seen.shape[:-1]), seen.sum(-1)
 
     options = CountingOptions(n_prey=0)
-    seen, action, extra = (("hunter", n) for n in ("observation", "action", "extra"))
-    policy = TensorDictModule(act, [seen], [seen, action, extra])
+    observation, action, extra = (
+        ("hunter", n) for n in ("observation", "action", "extra")
+    )
+    policy = TensorDictModule(act, [observation], [observation, action, extra])
     return record_here(path, lambda: CountingEnv(options), policy, episodes=6, seed=2)
 
 
@@ -73,19 +75,19 @@ def file_format(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, st
     return request.param, str(tmp_path / "out")
 
 
-def check_equal(found: Any, expected: Any) -> None:
+def check_equal(actual: Any, expected: Any) -> None:
     """Compare all episodes bit by bit, and what is known about them."""
-    assert len(found) == len(expected)
-    for ours, truth in zip(found, expected, strict=True):
+    assert len(actual) == len(expected)
+    for ours, truth in zip(actual, expected, strict=True):
         ours, truth = flatten(ours), flatten(truth)
         assert ours.keys() == truth.keys()
         for key, tensor in truth.items():
             assert ours[key].dtype == tensor.dtype, key
             assert ours[key].shape == tensor.shape, key
             assert ours[key].numpy().tobytes() == tensor.numpy().tobytes(), key
-    assert found.seeds == expected.seeds
-    assert found.episodes[0].returns == expected.episodes[0].returns
-    assert found.contents.description == expected.contents.description
+    assert actual.seeds == expected.seeds
+    assert actual.episodes[0].returns == expected.episodes[0].returns
+    assert actual.contents.description == expected.contents.description
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -107,8 +107,8 @@ def test_losses_and_gradients_equal_their_definition(seed: int) -> None:
     assert len(data) == len(frames)
     loss, _ = case.learner.loss(data)
     loss.backward()
-    wanted, _, gradients = case.expected()
-    close(loss.detach().double(), wanted)
+    expected, _, gradients = case.expected()
+    close(loss.detach().double(), expected)
     for gradient, parameter in zip(gradients, case.parameters, strict=True):
         nothing = torch.zeros_like(parameter)
         found = nothing if parameter.grad is None else parameter.grad

@@ -126,13 +126,13 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     for group in settings.groups:
         advantage = wanted.advantage[group]
         trained = ~advantage.isnan()
-        found = data.reshape(*shape)[group]
-        assert torch.equal(found[TRAINED], trained)
+        actual = data.reshape(*shape)[group]
+        assert torch.equal(actual[TRAINED], trained)
         for key, expected in (
             ("advantage", advantage),
             ("value_target", wanted.target[group]),
         ):
-            close(found[key][..., 0][trained].double(), expected[trained])
+            close(actual[key][..., 0][trained].double(), expected[trained])
 
     count = len(wanted.batch)
     everything = range(count)
