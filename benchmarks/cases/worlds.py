@@ -65,7 +65,7 @@ class FreeWorlds(BatchedEnv):
         self._steps = 0
 
     @override
-    def begin(self, mask: Any, seeds: Any) -> Any:
+    def begin(self, which: Any, seeds: Any) -> Any:
         """Return the constants."""
         return self._observed
 
@@ -89,13 +89,13 @@ class StockVmas:
             scenario, worlds, continuous_actions=False, max_steps=PERIOD, seed=0
         )
 
-    def begin(self, mask: Any, seeds: Any) -> Any:
+    def begin(self, which: Any, seeds: Any) -> Any:
         """Begin episodes, and return the observations of all worlds."""
         del seeds
-        if mask is None or mask.all():
+        if which is None or which.all():
             observations: Any = self._env.reset()
             return torch.stack(observations, 1).numpy()
-        for world in np.flatnonzero(mask).tolist():
+        for world in np.flatnonzero(which).tolist():
             self._env.reset_at(world, return_observations=False)
         observations = self._env.get_from_scenario(
             get_observations=True, get_rewards=False, get_infos=False, get_dones=False
@@ -156,12 +156,12 @@ class StockJaxMarl:
         self._seeds = np.arange(worlds, dtype=np.uint32)
         self._worlds: Any = None
 
-    def begin(self, mask: Any, seeds: Any) -> Any:
+    def begin(self, which: Any, seeds: Any) -> Any:
         """Begin episodes, and return the observations of all worlds."""
         del seeds
         self._seeds += len(self._seeds)
         new, observations = self._reset(self._seeds)
-        self._worlds = new if mask is None else self._renew(mask, new, self._worlds)
+        self._worlds = new if which is None else self._renew(which, new, self._worlds)
         return np.asarray(observations)
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
@@ -179,9 +179,9 @@ class StockFree:
         """Build the worlds."""
         self._env = FreeWorlds(worlds, ends)
 
-    def begin(self, mask: Any, seeds: Any) -> Any:
+    def begin(self, which: Any, seeds: Any) -> Any:
         """Return the constants."""
-        return self._env.begin(mask, seeds)["agents"]
+        return self._env.begin(which, seeds)["agents"]
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Return the constants."""

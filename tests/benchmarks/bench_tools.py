@@ -42,21 +42,21 @@ def window(value: float) -> dict[str, Any]:
 def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:
     """Return results of the whole plan, with `values` by label, or 1."""
     experiments = {}
-    for each in plan(settings):
-        labels = {**each.systems, **dict.fromkeys(each.candidates)}
+    for experiment in plan(settings):
+        labels = {**experiment.systems, **dict.fromkeys(experiment.candidates)}
         grids = {
             label: {
                 "rates": dict.fromkeys(candidates, 1.0),
                 "errors": {},
                 "best": next(iter(candidates)),
             }
-            for label, candidates in each.candidates.items()
+            for label, candidates in experiment.candidates.items()
         }
         systems = {}
         for label in labels:
-            system = each.systems.get(label)
+            system = experiment.systems.get(label)
             if system is None:
-                system = next(iter(each.candidates[label].values()))
+                system = next(iter(experiment.candidates[label].values()))
             value = values.get(label, 1.0)
             systems[label] = {
                 "system": system.plain(),
@@ -65,15 +65,15 @@ def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:
                 "memory_mb": 100.0,
                 "error": "",
             }
-        experiments[each.name] = {
-            "title": each.title,
+        experiments[experiment.name] = {
+            "title": experiment.title,
             "status": "ok",
             "reason": "",
             "window": 5.0,
             "rounds": 2,
             "grids": grids,
             "systems": systems,
-            "notes": dict(each.notes),
+            "notes": dict(experiment.notes),
             "control": [1.0, 1.01],
             "disturbed": False,
         }

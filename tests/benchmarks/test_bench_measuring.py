@@ -96,8 +96,8 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
     systems = {
         name: System(name) for name in ("fake_hanging", "fake_steady", "fake_ending")
     }
-    said: list[str] = []
-    entries = contest(systems, 3, 0.1, said.append)
+    messages: list[str] = []
+    entries = contest(systems, 3, 0.1, messages.append)
 
     assert [w["rate"] for w in entries["fake_steady"]["windows"]] == [5.0] * 3
     assert entries["fake_steady"]["error"] == ""
@@ -105,7 +105,7 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
     assert "no answer in 0 s" in entries["fake_hanging"]["error"]
     assert entries["fake_ending"]["windows"] == []
     assert "no such thing here" in entries["fake_ending"]["error"]
-    assert len(said) == 2
+    assert len(messages) == 2
 
 
 def test_processes_of_a_system_end_with_it() -> None:
@@ -195,25 +195,27 @@ def test_a_storing_loop_keeps_the_data_of_a_collector() -> None:
     observed = env.description.observed()
     loop = OurLoop(env, draw_actions("simple_spread"))
     storing = StoringLoop(loop, observed, 3)
-    before, after, rest = [], [], []
+    before, after, remainders = [], [], []
     loop.reset(0)
     for number in range(3):
         before.append({key: loop.row[key].copy() for key in observed})
         storing.step(number)
         after.append({key: loop.row[key].copy() for key in observed})
-        rest.append({k: a.copy() for k, a in loop.row.items() if k not in observed})
-    kept = [memory.tobytes() for memory in storing.stored]
-    for frames in (before, after, rest):
+        remainders.append(
+            {k: a.copy() for k, a in loop.row.items() if k not in observed}
+        )
+    stored_bytes = [memory.tobytes() for memory in storing.stored]
+    for frames in (before, after, remainders):
         for key in frames[0]:
             values = [frame[key].tobytes() for frame in frames]
-            assert any(_in_order(values, bytes_) for bytes_ in kept), key
+            assert any(_in_order(values, bytes_) for bytes_ in stored_bytes), key
     sizes = sum(2 * loop.row[key].nbytes for key in observed)
-    sizes += sum(array.nbytes for array in rest[0].values())
-    assert sizes * 3 <= sum(map(len, kept)) <= sizes * 3 + 3 * 512  # Gaps.
+    sizes += sum(array.nbytes for array in remainders[0].values())
+    assert sizes * 3 <= sum(map(len, stored_bytes)) <= sizes * 3 + 3 * 512  # Gaps.
 
     storing.read()
     storing.step(3)
-    assert [memory.tobytes() for memory in storing.stored] != kept
+    assert [memory.tobytes() for memory in storing.stored] != stored_bytes
     storing.close()
 
 
@@ -234,19 +236,19 @@ def test_rates_with_and_between_resets_are_reported() -> None:
     answer = window.answer()
     assert answer["rate"] == 50
     assert answer["rate_between"] == 100
-    both = together([answer, answer])
-    assert both["rate"] == 100
-    assert both["episodes"] == 4
-    assert both["seconds"] == 4
+    combined = together([answer, answer])
+    assert combined["rate"] == 100
+    assert combined["episodes"] == 4
+    assert combined["seconds"] == 4
 
 
 @pytest.mark.parametrize(("ahead", "share"), [(0, 3 / 4), (1, 2 / 4)])
 def test_batches_begun_during_a_reset_do_not_count_as_between_resets(
     ahead: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def batch(ended: float) -> Any:
+    def batch(end_value: float) -> Any:
         done = torch.zeros(2, 5, 1, dtype=torch.bool)
-        done[0, 2] = ended
+        done[0, 2] = end_value
         return TensorDict({"next": {"done": done}}, (2, 5))
 
     batches = itertools.cycle([batch(1), batch(0), batch(0), batch(0)])
@@ -262,11 +264,11 @@ def test_batches_begun_during_a_reset_do_not_count_as_between_resets(
 
 
 def test_an_estimate_is_the_median_of_paired_ratios() -> None:
-    ours, others = [2.0, 4.0, 30.0], [1.0, 2.0, 10.0]
-    estimate = Estimate.of_ratios(ours, others)
+    ours, other_values = [2.0, 4.0, 30.0], [1.0, 2.0, 10.0]
+    estimate = Estimate.of_ratios(ours, other_values)
     assert estimate.median == 2.0
     assert estimate.low <= 2.0 <= estimate.high <= 3.0
-    assert estimate == Estimate.of_ratios(ours, others)
+    assert estimate == Estimate.of_ratios(ours, other_values)
 
 
 def test_windows_are_as_long_as_the_time_allows() -> None:
@@ -298,10 +300,10 @@ def test_an_interrupted_run_is_resumed(
     output = " ".join(capsys.readouterr().err.split())
     assert "1 of 2, 0.1 of 0.2 min left, windows of 5.0 s: bad" in output
     assert "2 of 2, 0.1 of 0.1 min left, windows of 5.0 s: good" in output
-    found = load(path)["experiments"]
-    assert found["b/bad"]["status"] == "failed"
-    assert "broken" in found["b/bad"]["reason"]
-    assert found["a/good"]["status"] == "ok"
+    experiments = load(path)["experiments"]
+    assert experiments["b/bad"]["status"] == "failed"
+    assert "broken" in experiments["b/bad"]["reason"]
+    assert experiments["a/good"]["status"] == "ok"
 
     measured = []
 
@@ -320,17 +322,17 @@ def test_an_interrupted_run_is_resumed(
 def test_the_fastest_of_a_grid_is_measured() -> None:
     steady = System("fake_steady")
     candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
-    found = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
-    assert found["grids"]["x"]["best"] == "steady"
-    assert "no such thing" in found["grids"]["x"]["errors"]["broken"]
-    assert found["systems"]["x"]["system"]["runner"] == "fake_steady"
+    result = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
+    assert result["grids"]["x"]["best"] == "steady"
+    assert "no such thing" in result["grids"]["x"]["errors"]["broken"]
+    assert result["systems"]["x"]["system"]["runner"] == "fake_steady"
 
 
 def test_the_fastest_is_chosen_by_ratios_within_a_round() -> None:
     # The second has the higher median, but is slower in two of three rounds.
-    parts = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
-    assert parts["a"] > 1.0 > parts["b"]
-    assert "c" not in parts
+    relative = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
+    assert relative["a"] > 1.0 > relative["b"]
+    assert "c" not in relative
     assert beside_the_others({"a": [0, 2], "b": [0, 6]}) == {"a": 0.25, "b": 0.75}
 
 
@@ -346,12 +348,14 @@ def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate() -> None:
 
 def test_steps_of_unfinished_batches_count() -> None:
     """Otherwise the rate depends on when the window ends, as batches come in waves."""
-    done = iter([1000, 1640])
-    measure = counting_steps(lambda _: {"frames": 0, "rate": 0.0}, lambda: next(done))
-    found = measure(0.1)
-    assert found["frames"] == 640
-    assert found["rate"] == 640 / found["seconds"]
-    assert found["rate_of_batches"] == 0.0
+    step_counts = iter([1000, 1640])
+    measure = counting_steps(
+        lambda _: {"frames": 0, "rate": 0.0}, lambda: next(step_counts)
+    )
+    result = measure(0.1)
+    assert result["frames"] == 640
+    assert result["rate"] == 640 / result["seconds"]
+    assert result["rate_of_batches"] == 0.0
 
 
 def test_unsupported_options_of_a_runner_are_errors() -> None:
@@ -380,11 +384,13 @@ def test_results_contain_no_local_paths(tmp_path: Path) -> None:
 
 
 def test_pauses_have_the_declared_mean_and_variation() -> None:
-    drawn = pauses(3, 1.0)
-    assert statistics.mean(drawn) == pytest.approx(MILLISECONDS / 1000)
-    assert statistics.pstdev(drawn) / statistics.mean(drawn) == pytest.approx(1, 0.1)
-    assert drawn != pauses(4, 1.0)
-    assert sorted(drawn) == pytest.approx(sorted(pauses(4, 1.0)))
+    durations = pauses(3, 1.0)
+    assert statistics.mean(durations) == pytest.approx(MILLISECONDS / 1000)
+    assert statistics.pstdev(durations) / statistics.mean(durations) == pytest.approx(
+        1, 0.1
+    )
+    assert durations != pauses(4, 1.0)
+    assert sorted(durations) == pytest.approx(sorted(pauses(4, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -397,9 +403,11 @@ def test_workloads_have_the_groups_and_sizes_of_the_table(name: str) -> None:
     groups = env.description.groups
     expected = WORKLOADS[name].groups
     assert set(groups) == set(expected)
-    for group, what in expected.items():
-        assert len(groups[group].agents) == what.agents
-        assert groups[group].observation.shape == (what.inputs,)
+    for group, workload_group in expected.items():
+        assert len(groups[group].agents) == workload_group.agents
+        assert groups[group].observation.shape == (workload_group.inputs,)
         action = groups[group].action
-        assert (action.n if what.discrete else action.shape[0]) == what.actions
+        assert (
+            action.n if workload_group.discrete else action.shape[0]
+        ) == workload_group.actions
     env.close()

@@ -37,8 +37,8 @@ def test_alternatives_are_measured_in_alternating_order() -> None:
         return Alternative(call)
 
     calls = {"a": alternative("a", 1.0), "b": alternative("b", 2.0)}
-    found = measure(calls, 3, seconds=0.5, clock=clock)
-    assert found == {"a": [0.25] * 3, "b": [0.5] * 3}
+    times = measure(calls, 3, seconds=0.5, clock=clock)
+    assert times == {"a": [0.25] * 3, "b": [0.5] * 3}
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"
 
 
@@ -75,15 +75,15 @@ def test_preparations_run_before_every_call_and_are_not_timed() -> None:
         counts["called"] += 1
         return clock.spend(0.01, 1)
 
-    found = measure({"a": Alternative(call, prepare)}, 2, seconds=0.05, clock=clock)
-    assert found["a"] == pytest.approx([0.01, 0.01])
+    times = measure({"a": Alternative(call, prepare)}, 2, seconds=0.05, clock=clock)
+    assert times["a"] == pytest.approx([0.01, 0.01])
     assert counts["called"] > 10
 
 
 def test_a_row_has_units_sizes_and_ratios() -> None:
     def build(_: ExitStack) -> dict[str, Alternative]:
-        made = Alternative(lambda: 2e6, nbytes=lambda: 3e6)
-        return {"first": made, "second": Alternative(lambda: 1e6)}
+        alternative = Alternative(lambda: 2e6, nbytes=lambda: 3e6)
+        return {"first": alternative, "second": Alternative(lambda: 1e6)}
 
     case = Case("a row", build, "byte", clock=time.perf_counter)
     assert case.show([1e-6, 0.5e-6]) == "1.50 MB/s"
@@ -172,8 +172,8 @@ def test_several_policies_are_compared_with_one(
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     monkeypatch.setattr(assignment, "ENVS", 1)
     case = micro.find_cases("assignment", ["simple_spread", "own", "2"])[0]
-    one, several = micro.rows(case, 1, 0.0)
-    assert "one policy" in one
+    one_policy_row, several = micro.rows(case, 1, 0.0)
+    assert "one policy" in one_policy_row
     assert "2 policies | " in several
 
 
@@ -189,9 +189,9 @@ def test_ways_of_separate_weights_are_compared(monkeypatch: pytest.MonkeyPatch) 
 
 def test_frozen_versions_of_a_pool_are_not_sent_again() -> None:
     with ExitStack() as stack:
-        found = pool_weights.build(stack, "pull", 8)
-        measure(found, 1, seconds=0.0)
-        sizes = {name: a.nbytes() for name, a in found.items() if a.nbytes}
+        alternatives = pool_weights.build(stack, "pull", 8)
+        measure(alternatives, 1, seconds=0.0)
+        sizes = {name: a.nbytes() for name, a in alternatives.items() if a.nbytes}
     assert sizes["all"] > 4 * sizes["changed"]
 
 

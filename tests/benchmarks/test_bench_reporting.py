@@ -55,11 +55,14 @@ def test_verdicts_use_the_median() -> None:
 
 
 def test_a_target_that_was_not_measured_is_not_passed() -> None:
-    data = made_up({OURS: 1000.0})
-    data["experiments"]["headline/free/mlp"] |= {"status": "failed", "reason": "a\nb"}
-    entry = data["experiments"]["headline/multiwalker/random"]["systems"][OURS]
+    results = made_up({OURS: 1000.0})
+    results["experiments"]["headline/free/mlp"] |= {
+        "status": "failed",
+        "reason": "a\nb",
+    }
+    entry = results["experiments"]["headline/multiwalker/random"]["systems"][OURS]
     entry |= {"windows": [], "error": "killed"}
-    verdicts = {v.target.title: v for v in judge(Reading(data))}
+    verdicts = {v.target.title: v for v in judge(Reading(results))}
     free = verdicts["MultiSync against TorchRL's best: free, MLP"]
     assert (free.word, free.passed) == ("not measured", False)
     assert free.reason == "headline/free/mlp failed: b"
@@ -78,8 +81,8 @@ def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
     storing = [line for line in beside if "loops that store" in line]
     assert len(storing) == 6
     assert all("2.00 (2.00 to 2.00)" in line for line in storing if "large" not in line)
-    for what, count in LIMITS.items():
-        limits = [line for line in beside if what in line]
+    for phrase, count in LIMITS.items():
+        limits = [line for line in beside if phrase in line]
         assert len(limits) == count
         assert all("1.00 (1.00 to 1.00)" in line for line in limits)
 
@@ -94,9 +97,9 @@ def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
 
 
 def test_systems_that_prefetch_are_paused_while_others_are_measured() -> None:
-    for each in plan(EVERYTHING):
-        grids = [list(grid.values()) for grid in each.candidates.values()]
-        for system in [*each.systems.values(), *itertools.chain(*grids)]:
+    for experiment in plan(EVERYTHING):
+        grids = [list(grid.values()) for grid in experiment.candidates.values()]
+        for system in [*experiment.systems.values(), *itertools.chain(*grids)]:
             if system.options.get("prefetch"):
                 assert system.pause
 
@@ -111,16 +114,16 @@ def test_the_readme_has_the_table_of_the_committed_run() -> None:
 def test_the_report_has_tables_and_the_pictures_that_it_shows(
     complete: bool, tmp_path: Path
 ) -> None:
-    data = made_up({})
+    results = made_up({})
     if not complete:
         failed = {"title": "t", "status": "failed", "reason": "<a|b>"}
-        data["experiments"] = {"headline/free/mlp": failed}
-        del data["runs"][0]["wall_seconds"]
-    text = write_page(data, tmp_path / "run.json").read_text(encoding="utf-8")
+        results["experiments"] = {"headline/free/mlp": failed}
+        del results["runs"][0]["wall_seconds"]
+    text = write_page(results, tmp_path / "run.json").read_text(encoding="utf-8")
 
-    shown = re.findall(r"!\[.+\]\((.+)\)", text)
-    assert len(shown) == (4 if complete else 0)
-    assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.png"))
+    picture_names = re.findall(r"!\[.+\]\((.+)\)", text)
+    assert len(picture_names) == (4 if complete else 0)
+    assert sorted(picture_names) == sorted(path.name for path in tmp_path.glob("*.png"))
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         columns = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(columns) == 1, table
@@ -141,7 +144,7 @@ def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     monkeypatch.setattr(sys, "argv", [*arguments[:-1], "slow", "--minutes", "0"])
     install.main()
 
-    found = installed(tmp_path)
-    assert found.pythons == {}
-    assert "No module named 'no_such_module_here'" in found.report["broken"]["reason"]
-    assert "no end before the deadline" in found.report["slow"]["reason"]
+    peers = installed(tmp_path)
+    assert peers.pythons == {}
+    assert "No module named 'no_such_module_here'" in peers.report["broken"]["reason"]
+    assert "no end before the deadline" in peers.report["slow"]["reason"]

@@ -29,10 +29,10 @@ def play(seed: int, actions_seed: int = 0, **options: Any) -> list[dict[Any, Any
     return history
 
 
-def equal(one: list[dict[Any, Any]], two: list[dict[Any, Any]]) -> bool:
-    return len(one) == len(two) and all(
+def equal(frames: list[dict[Any, Any]], other_frames: list[dict[Any, Any]]) -> bool:
+    return len(frames) == len(other_frames) and all(
         np.array_equal(a[key], b[key])
-        for a, b in zip(one, two, strict=True)
+        for a, b in zip(frames, other_frames, strict=True)
         for key in a
     )
 

@@ -45,8 +45,8 @@ def test_rows_of_arrays_and_distant_arrays_are_restored() -> None:
     memory = bytearray(4096)
     arrays: dict[Key, Any] = {}
     for number, (key, field) in enumerate(FIELDS.items()):
-        whole: Any = np.ndarray((4, *field.shape), field.dtype, memory, 1000 * number)
-        arrays[key] = whole[1:3]
+        backing: Any = np.ndarray((4, *field.shape), field.dtype, memory, 1000 * number)
+        arrays[key] = backing[1:3]
     check(arrays)
 
 

@@ -15,10 +15,10 @@ FRAMES = 600
 assert slot_writer._BLOCK * 2 < FRAMES
 
 
-def collected(envs: int, pieces: int, **options: Any) -> dict[Any, torch.Tensor]:
+def collected(envs: int, n_batches: int, **options: Any) -> dict[Any, torch.Tensor]:
     with Collector(
         [CountingEnv] * envs,
-        frames_per_batch=envs * FRAMES // pieces,
+        frames_per_batch=envs * FRAMES // n_batches,
         total_frames=envs * FRAMES,
         seed=0,
         **options,
@@ -37,9 +37,9 @@ def same(actual: dict[Any, torch.Tensor], expected: dict[Any, torch.Tensor]) -> 
 @pytest.mark.parametrize("envs", [1, 3])
 @pytest.mark.parametrize("compact", [False, True])
 def test_one_long_slot_equals_many_short_ones(envs: int, compact: bool) -> None:
-    expected = collected(envs, pieces=30)
+    expected = collected(envs, n_batches=30)
     assert expected["next", "done"].any()
-    actual = collected(envs, pieces=1, compact_obs=compact)
+    actual = collected(envs, n_batches=1, compact_obs=compact)
     assert actual.keys() >= {key for key in expected if key[0] != "collector"}
     same(actual, expected)
 
@@ -49,6 +49,6 @@ def test_one_long_slot_equals_many_short_ones(envs: int, compact: bool) -> None:
 def test_large_arrays_are_written_like_small_ones(
     envs: int, compact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = collected(envs, pieces=1, compact_obs=compact)
+    expected = collected(envs, n_batches=1, compact_obs=compact)
     monkeypatch.setattr(slot_writer, "SMALL", 0)
-    same(collected(envs, pieces=1, compact_obs=compact), expected)
+    same(collected(envs, n_batches=1, compact_obs=compact), expected)

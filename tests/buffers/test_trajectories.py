@@ -27,11 +27,11 @@ def test_nested_trajectories_have_the_batch_size_of_torchrl(batch: Any) -> None:
     padded = split_trajectories(batch)
     assert nested.batch_size == (len(padded), -1)
     assert nested["hunter"].batch_size == (len(padded), -1)
-    again = nested.to_padded_tensor(mask_key="valid")
-    assert again.shape == padded.shape
+    padded_again = nested.to_padded_tensor(mask_key="valid")
+    assert padded_again.shape == padded.shape
     key = ("next", "hunter", "observation")
-    assert (again[key] == padded[key]).all()
-    assert (again["valid"] == padded["collector", "mask"]).all()
+    assert (padded_again[key] == padded[key]).all()
+    assert (padded_again["valid"] == padded["collector", "mask"]).all()
 
 
 def test_nested_trajectories_may_be_jagged(batch: Any) -> None:
@@ -105,7 +105,7 @@ class Reference:
 def test_whole_trajectories_equal_their_frames(form: TrajFormat, many: bool) -> None:
     random = np.random.default_rng(3)
     ids = np.arange(5) << 32
-    assembler, reference, taken = TrajectoryAssembler(), Reference(), 0
+    assembler, reference, n_taken = TrajectoryAssembler(), Reference(), 0
     for number in range(60):
         # Long trajectories of environment 0 remain in memory that is used again.
         over = random.random((6, 5)) < [0.01, 0.2, 0.2, 0.2, 0.2]
@@ -119,25 +119,25 @@ def test_whole_trajectories_equal_their_frames(form: TrajFormat, many: bool) -> 
             ids += 1
             assembler.drop_open()
         if number == 40:  # A state is one row of frames.
-            held = assembler.held()
-            assert held is not None
+            held_frames = assembler.held()
+            assert held_frames is not None
             assembler = TrajectoryAssembler()
-            assembler.add(held[None])
-        assert len(assembler) == len(reference.whole) - taken
+            assembler.add(held_frames[None])
+        assert len(assembler) == len(reference.whole) - n_taken
         if len(assembler) < 4:
             continue
         batch = assembler.take(form, 4)
         assert batch.names[-1] == "time"
-        expected = reference.whole[taken : taken + 4]
-        lengths = [len(whole) for whole in expected]
+        expected = reference.whole[n_taken : n_taken + 4]
+        lengths = [len(trajectory) for trajectory in expected]
         if form == "cat":
             assert torch.equal(batch["team", "observation"], torch.cat(expected))
         else:
             padded = pad_sequence(expected, batch_first=True)
             assert torch.equal(batch["team", "observation"], padded)
             assert batch["collector", "mask"].sum(1).tolist() == lengths
-        taken += 4
-    assert taken > 80
+        n_taken += 4
+    assert n_taken > 80
 
 
 def test_adding_many_environments_takes_as_many_calls_as_few() -> None:

@@ -40,14 +40,14 @@ def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
 
 def assert_nothing_is_left(session: int) -> None:
     """Fail if a process of the command's session is alive, such as a worker."""
-    left = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if os.getsid(process.pid) == session:
-                left.append(process)
+                processes.append(process)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    _, alive = psutil.wait_procs(left, timeout=SOON)
+    _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert not alive
 
 

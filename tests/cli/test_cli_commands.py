@@ -231,13 +231,13 @@ def test_a_dataset_is_exported_and_imported(tmp_path: Path) -> None:
     code, text = run("export", str(tmp_path / "d"), "--out", file)
     assert code == 2
     assert f"{file} exists" in text
-    again = str(tmp_path / "again")
-    code, text = run("import", file, "--format", "hdf5", "--out", again)
+    copy_path = str(tmp_path / "again")
+    code, text = run("import", file, "--format", "hdf5", "--out", copy_path)
     assert code == 0, text
-    assert text == f"3 episodes, {frames} frames: {again} "
-    found = open_dataset(again).trajectories
-    assert np.array_equal(found.returns, dataset.trajectories.returns)
-    code, text = run("import", file, "--format", "csv", "--out", again)
+    assert text == f"3 episodes, {frames} frames: {copy_path} "
+    trajectories = open_dataset(copy_path).trajectories
+    assert np.array_equal(trajectories.returns, dataset.trajectories.returns)
+    code, text = run("import", file, "--format", "csv", "--out", copy_path)
     assert code == 2
     assert "error: 'csv' is not a format: use one of hdf5, minari" in text
 
@@ -246,17 +246,17 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
     pytest.importorskip("h5py", reason="needs the extra hdf5")
     path = tmp_path / "d"
     record(path, CountingEnv, episodes=3, seed=0)
-    data = path / "data-000000"
-    content = data.read_bytes()
-    os.truncate(data, 5)
+    data_file = path / "data-000000"
+    content = data_file.read_bytes()
+    os.truncate(data_file, 5)
     commands = (
         ["export", str(path), "--out", str(tmp_path / "out")],
         ["inspect", str(path)],
     )
     code, text = run(*commands[0])
     assert code == 2
-    assert f"error: {data} has 5 bytes" in text
-    for name, damaged, what in (
+    assert f"error: {data_file} has 5 bytes" in text
+    for name, damaged, message in (
         ("data-000000", content[:9] + b"\xff" * 9 + content[18:], " is damaged: the"),
         ("journal.jsonl", b"\xff\n", ": line 1 is damaged"),
     ):
@@ -264,7 +264,7 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
         for command in commands:
             code, text = run(*command)
             assert code == 2
-            assert f"error: {path / name}{what}" in text
+            assert f"error: {path / name}{message}" in text
             assert "Traceback" not in text
     code, text = run("collect", COUNTING, "--out", str(path))
     assert code == 2
@@ -345,9 +345,9 @@ def test_settings_are_found_through_passed_on_keyword_arguments() -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     from marl_collect.cli.tasks import task_settings
 
-    found = task_settings("multiwalker_v9")
-    assert found["n_walkers"] == 3
-    assert found["return_state"] is False  # of PettingZooEnv
+    settings = task_settings("multiwalker_v9")
+    assert settings["n_walkers"] == 3
+    assert settings["return_state"] is False  # of PettingZooEnv
     assert task_settings("pursuit_v5")["max_cycles"] == 500
     assert task_settings("cooperative_pong_v6")["ball_speed"] == 9  # Passed on later.
 

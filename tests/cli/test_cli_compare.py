@@ -87,8 +87,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
     assert len(step["team_return"]) == len(step["mean_agent_return"]) == 2
     assert step["mean_agent_return"][0] == pytest.approx(step["team_return"][0] / 2)
 
-    again, text = run("compare", "--report", str(tmp_path))
-    assert again == 0
+    exit_code, text = run("compare", "--report", str(tmp_path))
+    assert exit_code == 0
     assert (tmp_path / "report.md").read_text() == page
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 2
@@ -177,16 +177,16 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
 def test_without_a_live_display_a_line_a_minute_shows_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0
-    clock = SimpleNamespace(monotonic=lambda: now)
+    seconds = 0
+    clock = SimpleNamespace(monotonic=lambda: seconds)
     monkeypatch.setattr("marl_collect.cli.training_progress.time", clock)
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     log = tmp_path / "progress.log"
     progress = TrainingProgress(console, runs=1, frames=1000, log=log)
     progress.begin(Setup.parse("mappo-local-shared"), 0)
     with console.capture() as captured:
-        for now in range(25, 200, 25):
-            progress.progress(now, {"return_team": 2.0})
+        for seconds in range(25, 200, 25):
+            progress.progress(seconds, {"return_team": 2.0})
     lines = ["  75 frames: return 2.0", "  150 frames: return 2.0"]
     assert captured.get().splitlines() == lines
     assert all(log.read_text().count(line) == 1 for line in lines)
@@ -199,11 +199,11 @@ def evaluation(frames: int) -> EvaluationRecord:
 def test_the_default_setups_are_those_that_can_be_trained() -> None:
     names = {s.name for s in default_setups(describe(CountingEnv), TrainingOptions())}
     assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
-    one = describe(partial(CountingEnv, n_prey=0))
-    names = {s.name for s in default_setups(one, TrainingOptions())}
+    description = describe(partial(CountingEnv, n_prey=0))
+    names = {s.name for s in default_setups(description, TrainingOptions())}
     assert "qmix-local-shared-ids" in names
     memory = TrainingOptions(recurrent="gru")
-    names = {s.name for s in default_setups(one, memory)}
+    names = {s.name for s in default_setups(description, memory)}
     assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
 
 
@@ -271,7 +271,7 @@ def test_videos_have_the_overlay(tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio", reason="needs the extra video")
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
     out = tmp_path / "out"
-    settings = [each for each in SMALL if each not in ("n_prey=0", "--env")]
+    settings = [argument for argument in SMALL if argument not in ("n_prey=0", "--env")]
     arguments = ["compare", "simple_spread_v3", *settings, "--env", "max_cycles=5"]
     arguments += ["--setup", "vdn-local-shared", "--seeds", "1", "--video"]
     code, text = run(*arguments, "--out", str(out))
@@ -394,8 +394,8 @@ def finished(
 
 def test_runs_of_another_task_are_not_mixed(finished: Path) -> None:
     before = sorted(finished.rglob("*"))
-    again = ["compare", TASK, *ONE, "--setup", "vdn-local-shared", "--resume"]
-    code, text = run(*again, "--env", "n_prey=0", "--env", "n_hunters=3")
+    command = ["compare", TASK, *ONE, "--setup", "vdn-local-shared", "--resume"]
+    code, text = run(*command, "--env", "n_prey=0", "--env", "n_hunters=3")
     assert code == 2
     assert "has a run of another task: env_kwargs.n_hunters is None there" in text
     assert sorted(finished.rglob("*")) == before
@@ -403,7 +403,7 @@ def test_runs_of_another_task_are_not_mixed(finished: Path) -> None:
 
 @pytest.mark.usefixtures("finished")
 def test_damaged_results_of_a_comparison_are_named() -> None:
-    whole = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
+    contents = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
     folder = Path("out/ippo-local-own/seed_0")
     for path, content, message in (
         (Path("out/random.json"), b"{}", "random.json is damaged. Delete this file"),
@@ -411,8 +411,8 @@ def test_damaged_results_of_a_comparison_are_named() -> None:
         (folder / "result.json", b"{}", "is damaged: an entry of"),
         (folder / "evaluations.json", b"[]", "but no evaluations in evaluations.json"),
     ):
-        for name, data in whole.items():
-            name.write_bytes(data)
+        for name, valid_content in contents.items():
+            name.write_bytes(valid_content)
         path.write_bytes(content)
         code, text = run("compare", "--report", "out")
         assert code == 2

@@ -53,8 +53,8 @@ def test_batches_are_equal_and_barely_exceed_the_requested_frames(
 
 
 def test_settings_are_json_or_text() -> None:
-    given = ["n=3", "x=0.5", "on=true", "off=False", 'o=["RGB"]', "name=a=b", "e="]
-    assert parse_settings(given) == {
+    settings = ["n=3", "x=0.5", "on=true", "off=False", 'o=["RGB"]', "name=a=b", "e="]
+    assert parse_settings(settings) == {
         "n": 3,
         "x": 0.5,
         "on": True,
@@ -85,17 +85,17 @@ def test_the_returns_line_shows_the_team_and_each_agent() -> None:
 def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     display = ProgressDisplay(console, "a_long_name_v3" * 5, 10**8, enabled=False)
-    done = 0
-    display.count(lambda: done)
-    shown = []
-    for done in (0, 25_000_000):  # noqa: B007 - read by the display
+    frames = 0
+    display.count(lambda: frames)
+    screens = []
+    for frames in (0, 25_000_000):  # noqa: B007 - read by the display
         with console.capture() as captured:
             console.print(display._render())
-        shown.append(captured.get())
-    assert "-:-- left" in shown[0]
-    assert "25,000,000/100,000,000 frames" in shown[1]
-    assert "0:00 left" in shown[1]
-    assert all(len(Text.from_ansi(line)) <= 80 for line in shown[1].splitlines())
+        screens.append(captured.get())
+    assert "-:-- left" in screens[0]
+    assert "25,000,000/100,000,000 frames" in screens[1]
+    assert "0:00 left" in screens[1]
+    assert all(len(Text.from_ansi(line)) <= 80 for line in screens[1].splitlines())
 
 
 def test_a_conversion_shows_its_progress_in_80_columns() -> None:
@@ -128,8 +128,8 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -
     path = tmp_path / "weights.pt"
 
     def request(**options: bool) -> PolicyRequest:
-        chosen = {"centralised": False, "share_params": True} | options
-        return PolicyRequest(str(path), seed=0, **chosen)
+        settings = {"centralised": False, "share_params": True} | options
+        return PolicyRequest(str(path), seed=0, **settings)
 
     policy = make_policy(description)
     torch.save(policy.state_dict(), path)

@@ -43,10 +43,10 @@ def run(*arguments: str) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a comparison with one run, whose settings are its own."""
     folder = tmp_path_factory.mktemp("runs")
-    chosen = [f"--set={name}={json.dumps(value)}" for name, value in SETTINGS.items()]
+    settings = [f"--set={name}={json.dumps(value)}" for name, value in SETTINGS.items()]
     arguments = ["--frames=40", "--seeds=1", "--workers=1", "--setup=ippo-local-shared"]
     arguments += ["--env=n_prey=0", "--env=min_length=30", "--env=max_length=40"]
-    run("compare", TASK, *arguments, *chosen, "--out", str(folder))
+    run("compare", TASK, *arguments, *settings, "--out", str(folder))
     return folder
 
 

@@ -73,27 +73,29 @@ def test_the_list_has_the_returns_and_lengths_of_the_dataset(
     data: Path, shown: Episodes
 ) -> None:
     trajectories = open_dataset(data).trajectories
-    part = shown.listed(0)
-    assert part["next"] is None
-    assert part["length"] == trajectories.lengths.tolist()
-    assert part["team"] == pytest.approx(trajectories.returns.tolist())
-    assert np.sum(part["returns"], 1) == pytest.approx(part["team"])
+    page = shown.listed(0)
+    assert page["next"] is None
+    assert page["length"] == trajectories.lengths.tolist()
+    assert page["team"] == pytest.approx(trajectories.returns.tolist())
+    assert np.sum(page["returns"], 1) == pytest.approx(page["team"])
     names = shown.about()["policies"]
-    assert {names[i] for row in part["policies"] for i in row} == {"random actions"}
+    assert {names[i] for row in page["policies"] for i in row} == {"random actions"}
 
 
 def test_an_episode_has_what_each_agent_did(data: Path, shown: Episodes) -> None:
     frames = open_dataset(data).trajectories[1]
     answer = shown.episode(1, 0)
-    for known, agent in zip(shown.about()["agents"], answer["agents"], strict=True):
-        group = known["group"]
+    for agent_info, agent in zip(
+        shown.about()["agents"], answer["agents"], strict=True
+    ):
+        group = agent_info["group"]
         row = [a["name"] for a in shown.about()["agents"] if a["group"] == group].index(
-            known["name"]
+            agent_info["name"]
         )
         reward = frames["next", group, "reward"][:, row, 0].double()
         assert agent["reward"] == pytest.approx(reward.tolist(), rel=1e-6)
         assert agent["return"][-1] == pytest.approx(float(reward.sum()), rel=1e-6)
-        (lines,) = [one for one in agent["lines"] if one["name"] == "action"]
+        (lines,) = [line for line in agent["lines"] if line["name"] == "action"]
         assert len(lines["values"][0]) == answer["length"] == len(frames)
         action = frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0]
         assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
@@ -221,12 +223,12 @@ def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
 
     record(tmp_path / "data", stacked, episodes=1, seed=0, num_workers=1)
     dataset = open_dataset(tmp_path / "data")
-    shown = episodes(tmp_path / "data")
-    sources = shown.episode(0, 0)["sources"]
+    view = episodes(tmp_path / "data")
+    sources = view.episode(0, 0)["sources"]
     assert [source["name"] for source in sources] == ["hunter/observation/image"] * 2
     stacks = dataset.trajectories[0]["hunter", "observation", "image"]
     assert not torch.equal(stacks[2, 1, 0], stacks[2, 1, 1])
-    assert shown.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))
+    assert view.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))
 
 
 def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
@@ -237,11 +239,11 @@ def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
     record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)
     dataset = open_dataset("data")
     assert "FrameStack(counting)" in repr(dataset)
-    shown = _episodes("data", None)
+    view = _episodes("data", None)
     with pytest.raises(ValueError, match="cannot be built from its name.*module:fun"):
-        shown.picture(0, 0, 0)
-    drawn = _episodes("data", "stacks_of_view:make")
-    assert len({drawn.picture(0, *which) for which in drawn.pictures(0)}) > 1
+        view.picture(0, 0, 0)
+    task_view = _episodes("data", "stacks_of_view:make")
+    assert len({task_view.picture(0, *index) for index in task_view.pictures(0)}) > 1
 
 
 def test_the_script_is_valid(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def test_a_saved_page_plays_and_filters(
     browser: Browser, data: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.html"
-    chosen = [f"--episode={number}" for number in range(4)]
-    run_python(*VIEW, data, "--save", file, *chosen, check=True)
+    selection = [f"--episode={number}" for number in range(4)]
+    run_python(*VIEW, data, "--save", file, *selection, check=True)
     plays_and_filters(browser, file.as_uri())
 
 
@@ -110,10 +110,12 @@ def test_curves_are_drawn_while_runs_train(
     folder = tmp_path / "runs"
     run = write_run(folder)
     shutil.copytree(data, folder / "data")
-    drawn = "[...document.images].filter(i => i.complete && i.naturalWidth > 99).length"
+    image_count = (
+        "[...document.images].filter(i => i.complete && i.naturalWidth > 99).length"
+    )
     with served(folder) as address:
         browser.open(address)
-        browser.wait_for(f"{drawn} === 2")
+        browser.wait_for(f"{image_count} === 2")
         assert browser.texts("#table td")[:2] == ["ippo/seed_0", "200 of 400"]
         before = browser.value("document.images[0].src")
 
@@ -123,7 +125,9 @@ def test_curves_are_drawn_while_runs_train(
         browser.wait_for(
             "document.getElementById('table').innerText.includes('finished')"
         )
-        browser.wait_for(f"document.images[0].src !== {before!r} && {drawn} === 2")
+        browser.wait_for(
+            f"document.images[0].src !== {before!r} && {image_count} === 2"
+        )
         assert browser.texts("#table td")[1] == "400 of 400"
 
         browser.click("#datasets a")

@@ -9,11 +9,13 @@ from tensordict import TensorDictBase
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase
 
 
-def same(one: TensorDictBase, other: TensorDictBase, tolerance: float = 1e-5) -> None:
+def same(td: TensorDictBase, other_td: TensorDictBase, tolerance: float = 1e-5) -> None:
     """Check that two batches have the same keys, and nearly the same values."""
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one[key], other[key], rtol=tolerance, atol=tolerance)
+    assert set(td.keys(True, True)) == set(other_td.keys(True, True))
+    for key in td.keys(True, True):
+        torch.testing.assert_close(
+            td[key], other_td[key], rtol=tolerance, atol=tolerance
+        )
 
 
 def wait_until_idle(collector: Any, frames: int = 0) -> None:

@@ -115,14 +115,14 @@ def test_the_seed_of_the_episode_decides_who_acts(data: TensorDict) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_agent_acts_as_its_policy_alone_would(name: str) -> None:
     policy = team()[name]
-    alone = collect(policies=None, assign=None, policy=policy)
+    alone_batch = collect(policies=None, assign=None, policy=policy)
     policies = {name: policy} | {n: p for n, p in team().items() if n != name}
     found = collect(policies=policies, assign=everybody(name))
-    surplus = set(found.keys(True, True)) - set(alone.keys(True, True))
+    surplus = set(found.keys(True, True)) - set(alone_batch.keys(True, True))
     # The policy's index, and zeros for what only other policies write.
     assert {("hunter", "policy_id"), ("prey", "policy_id")} <= surplus
     assert all((found[key] == 0).all() for key in surplus)
-    same(found.exclude(*surplus), alone)
+    same(found.exclude(*surplus), alone_batch)
 
 
 def test_rows_are_those_of_the_policy_that_acted() -> None:
@@ -176,10 +176,10 @@ def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
             pytest.raises(ValueError, match=r"of the policies \['main', 'rival'\]"),
         ):
             other.load_state_dict(state)
-        with begin(policies=None, assign=None, policy=scripted) as single:
-            single.next()
+        with begin(policies=None, assign=None, policy=scripted) as single_collector:
+            single_collector.next()
             with pytest.raises(ValueError, match="of a collector with a single policy"):
-                uninterrupted.load_state_dict(single.state_dict())
+                uninterrupted.load_state_dict(single_collector.state_dict())
 
 
 def acts(td: TensorDictBase, *, wins: bool) -> TensorDictBase:
@@ -292,14 +292,14 @@ def test_the_batch_of_a_policy_masks_all_other_agents(data: TensorDict) -> None:
     policies = AssignedPolicies(team(), by_seed)
     batch = data
     for index, name in enumerate(NAMES):
-        own = policies.batch_of(batch, name)
+        masked = policies.batch_of(batch, name)
         expected = (batch["hunter", "policy_id"] == index) & batch["hunter", "mask"]
-        assert (own["hunter", "mask"] == expected).all()
+        assert (masked["hunter", "mask"] == expected).all()
         assert expected.any()
         after = (batch["hunter", "policy_id"] == index) & batch[
             "next", "hunter", "mask"
         ]
-        assert (own["next", "hunter", "mask"] == after).all()
+        assert (masked["next", "hunter", "mask"] == after).all()
     assert batch["hunter", "mask"].sum() > expected.sum()
     with pytest.raises(KeyError, match=r"no policy 'other': found \['main'"):
         policies.batch_of(batch, "other")
@@ -314,19 +314,19 @@ def test_the_batch_of_a_policy_has_no_padding() -> None:
         batch = collector.next()
         valid = batch["collector", "mask"]
         assert not valid.all()
-        found = collector.policy.batch_of(batch, "main")["hunter"]
-        acted = batch["hunter", "policy_id"] == 0
-        assert acted[~valid].all()
-        assert (found["mask"] == (acted & valid[..., None])).all()
-        assert (found["acts"] == valid[..., None]).all()
+        hunter = collector.policy.batch_of(batch, "main")["hunter"]
+        main_rows = batch["hunter", "policy_id"] == 0
+        assert main_rows[~valid].all()
+        assert (hunter["mask"] == (main_rows & valid[..., None])).all()
+        assert (hunter["acts"] == valid[..., None]).all()
 
 
 def test_a_policy_may_act_for_one_group_only() -> None:
-    def hunts(seen: torch.Tensor) -> torch.Tensor:
-        return torch.full(seen.shape[:-1], 2)
+    def hunts(observation: torch.Tensor) -> torch.Tensor:
+        return torch.full(observation.shape[:-1], 2)
 
-    def flees(seen: torch.Tensor) -> torch.Tensor:
-        return torch.full((*seen.shape[:-1], 2), 0.5)
+    def flees(observation: torch.Tensor) -> torch.Tensor:
+        return torch.full((*observation.shape[:-1], 2), 0.5)
 
     policies = {
         "hunter": TensorDictModule(
@@ -363,8 +363,10 @@ def test_players_that_take_turns_act_with_their_own_policy() -> None:
         seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
         in_trajectory = batch["collector", "traj_ids"] == trajectory
         assert (ids[in_trajectory] == torch.tensor([seed % 2, (seed + 1) % 2])).all()
-    chosen = batch[group, "action_mask"].gather(-1, batch[group, "action"][..., None])
-    assert chosen[acts].all()
+    chosen_legal = batch[group, "action_mask"].gather(
+        -1, batch[group, "action"][..., None]
+    )
+    assert chosen_legal[acts].all()
     learner = AssignedPolicies(policies, alternating).batch_of(batch, "main")
     assert (learner[group, "mask"] == (acts & (ids == 0))).all()
 
@@ -379,9 +381,9 @@ def test_random_frames_have_no_policy() -> None:
         first = collector.next().clone()
         assert (collector.next()["hunter", "policy_id"] >= 0).all()
         collector.load_state_dict(state)
-        again = collector.next()
-        assert (again["hunter", "policy_id"] == -1).all()
-        assert (again["hunter", "logits"] == first["hunter", "logits"]).all()
+        second = collector.next()
+        assert (second["hunter", "policy_id"] == -1).all()
+        assert (second["hunter", "logits"] == first["hunter", "logits"]).all()
 
 
 def test_async_workers_collect_the_same_episodes(data: TensorDict) -> None:
@@ -393,10 +395,10 @@ def test_async_workers_collect_the_same_episodes(data: TensorDict) -> None:
 
 def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:
     options: dict[str, Any] = {"policies": team(), "assign": by_seed}
-    one = evaluate(None, [CountingEnv] * 2, episodes=6, **options)
+    evaluation = evaluate(None, [CountingEnv] * 2, episodes=6, **options)
     other = evaluate(AssignedPolicies(team(), by_seed), CountingEnv, episodes=6)
-    assert len(one.episodes) == len(other.episodes) == 6
-    for episode in one.episodes:
+    assert len(evaluation.episodes) == len(other.episodes) == 6
+    for episode in evaluation.episodes:
         assert set(episode.policy_ids) == {"hunter", "prey"}
         assert all(0 <= i < 3 for i in episode.policy_ids["hunter"])
     record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **options)
@@ -488,10 +490,10 @@ def test_errors_say_which_policy_or_seed_they_are_about(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_an_error_while_acting_says_which_policy_raised_it(kind: Any) -> None:
-    left = iter(range(20))
+    countdown = iter(range(20))
 
     def failing(td: TensorDictBase) -> TensorDictBase:
-        if next(left, None) is None:
+        if next(countdown, None) is None:
             raise ArithmeticError("no more actions")
         return scripted(td)
 

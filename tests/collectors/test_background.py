@@ -63,9 +63,9 @@ def test_calls_to_a_started_collector_wait_for_the_current_batch() -> None:
     collector.start()
     waited = []
     for _ in range(25):
-        seen = collector.frames
+        frames = collector.frames
         # The thread must get the lock again.
-        wait_until(lambda seen=seen: collector.frames != seen)  # type: ignore[misc]
+        wait_until(lambda frames=frames: collector.frames != frames)  # type: ignore[misc]
         before = collector.frames
         waited.append(collector.state_dict()["frames"] - before)
     collector.async_shutdown()

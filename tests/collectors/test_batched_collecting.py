@@ -35,13 +35,13 @@ def policy(**keywords: Any) -> nn.Module:
 
 def resumed(make: Any, batches: int) -> None:
     """Check that a new collector continues from the state of another one."""
-    with make() as one, make() as other:
+    with make() as straight, make() as other:
         for _ in range(batches):
-            one.next()
+            straight.next()
         other.next()
-        other.load_state_dict(one.state_dict())
+        other.load_state_dict(straight.state_dict())
         for _ in range(2):
-            assert (one.next() == other.next()).all()
+            assert (straight.next() == other.next()).all()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -60,12 +60,12 @@ def test_long_and_short_episodes_are_resumed_together() -> None:
 def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
     factory = partial(CountingWorlds, K, resets_itself=True)
     with (
-        Collector(factory, None, **KEYWORDS) as one,
+        Collector(factory, None, **KEYWORDS) as straight,
         Collector(factory, None, **KEYWORDS) as other,
     ):
-        one.next()
+        straight.next()
         with pytest.warns(UserWarning, match="does not repeat its episodes"):
-            other.load_state_dict(one.state_dict())
+            other.load_state_dict(straight.state_dict())
         assert (other.next()["hunter", "observation"][:, 0, 0, 1] == 0).all()
 
 
@@ -84,10 +84,10 @@ def test_workers_with_worlds_collect_what_one_process_collects(
         MultiSyncCollector([Worlds] * 2, acting, **keywords) as actual,
     ):
         for number in range(2):
-            one, other = expected.next(), actual.next()
+            expected_batch, actual_batch = expected.next(), actual.next()
             if trajs is not None:
-                assert one.shape == other.shape
-            assert (one == other).all()
+                assert expected_batch.shape == actual_batch.shape
+            assert (expected_batch == actual_batch).all()
             with torch.no_grad():
                 for weight in acting.parameters():
                     weight.mul_(1 + number / 8)
@@ -129,10 +129,10 @@ def test_policies_are_assigned_in_each_world(pooled: bool) -> None:
         started(MultiSyncCollector, [Worlds]) as workers,
     ):
         collectors = (expected, actual, workers)
-        for one, *others in zip(*map(batches, collectors), strict=True):
-            assert len(one["hunter", "policy_id"].unique()) > 1
-            for other in others:
-                assert (one == other).all()
+        for first_batch, *other_batches in zip(*map(batches, collectors), strict=True):
+            assert len(first_batch["hunter", "policy_id"].unique()) > 1
+            for other in other_batches:
+                assert (first_batch == other).all()
 
 
 def test_async_workers_take_worlds() -> None:

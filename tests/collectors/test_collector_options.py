@@ -115,14 +115,14 @@ def test_torchrls_values_for_off_are_accepted(kind: Any) -> None:
     plain = {"num_workers": 1, "frames_per_batch": 8, "seed": 0}
     for limit in (0, -1):
         with (
-            kind(CountingEnv, **plain, **off, max_frames_per_traj=limit) as one,
+            kind(CountingEnv, **plain, **off, max_frames_per_traj=limit) as collector,
             kind(CountingEnv, **plain) as other,
         ):
-            actual, expected = one.next(), other.next()
+            actual, expected = collector.next(), other.next()
             assert "step_count" not in actual.keys()
             assert (actual == expected).all()
             with pytest.raises(TypeError, match="no length"):
-                len(one)
+                len(collector)
 
 
 @pytest.mark.torchrl_defect("D17")

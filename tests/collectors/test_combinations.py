@@ -98,12 +98,12 @@ def test_a_buffer_gets_only_whole_trajectories(kind: Any) -> None:
         seed=0,
     )
     assert all(batch is None for batch in collector)
-    held = buffer[:]
+    buffered = buffer[:]
     ids, counts = torch.unique_consecutive(
-        held["collector", "traj_ids"], return_counts=True
+        buffered["collector", "traj_ids"], return_counts=True
     )
     assert len(ids.unique()) == len(ids) >= 8
-    for rows in held.split(counts.tolist()):
+    for rows in buffered.split(counts.tolist()):
         assert rows["hunter", "observation"][0, :, 1].eq(0).all(), "does not begin"
         assert rows["next", "done"].flatten().tolist() == [False] * (len(rows) - 1) + [
             True
@@ -154,17 +154,17 @@ def test_workers_of_a_population_differ_in_every_shape_of_a_batch(
     ) as collector:
         batch = collector.next()
         assert batch.shape == shape
-        acted = batch["prey", "action"][..., 0, 0].flatten().tolist()
-        assert acted == [1.0] * 4 + [2.0] * 4
+        actions = batch["prey", "action"][..., 0, 0].flatten().tolist()
+        assert actions == [1.0] * 4 + [2.0] * 4
 
 
 def recorded(collector: Any, batches: int) -> list[TensorDict]:
-    found = [collector.next().clone() for _ in range(batches)]
+    recorded_batches = [collector.next().clone() for _ in range(batches)]
     return [
         restore_next(batch).exclude(KEPT_APART)
         if KEPT_APART in batch.keys(include_nested=True)
         else batch
-        for batch in found
+        for batch in recorded_batches
     ]
 
 
@@ -221,13 +221,13 @@ def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
     ) as uninterrupted:
         rows = uninterrupted.next()
     with MultiSyncCollector(**options, seed=4) as first:
-        taken = recorded(first, 2)
+        delivered = recorded(first, 2)
         state = first.state_dict()
     with MultiSyncCollector(**options, seed=9) as second:
         second.load_state_dict(state)
-        taken += recorded(second, 2)
+        delivered += recorded(second, 2)
     for k in range(3):
-        row: Any = torch.cat([b[k][b["collector", "mask"][k]] for b in taken])
+        row: Any = torch.cat([b[k][b["collector", "mask"][k]] for b in delivered])
         same = (row.exclude(("collector", "mask")) == rows[k, : len(row)]).items(
             True, True
         )
@@ -265,6 +265,6 @@ def test_whole_trajectories_of_async_workers_are_complete() -> None:
         state = first.state_dict()
     with MultiAsyncCollector(ENVS, seed=9, **options) as second:
         second.load_state_dict(state)
-        for whole in recorded(second, 8):
-            assert whole["hunter", "observation"][0, :, 1].eq(0).all()
-            assert whole["next", "done"][-1].all()
+        for trajectory in recorded(second, 8):
+            assert trajectory["hunter", "observation"][0, :, 1].eq(0).all()
+            assert trajectory["next", "done"][-1].all()

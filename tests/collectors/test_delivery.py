@@ -43,7 +43,7 @@ def test_batches_have_whole_trajectories_only(kind: Any, form: str) -> None:
         traj_format=form,
         seed=0,
     )
-    seen: list[int] = []
+    traj_ids: list[int] = []
     for batch in collector:
         if form == "padded":
             rows = [
@@ -59,18 +59,18 @@ def test_batches_have_whole_trajectories_only(kind: Any, form: str) -> None:
             assert row["hunter", "observation"][0, 0, 1] == 0, "does not begin"
             assert row["next", "done"][-1].all(), "does not end"
             assert not row["next", "done"][:-1].any()
-            seen.append(int(row["collector", "traj_ids"][0]))
-    assert len(seen) == len(set(seen)) >= 10
+            traj_ids.append(int(row["collector", "traj_ids"][0]))
+    assert len(traj_ids) == len(set(traj_ids)) >= 10
 
 
 def test_cat_results_shapes() -> None:
-    def shape(envs: int, how: Any) -> torch.Size:
+    def shape(envs: int, cat_results: Any) -> torch.Size:
         with MultiSyncCollector(
             CountingEnv,
             num_workers=2,
             envs_per_worker=envs,
             frames_per_batch=12,
-            cat_results=how,
+            cat_results=cat_results,
         ) as collector:
             return collector.next().shape
 

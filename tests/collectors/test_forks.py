@@ -99,8 +99,10 @@ def test_memory_and_slots_stay_bounded_over_many_forks(
 
 
 def test_forks_do_not_change_the_data() -> None:
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as one:
-        expected = [one.next().clone() for _ in range(8)]
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=20, seed=1
+    ) as plain_collector:
+        expected = [plain_collector.next().clone() for _ in range(8)]
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as other:
         for expected_batch in expected:
             batch = other.next()

@@ -136,10 +136,10 @@ class OwnCopy(Level):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OwnCopy":
         OwnCopy.copies += 1
-        made = OwnCopy.__new__(OwnCopy)
-        torch.nn.Module.__init__(made)
-        made.level = copy.deepcopy(self.level, memo)
-        return made
+        module_copy = OwnCopy.__new__(OwnCopy)
+        torch.nn.Module.__init__(module_copy)
+        module_copy.level = copy.deepcopy(self.level, memo)
+        return module_copy
 
     def reset_parameters(self) -> None:
         torch.nn.init.constant_(self.level, 0.5)
@@ -153,10 +153,10 @@ def wrapped(module: Any) -> Any:
 
 def test_a_policy_that_cannot_be_copied_acts_itself_in_a_collector() -> None:
     policy = wrapped(OneThread())
-    with pytest.warns(UserWarning, match="cannot be copied .*lock.* itself") as found:
+    with pytest.warns(UserWarning, match="cannot be copied .*lock.* itself") as record:
         collector = Collector(CountingEnv, policy, frames_per_batch=10)
-    assert len(found) == 1
-    assert found[0].filename == __file__
+    assert len(record) == 1
+    assert record[0].filename == __file__
     with collector:
         assert collector.policy is policy
         with torch.no_grad():

@@ -25,16 +25,16 @@ def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
         batch = collector.next()
         assert len(memories(batch)) == 1
 
-        found = delivery.moved(batch, torch.device("cpu"))
+        moved = delivery.moved(batch, torch.device("cpu"))
 
-        assert len(memories(found)) == 1
-        assert memories(found) != memories(batch)
-        assert found.names == batch.names
-        assert found["prey"].batch_size == batch["prey"].batch_size
-        assert (found == batch).all()
-        before = found.clone()
+        assert len(memories(moved)) == 1
+        assert memories(moved) != memories(batch)
+        assert moved.names == batch.names
+        assert moved["prey"].batch_size == batch["prey"].batch_size
+        assert (moved == batch).all()
+        before = moved.clone()
         batch.zero_()
-        assert (found == before).all()
+        assert (moved == before).all()
 
 
 def test_observations_of_compact_obs_are_moved_too() -> None:
@@ -42,9 +42,9 @@ def test_observations_of_compact_obs_are_moved_too() -> None:
         [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
     ) as collector:
         batch = collector.next()
-        found = delivery.moved(batch, torch.device("cpu"))
-        assert len(memories(found)) == 1
-        assert (restore_next(found) == restore_next(batch)).all()
+        moved = delivery.moved(batch, torch.device("cpu"))
+        assert len(memories(moved)) == 1
+        assert (restore_next(moved) == restore_next(batch)).all()
 
 
 def test_a_batch_in_several_memories_is_moved() -> None:
@@ -59,21 +59,26 @@ def test_a_batch_in_several_memories_is_moved() -> None:
 def test_a_batch_can_be_moved_to_the_meta_device() -> None:
     with Collector(CountingEnv, frames_per_batch=10) as collector:
         batch = collector.next()
-        found = delivery.moved(batch, torch.device("meta"))
-    assert found.device == torch.device("meta")
+        moved = delivery.moved(batch, torch.device("meta"))
+    assert moved.device == torch.device("meta")
     for key in batch.keys(include_nested=True, leaves_only=True):
-        assert found[key].is_meta
-        assert found[key].shape == batch[key].shape
-        assert found[key].dtype == batch[key].dtype
+        assert moved[key].is_meta
+        assert moved[key].shape == batch[key].shape
+        assert moved[key].dtype == batch[key].dtype
 
 
 @pytest.mark.accelerator
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"no_cuda_sync": True}, {"split_trajs": True}])
 def test_batches_are_stored_on_a_gpu(kind: Any, options: dict[str, Any]) -> None:
-    def collect(**more: Any) -> list[Any]:
+    def collect(**overrides: Any) -> list[Any]:
         with kind(
-            CountingEnv, num_workers=1, frames_per_batch=40, seed=0, **options, **more
+            CountingEnv,
+            num_workers=1,
+            frames_per_batch=40,
+            seed=0,
+            **options,
+            **overrides,
         ) as collector:
             return [collector.next() for _ in range(4)]
 
@@ -81,9 +86,9 @@ def test_batches_are_stored_on_a_gpu(kind: Any, options: dict[str, Any]) -> None
         expected = [batch.clone() for batch in collect()]
     else:
         expected = collect()
-    for found, batch in zip(collect(storing_device="cuda"), expected, strict=True):
-        assert found.device == torch.device("cuda", torch.cuda.current_device())
-        assert (found.cpu() == batch.cpu()).all()
+    for moved, batch in zip(collect(storing_device="cuda"), expected, strict=True):
+        assert moved.device == torch.device("cuda", torch.cuda.current_device())
+        assert (moved.cpu() == batch.cpu()).all()
 
 
 @pytest.mark.accelerator

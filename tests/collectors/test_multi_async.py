@@ -49,7 +49,7 @@ def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -
     reference = Collector(
         [CountingEnv] * 4, policy, frames_per_batch=800, total_frames=800, seed=2
     ).next()
-    found = by_environment(
+    rows_by_env = by_environment(
         MultiAsyncCollector(
             [CountingEnv] * 4,
             policy,
@@ -59,8 +59,8 @@ def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -
             seed=2,
         )
     )
-    assert set(found) == {0, 1, 2, 3}
-    for index, rows in found.items():
+    assert set(rows_by_env) == {0, 1, 2, 3}
+    for index, rows in rows_by_env.items():
         frames = torch.cat(rows)
         assert (frames == reference[index, : len(frames)]).all()
 
@@ -77,8 +77,8 @@ def test_a_slow_consumer_loses_no_batch_and_starves_no_worker() -> None:
         for row in batch.clone().unbind(0):
             rows[environment(row)].append(row)
     assert set(rows) == {0, 1, 2}
-    for pieces in rows.values():
-        frames = torch.cat(pieces)
+    for row_batches in rows.values():
+        frames = torch.cat(row_batches)
         following = frames["next", "hunter", "observation"][:-1]
         inside = ~frames["next", "done"][:-1, 0]
         assert torch.equal(
@@ -120,11 +120,11 @@ def test_staleness_is_bounded(limit: int) -> None:
     )
     lags = []
     for batch in collector:
-        acted = int(batch["policy_version"][0, 0])
-        assert (batch["prey", "action"] == acted).all(), (
+        acting_version = int(batch["policy_version"][0, 0])
+        assert (batch["prey", "action"] == acting_version).all(), (
             "not the weights of its version"
         )
-        lags.append(collector.policy_version - acted)
+        lags.append(collector.policy_version - acting_version)
         with torch.no_grad():
             module.module.level += 1
         collector.update_policy_weights_()

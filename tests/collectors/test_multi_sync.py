@@ -167,10 +167,10 @@ def test_a_policy_on_meta_is_materialised_once_for_all_workers() -> None:
         batch = collector.next()
         assert batch is not None
         assert next(policy.parameters()).is_meta
-        acted = collector.policy(batch.select(("prey"), ("hunter")).clone())
+        outputs = collector.policy(batch.select(("prey"), ("hunter")).clone())
         alive = batch["prey", "mask"]
         torch.testing.assert_close(
-            acted["prey", "action"][alive], batch["prey", "action"][alive]
+            outputs["prey", "action"][alive], batch["prey", "action"][alive]
         )
 
 
@@ -227,10 +227,10 @@ def test_an_error_in_a_worker_is_raised_with_its_own_type(phase: str) -> None:
 
 def test_a_late_error_names_the_environment() -> None:
     late = fault("raise", "step", 25)
-    alone = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
-    alone.next()
+    collector = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
+    collector.next()
     with pytest.raises(CountingError) as excinfo:
-        exhaust(alone)
+        exhaust(collector)
     cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.environment == 1
@@ -258,10 +258,10 @@ def test_a_hung_worker_is_reported_after_the_timeout(
     )
 
     def is_the_only_one_at_work() -> bool:
-        done = collector.steps_so_far() == 20 + 4
+        steps_done = collector.steps_so_far() == 20 + 4
         pool: Any = collector._backend._workers._pool
         line = pool.status_board.lines[0]
-        return hung.exists() and done and line.cells[PHASE] == Phase.IDLE
+        return hung.exists() and steps_done and line.cells[PHASE] == Phase.IDLE
 
     clock.runs_when = is_the_only_one_at_work
     with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s"):
@@ -272,11 +272,11 @@ def test_a_hung_worker_is_reported_after_the_timeout(
 def test_a_pause_of_the_trainer_is_not_a_hang(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begun, finish = tmp_path / "begun", tmp_path / "finish"
+    started_file, finish = tmp_path / "begun", tmp_path / "finish"
     clock = Clock(monkeypatch)
 
     def pause() -> None:
-        wait_until(begun.exists)
+        wait_until(started_file.exists)
         clock.pass_slowly(0.1 * LIMIT)
         clock.now += 36 * LIMIT
         clock.wait_for_search()
@@ -284,7 +284,9 @@ def test_a_pause_of_the_trainer_is_not_a_hang(
 
     with (
         MultiSyncCollector(
-            fault(waits(begun, finish), "step", 3), frames_per_batch=8, timeout=LIMIT
+            fault(waits(started_file, finish), "step", 3),
+            frames_per_batch=8,
+            timeout=LIMIT,
         ) as collector,
         beside(pause),
     ):
@@ -412,9 +414,9 @@ def test_explain_describes_how_the_policy_runs() -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, constant(), frames_per_batch=8
     ) as collector:
-        found = collector.explain()
-    assert len(found) == 2
-    assert "Constant" in found[0], "names the part that was not recognised"
+        lines = collector.explain()
+    assert len(lines) == 2
+    assert "Constant" in lines[0], "names the part that was not recognised"
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -50,13 +50,13 @@ def test_training_the_passed_module_has_an_effect(
     parameters = dict(policy.named_parameters())
     with kind([CountingEnv] * 2, policy, frames_per_batch=8, seed=3) as collector:
         assert collector.policy is policy
-        now = dict(policy.named_parameters())
-        assert now["module.level"] is parameters["module.level"]
-        assert not any(t.is_meta for t in (*now.values(), *policy.buffers()))
+        current = dict(policy.named_parameters())
+        assert current["module.level"] is parameters["module.level"]
+        assert not any(t.is_meta for t in (*current.values(), *policy.buffers()))
         if not isinstance(
             module.unused, nn.LSTM
         ):  # An LSTM keeps weak references to its weights.
-            assert all(now[name] is parameters[name] for name in parameters)
+            assert all(current[name] is parameters[name] for name in parameters)
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
         (-module.level).backward()
         optimizer.step()
@@ -67,18 +67,18 @@ def test_training_the_passed_module_has_an_effect(
 def test_ties_and_values_are_kept_and_the_seed_determines_the_rest() -> None:
     def build() -> Partly:
         module = Partly(nn.Linear(2, 2, device="meta"))
-        again: Any = nn.Linear(2, 2, device="meta")
-        module.again = again
-        again.weight = module.unused.weight
+        tied: Any = nn.Linear(2, 2, device="meta")
+        module.again = tied
+        tied.weight = module.unused.weight
         return module
 
-    found = []
+    drawn_weights = []
     for _ in range(2):
         module = build()
         with Collector(CountingEnv, policy_of(module), frames_per_batch=4, seed=3):
             assert module.again.weight is module.unused.weight
-            found.append(module.unused.weight.detach().clone())
-    assert torch.equal(*found)
+            drawn_weights.append(module.unused.weight.detach().clone())
+    assert torch.equal(*drawn_weights)
 
 
 def test_a_tensor_without_an_initialiser_is_refused_and_not_changed() -> None:

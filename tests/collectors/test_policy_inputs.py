@@ -143,9 +143,11 @@ class Differences:
         self.before: torch.Tensor | None = None
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        now = td[OBSERVATION]
-        td[ACTION] = now * 2 if self.before is None else now - self.before
-        self.before = now[:, :] if self.view else now
+        observation = td[OBSERVATION]
+        td[ACTION] = (
+            observation * 2 if self.before is None else observation - self.before
+        )
+        self.before = observation[:, :] if self.view else observation
         return td
 
 
@@ -321,8 +323,8 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
         frame["next"] = ahead.clone().update(following)
         frame["next", "is_init"] = torch.zeros(n_envs, 1, dtype=torch.bool)
         frames.append(frame)
-        known = {*flatten(roots), *flatten(ahead), ("is_init",)}
-        lingering = td.exclude(*known)
+        known_keys = {*flatten(roots), *flatten(ahead), ("is_init",)}
+        lingering = td.exclude(*known_keys)
         if begins.all():
             roots = torch.stack([env.reset() for env in envs])
             states = list(ahead.apply(torch.zeros_like).unbind(0))

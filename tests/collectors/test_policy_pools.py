@@ -46,11 +46,11 @@ def train(collector: Any) -> None:
 
 
 def batches(collector: Any, count: int) -> TensorDict:
-    found = []
+    collected = []
     for _ in range(count):
-        found.append(collector.next().clone())
+        collected.append(collector.next().clone())
         train(collector)
-    return torch.cat(found, 1)
+    return torch.cat(collected, 1)
 
 
 @pytest.mark.parametrize("sample", ["uniform", "latest", "win_rate"])
@@ -121,10 +121,10 @@ def test_a_version_acts_with_the_weights_that_it_had(kind: Any) -> None:
         logits = batch["hunter", "logits"]
         ids = batch["hunter", "policy_id"]
         members = [member["hunter"] for member in policies["past"].members]
-        for place, member in zip(PAST, members, strict=True):
-            own = ids == place
+        for policy_id, member in zip(PAST, members, strict=True):
+            policy_mask = ids == policy_id
             expected = member[0](batch["hunter", "observation"])
-            torch.testing.assert_close(logits[own], expected[own])
+            torch.testing.assert_close(logits[policy_mask], expected[policy_mask])
         newest = PAST[int(policies["past"].versions.argmax())]
         assert (ids[:, -1] == newest).any()
 
@@ -136,14 +136,16 @@ def test_evaluations_sample_the_pool() -> None:
         with torch.no_grad():
             next(options["policies"]["main"].parameters()).mul_(-number)
         options["policies"]["past"].update()
-    one = evaluate(None, CountingEnv, seeds=seeds, **options)
-    two = evaluate(None, CountingEnv, seeds=seeds, num_workers=2, **options)
+    serial = evaluate(None, CountingEnv, seeds=seeds, **options)
+    parallel = evaluate(None, CountingEnv, seeds=seeds, num_workers=2, **options)
     expected = [options["policies"]["past"].pick(seed) for seed in seeds]
     assert len(set(expected)) == 3
-    for found in (one, two):
-        for place, episode in zip(expected, found.episodes, strict=True):
-            assert set(episode.policy_ids["prey"]) == {MAIN, PAST[place]}
-    assert [e.returns for e in one.episodes] == [e.returns for e in two.episodes]
+    for evaluation in (serial, parallel):
+        for index, episode in zip(expected, evaluation.episodes, strict=True):
+            assert set(episode.policy_ids["prey"]) == {MAIN, PAST[index]}
+    assert [e.returns for e in serial.episodes] == [
+        e.returns for e in parallel.episodes
+    ]
     # An evaluation does not count as games of the pool.
     assert options["policies"]["past"].games.sum() == 0
 
@@ -158,6 +160,6 @@ def test_an_evaluator_plays_with_the_present_pool() -> None:
             next(policies["main"].parameters()).mul_(-1)
         policies["past"].update()
         second = evaluator.evaluate(episodes=4)
-    for found, place in ((first, PAST[0]), (second, PAST[1])):
-        for episode in found.episodes:
-            assert set(episode.policy_ids["prey"]) == {MAIN, place}
+    for evaluation, policy_id in ((first, PAST[0]), (second, PAST[1])):
+        for episode in evaluation.episodes:
+            assert set(episode.policy_ids["prey"]) == {MAIN, policy_id}

@@ -39,8 +39,8 @@ class Noted:
     def layout(self) -> Any:
         return self.inner.layout
 
-    def attach(self, own: torch.Tensor) -> Any:
-        return _Reader(self.inner.attach(own), self)
+    def attach(self, vector: torch.Tensor) -> Any:
+        return _Reader(self.inner.attach(vector), self)
 
     def pulls(self, pid: int) -> list[set[str]]:
         lines = (self.folder / str(pid)).read_text().splitlines()
@@ -73,8 +73,8 @@ class _Silent(_Reader):
 class Silent(Noted):
     """Its readers do not say what they have copied."""
 
-    def attach(self, own: torch.Tensor) -> Any:
-        return _Silent(self.inner.attach(own), self)
+    def attach(self, vector: torch.Tensor) -> Any:
+        return _Silent(self.inner.attach(vector), self)
 
 
 def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
@@ -100,8 +100,8 @@ class Run:
         self.held = [self.now()]
 
     def now(self) -> list[float]:
-        every = (self.pool.policy, *self.pool.members)
-        return [policy.weight.item() for policy in every]
+        networks = (self.pool.policy, *self.pool.members)
+        return [policy.weight.item() for policy in networks]
 
     def update(self, change: Any = None) -> None:
         with torch.no_grad():
@@ -114,9 +114,9 @@ class Run:
     def collect(self, batches: int = 1) -> None:
         for _ in range(batches):
             batch = self.collector.next()
-            held = torch.tensor(self.held)[batch["policy_version"].squeeze(-1)]
+            history = torch.tensor(self.held)[batch["policy_version"].squeeze(-1)]
             ids = batch["hunter", "policy_id"]
-            expected = held.gather(-1, ids)
+            expected = history.gather(-1, ids)
             assert (batch["hunter", "weight"] == expected).all()
 
 
@@ -153,7 +153,7 @@ def test_a_version_is_pulled_once(kind: Any, options: Any, tmp_path: Path) -> No
         assert first == set(EACH)
         assert all({"main", "past"} <= pulled for pulled in later)
         versions = [pulled - {"main", "past"} for pulled in later]
-        assert [each for each in versions if each] == [
+        assert [version for version in versions if version] == [
             {"past_1"},
             {"past_2"},
             {"past_0"},
@@ -193,24 +193,26 @@ def test_workers_with_weights_of_their_own_pull_what_changes(tmp_path: Path) -> 
         run.update(pool.update)
         run.collect()
         changed = {k: v.clone() for k, v in collector.policy.state_dict().items()}
-        for place in range(SIZE):
-            changed[f"past.members.{place}.weight"].fill_(9)
+        for index in range(SIZE):
+            changed[f"past.members.{index}.weight"].fill_(9)
         collector.update_policy_weights_({1: changed})  # Separates the workers.
         run.held.append(run.now())
         before = [len(note.pulls(pid)) for pid in collector.worker_pids]
         batch = collector.next().clone()
         past = batch["hunter", "policy_id"] > 0
-        acted = batch["hunter", "weight"]
+        weights = batch["hunter", "weight"]
         assert past[:2].any()
         assert past[2:].any()
-        assert (acted[:2][past[:2]] < 9).all()
-        assert (acted[2:][past[2:]] == 9).all()
+        assert (weights[:2][past[:2]] < 9).all()
+        assert (weights[2:][past[2:]] == 9).all()
         run.update()  # Both again, with equal weights.
         run.collect(2)
         pids = collector.worker_pids
-    one, two = (note.pulls(p)[n:] for p, n in zip(pids, before, strict=True))
-    assert one == [{"main", "past"}]
-    assert two == [set(EACH)] * 2
+    first_pulls, second_pulls = (
+        note.pulls(p)[n:] for p, n in zip(pids, before, strict=True)
+    )
+    assert first_pulls == [{"main", "past"}]
+    assert second_pulls == [set(EACH)] * 2
 
 
 def test_a_resumed_run_publishes_what_the_state_has(tmp_path: Path) -> None:
@@ -225,12 +227,12 @@ def test_a_resumed_run_publishes_what_the_state_has(tmp_path: Path) -> None:
     collector, pool = start(MultiSyncCollector, note)
     with collector:
         collector.load_state_dict(state)
-        again = Run(collector, pool)
-        assert again.now() == run.now()
-        again.held = list(run.held)
-        again.collect(2)
-        again.update()
-        again.collect(2)
+        resumed_run = Run(collector, pool)
+        assert resumed_run.now() == run.now()
+        resumed_run.held = list(run.held)
+        resumed_run.collect(2)
+        resumed_run.update()
+        resumed_run.collect(2)
         for pid in collector.worker_pids:
             _, loaded, *later = note.pulls(pid)
             assert loaded == set(EACH)
@@ -259,14 +261,14 @@ def test_an_update_resets_frozen_parameters_that_workers_have_written(
     with MultiSyncCollector(
         [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16, **options
     ) as collector:
-        found = []
+        values = []
         for batch in collector:
-            found.append(batch["hunter", "weight"][0, :, 0].tolist())
+            values.append(batch["hunter", "weight"][0, :, 0].tolist())
             with torch.no_grad():
                 policy.weight.add_(1)
             collector.update_policy_weights_()
-    assert [each[-1] - each[0] for each in found] == [3.0] * 4
-    assert found[1] == found[2] == found[3]  # Each begins with the trainer's values.
+    assert [row[-1] - row[0] for row in values] == [3.0] * 4
+    assert values[1] == values[2] == values[3]  # Each begins with the trainer's values.
 
 
 def test_a_reader_that_does_not_say_what_it_copied_is_an_error(tmp_path: Path) -> None:

@@ -39,14 +39,14 @@ def against_the_past(seed: int, agents: Agents) -> dict[str, str]:
 
 def train(collector: Any, pool: PolicyPool, batches: int) -> TensorDict:
     """Return batches; each is followed by an update, which adds 1 to the weight."""
-    found = []
+    collected = []
     for _ in range(batches):
-        found.append(collector.next().clone())
+        collected.append(collector.next().clone())
         with torch.no_grad():
             pool.policy.weight += 1
         pool.update()
         collector.update_policy_weights_()
-    return torch.cat(found, 1)
+    return torch.cat(collected, 1)
 
 
 def start(kind: Any, **options: Any) -> tuple[Any, PolicyPool]:
@@ -72,13 +72,13 @@ def test_past_versions_act_as_they_were() -> None:
         assert pool.versions.tolist() == [6, 4, 5]
         # In batch k, "main" is version k, and the pool has the last three.
         for k in range(6):
-            now = slice(20 * k, 20 * (k + 1))
-            acted = batch["hunter", "weight"][:, now]
-            ids = hunters[:, now]
-            assert (acted[ids == 0] == k).all()
-            held = torch.tensor(_kept_before(k), dtype=torch.float32)
+            columns = slice(20 * k, 20 * (k + 1))
+            weights = batch["hunter", "weight"][:, columns]
+            ids = hunters[:, columns]
+            assert (weights[ids == 0] == k).all()
+            kept_levels = torch.tensor(_kept_before(k), dtype=torch.float32)
             past = ids > 0
-            assert (acted[past] == held[ids[past] - 1]).all()
+            assert (weights[past] == kept_levels[ids[past] - 1]).all()
         # One version for all agents of an episode.
         for trajectory in batch["collector", "traj_ids"].unique():
             in_trajectory = batch["collector", "traj_ids"] == trajectory
@@ -188,7 +188,7 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
     options: dict[str, Any] = {"assign": against_the_past}
     options["policies"] = {"main": net, "past": pool}
     with Evaluator(None, CountingEnv, num_workers=2, **options) as evaluator:
-        for place in (0, 1):
+        for index in (0, 1):
             evaluation = evaluator.evaluate(episodes=6)
             ids = {
                 i
@@ -196,7 +196,7 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
                 for indices in e.policy_ids.values()
                 for i in indices
             }
-            assert ids == {0, 1 + place}
+            assert ids == {0, 1 + index}
             pool.update()
     # Evaluations are no training: they do not count.
     assert pool.games.sum() == 0

@@ -45,8 +45,8 @@ def waits(path: Path, *, then: Any = None) -> Callable[[], CountingEnv]:
     return at(5, strike)
 
 
-def exhaust(found: MultiSyncCollector) -> None:
-    for _ in found:
+def exhaust(running: MultiSyncCollector) -> None:
+    for _ in running:
         pass
 
 
@@ -57,8 +57,8 @@ def collector(envs: Any, policy: Any = None, **options: Any) -> MultiSyncCollect
 
 def test_a_worker_that_is_done_starts_its_next_batch_at_once(tmp_path: Path) -> None:
     file = tmp_path / "second batch"
-    with collector([marks(file), waits(file)]) as found:
-        assert found.next().shape == (2, FRAMES)
+    with collector([marks(file), waits(file)]) as running:
+        assert running.next().shape == (2, FRAMES)
         assert file.exists()
 
 
@@ -83,19 +83,19 @@ def test_the_data_do_not_depend_on_the_order_of_workers(envs: Any) -> None:
 
 
 def test_a_loop_with_prefetch_needs_three_slots() -> None:
-    with collector([CountingEnv, slow]) as found:
-        for number, _ in enumerate(found):
-            assert found.stats()["slots"] == 3
+    with collector([CountingEnv, slow]) as running:
+        for number, _ in enumerate(running):
+            assert running.stats()["slots"] == 3
             if number == 5:
                 break
 
 
 def test_no_batch_is_started_beyond_total_frames() -> None:
-    with collector([CountingEnv, slow], total_frames=4 * FRAMES) as found:
+    with collector([CountingEnv, slow], total_frames=4 * FRAMES) as running:
         for _ in range(2):
-            found.next()
-        assert found.steps_so_far() == 4 * FRAMES
-        assert found.next() is None
+            running.next()
+        assert running.steps_so_far() == 4 * FRAMES
+        assert running.next() is None
 
 
 def test_a_preempted_batch_is_counted_before_the_next_one_starts() -> None:
@@ -108,10 +108,10 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts() -> None:
         policy,
         init_random_frames=2 * FRAMES,
         preemptive_threshold=0.5,
-    ) as found:
-        assert found.next()["collector", "mask"].sum() < 2 * FRAMES
-        assert found.next()["prey", "action"][0].unique().numel() > 1, "acts already"
-        assert (found.next()["prey", "action"][0] == 0.5).all()
+    ) as running:
+        assert running.next()["collector", "mask"].sum() < 2 * FRAMES
+        assert running.next()["prey", "action"][0].unique().numel() > 1, "acts already"
+        assert (running.next()["prey", "action"][0] == 0.5).all()
 
 
 def test_a_state_is_that_of_the_delivered_batches() -> None:
@@ -149,25 +149,25 @@ def test_prefetch_lags_by_exactly_one_version() -> None:
 
 def test_an_update_takes_effect_in_the_batch_after_the_next() -> None:
     policy = level_policy()
-    with collector([CountingEnv, slow], policy, track_policy_version=True) as found:
+    with collector([CountingEnv, slow], policy, track_policy_version=True) as running:
         for step in range(6):
-            batch = found.next()
+            batch = running.next()
             level = max(0, step - 1)
             assert (batch["policy_version"] == level).all()
             assert (batch["prey", "action"] == level).all()
             with torch.no_grad():
                 policy.module.level.fill_(step + 1)
-            found.update_policy_weights_()
+            running.update_policy_weights_()
 
 
 def test_a_worker_that_fails_while_another_prefetches_is_reported(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "second batch"
-    found = collector([marks(file), waits(file, then="kill")])
+    running = collector([marks(file), waits(file, then="kill")])
     with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL"):
-        found.next()
-    assert not any(map(psutil.pid_exists, found.worker_pids))
+        running.next()
+    assert not any(map(psutil.pid_exists, running.worker_pids))
 
 
 def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
@@ -179,10 +179,10 @@ def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
         file.touch()
         raise CountingError("early")
 
-    found = collector([at(FRAMES + 5, fail), waits(file)])
-    assert found.next().shape == (2, FRAMES)
+    running = collector([at(FRAMES + 5, fail), waits(file)])
+    assert running.next().shape == (2, FRAMES)
     with pytest.raises(CountingError, match="early") as excinfo:
-        found.next()
+        running.next()
     cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.worker == 0
@@ -191,15 +191,15 @@ def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
 def test_an_interrupt_ends_workers_in_different_batches(tmp_path: Path) -> None:
     file = tmp_path / "second batch"
     harm = partial(os.kill, os.getpid(), signal.SIGINT)
-    found = collector([marks(file), waits(file, then=harm)])
+    running = collector([marks(file), waits(file, then=harm)])
     with pytest.raises(KeyboardInterrupt):
-        exhaust(found)
-    assert not any(map(psutil.pid_exists, found.worker_pids))
+        exhaust(running)
+    assert not any(map(psutil.pid_exists, running.worker_pids))
 
 
-@pytest.mark.parametrize("who", ["slow one", "fast one"])
+@pytest.mark.parametrize("role", ["slow one", "fast one"])
 def test_a_worker_is_replaced_while_workers_are_in_two_batches(
-    tmp_path: Path, who: str
+    tmp_path: Path, role: str
 ) -> None:
     """The other worker's rows equal those of a run without the failure."""
     file = tmp_path / "second batch"
@@ -212,9 +212,9 @@ def test_a_worker_is_replaced_while_workers_are_in_two_batches(
             os.kill(os.getpid(), signal.SIGKILL)
 
     envs = [marks(file), waits(file, then=die)]
-    if who == "fast one":
+    if role == "fast one":
         envs = [at(FRAMES + 5, die), waits(file)]
-    lost = 1 if who == "slow one" else 0
+    lost = 1 if role == "slow one" else 0
     policy = level_policy()
     with (
         collector(envs, policy, on_worker_failure="restart") as actual,

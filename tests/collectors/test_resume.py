@@ -56,8 +56,8 @@ def breaks(batches: list[TensorDict]) -> int:
     return int((same & (root != following).flatten(2).any(-1)).sum())
 
 
-def options(**more: Any) -> dict[str, Any]:
-    return {"frames_per_batch": 22, "max_frames_per_traj": 9, "seed": 4, **more}
+def options(**overrides: Any) -> dict[str, Any]:
+    return {"frames_per_batch": 22, "max_frames_per_traj": 9, "seed": 4, **overrides}
 
 
 def through_disk(state: Any) -> Any:
@@ -308,8 +308,8 @@ def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
         ):
             c.reset(wrong)
         assert (c.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
-        chosen: Any = torch.tensor([True, False])
-        c.reset(chosen)
+        mask: Any = torch.tensor([True, False])
+        c.reset(mask)
         assert c.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
 
 

@@ -353,12 +353,12 @@ def test_frames_with_random_actions_have_the_environments_observations() -> None
     options: Any = {"frames_per_batch": 8, "seed": 0, "init_random_frames": 8}
     make = lambda: CountingEnv(n_prey=0)  # noqa: E731
     with Collector(make, policy, **options) as collector:
-        batch, acted = collector.next().clone(), collector.next()
+        batch, policy_batch = collector.next().clone(), collector.next()
     with Collector(make, None, **options) as collector:
         expected = collector.next()
     actual = batch["hunter", "observation"]
     assert torch.equal(actual, expected["hunter", "observation"].double())
-    assert acted["hunter", "observation"][..., 2].max() == 0.5
+    assert policy_batch["hunter", "observation"][..., 2].max() == 0.5
 
 
 def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:

@@ -44,12 +44,12 @@ def test_a_method_without_a_place_here_names_the_way(
     kind: Any, name: str, advice: str
 ) -> None:
     with (
-        collector(kind) as one,
+        collector(kind) as running,
         pytest.raises(
             AttributeError, match=rf"{kind.__name__} has no {name}: .*{advice}"
         ),
     ):
-        getattr(one, name)
+        getattr(running, name)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_a_fake_batch_has_the_keys_shapes_and_dtypes_of_a_batch(
 ) -> None:
     kinds = [MultiSyncCollector] if "cat_results" in options else [Collector]
     for kind in kinds:
-        with collector(kind, **options) as one:
-            fake, batch = one.fake_tensordict(), one.next()
+        with collector(kind, **options) as running:
+            fake, batch = running.fake_tensordict(), running.next()
         assert fake.shape == batch.shape
         assert fake.names == batch.names
         keys = set(batch.keys(True, True))
@@ -81,10 +81,10 @@ def test_a_fake_batch_has_the_keys_shapes_and_dtypes_of_a_batch(
 
 def test_an_asynchronous_collector_has_no_fake_batch() -> None:
     with (
-        collector(MultiAsyncCollector) as one,
+        collector(MultiAsyncCollector) as running,
         pytest.raises(NotImplementedError, match="next"),
     ):
-        one.fake_tensordict()
+        running.fake_tensordict()
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -95,15 +95,15 @@ def test_the_last_dimension_is_named_time(how: Any, each: int) -> None:
         frames_per_batch=24,
         envs_per_worker=each,
         cat_results=how,
-    ) as one:
-        batch = one.next()
+    ) as running:
+        batch = running.next()
     assert batch.names == [*[None] * (batch.ndim - 1), "time"]
 
 
 def test_an_error_within_a_property_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with collector() as one, monkeypatch.context() as patch:
-        patch.delattr(one, "_backend")
+    with collector() as running, monkeypatch.context() as patch:
+        patch.delattr(running, "_backend")
         with pytest.raises(AttributeError, match="no attribute '_backend'"):
-            _ = one.description
+            _ = running.description

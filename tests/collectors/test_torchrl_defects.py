@@ -54,8 +54,8 @@ workers = pytest.mark.parametrize("kind", KINDS[1:])
 def test_every_defect_has_a_test_that_names_it() -> None:
     text = "".join(p.read_text() for p in Path(__file__).parents[1].rglob("test_*.py"))
     marks = re.findall(r"torchrl_defect\(([^)]*)\)", text)
-    named = {number for mark in marks for number in re.findall(r'"(\w+)"', mark)}
-    assert named == set(DEFECTS)
+    numbers = {number for mark in marks for number in re.findall(r'"(\w+)"', mark)}
+    assert numbers == set(DEFECTS)
 
 
 @pytest.mark.torchrl_defect("D6")
@@ -133,10 +133,10 @@ def test_errors_of_pickling_are_raised_before_anything_starts(
 
 
 def ids_of(collector: Any, batches: int) -> set[int]:
-    found: set[int] = set()
+    ids: set[int] = set()
     for _ in range(batches):
-        found |= set(collector.next()["collector", "traj_ids"].flatten().tolist())
-    return found
+        ids |= set(collector.next()["collector", "traj_ids"].flatten().tolist())
+    return ids
 
 
 @pytest.mark.torchrl_defect("D15")
@@ -170,16 +170,18 @@ def test_environments_share_no_trajectory_after_a_new_seed(kind: Any) -> None:
     with kind([CountingEnv] * 3, frames_per_batch=30, seed=0, **options) as collector:
         collector.next()
         collector.set_seed(5)
-        seen: dict[int, set[float]] = {}
+        seeds_of: dict[int, set[float]] = {}
         for _ in range(6):
             batch = collector.next()
             seeds = batch["hunter", "observation"][:, :, 0, 3]
             alive = batch["hunter", "mask"][:, :, 0]
             ids = batch["collector", "traj_ids"]
             for i, seed in zip(ids[alive].tolist(), seeds[alive].tolist(), strict=True):
-                seen.setdefault(i, set()).add(seed)
-        assert {i >> 32 for i in seen} == {0, 1, 2}
-        assert all(len(own) == 1 for own in seen.values()), "an id of two episodes"
+                seeds_of.setdefault(i, set()).add(seed)
+        assert {i >> 32 for i in seeds_of} == {0, 1, 2}
+        assert all(len(seed_set) == 1 for seed_set in seeds_of.values()), (
+            "an id of two episodes"
+        )
 
 
 @pytest.mark.torchrl_defect("D21")

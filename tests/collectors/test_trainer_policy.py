@@ -57,8 +57,10 @@ def test_unchanged_weights_are_listed_without_another_walk(
 
 
 def same(walk: Any, module: Any) -> Any:
-    now, found = weight_tensors(module), walk.tensors()
-    return list(now) == list(found) and all(now[n] is found[n] for n in now)
+    current, tensors = weight_tensors(module), walk.tensors()
+    return list(current) == list(tensors) and all(
+        current[n] is tensors[n] for n in current
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,26 +123,30 @@ def test_weights_have_the_names_of_the_module_that_was_passed(
     kind: Any, source: str, model_id: str | None
 ) -> None:
     policy, other = Wrapped(), trained()
-    with kind([partial(CountingEnv, n_prey=0)] * 2, policy, frames_per_batch=8) as own:
+    with kind(
+        [partial(CountingEnv, n_prey=0)] * 2, policy, frames_per_batch=8
+    ) as collector:
         with torch.no_grad():
             policy.scale.fill_(1.5)
-        own.update_policy_weights_(SOURCES[source](other), model_id=model_id)
+        collector.update_policy_weights_(SOURCES[source](other), model_id=model_id)
         # A state_dict has no scale, so the present one is published.
-        assert actions_of(own).tolist() == [3 if source == "state_dict" else 2]
-        more = {"level": other.level, "more": torch.ones(())}
+        assert actions_of(collector).tolist() == [3 if source == "state_dict" else 2]
+        larger = {"level": other.level, "more": torch.ones(())}
         with pytest.raises(KeyError, match="surplus .'module.more'"):
-            own.update_policy_weights_(more, model_id=model_id)
+            collector.update_policy_weights_(larger, model_id=model_id)
 
 
 @pytest.mark.parametrize("source", ["module", "TensorDict"])
 def test_weights_of_a_factory_have_the_names_of_its_module(source: str) -> None:
     envs = [partial(CountingEnv, n_prey=0)] * 2
-    with MultiSyncCollector(envs, policy_factory=Wrapped, frames_per_batch=8) as own:
+    with MultiSyncCollector(
+        envs, policy_factory=Wrapped, frames_per_batch=8
+    ) as collector:
         # The trainer has no module, so it does not know the buffer.
         with pytest.raises(KeyError, match="missing .'module.scale'.*pass the module"):
-            own.update_policy_weights_(trained().state_dict())
-        own.update_policy_weights_(SOURCES[source](trained()))
-        assert actions_of(own).tolist() == [2]
+            collector.update_policy_weights_(trained().state_dict())
+        collector.update_policy_weights_(SOURCES[source](trained()))
+        assert actions_of(collector).tolist() == [2]
 
 
 def test_each_worker_of_a_population_has_its_own_weights() -> None:

@@ -55,7 +55,7 @@ class Sum(nn.Module):
     def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.calls += 1
         batch = observation.shape[0]
-        total = sum(each.sum() for each in (*self.parameters(), *self.buffers()))
+        total = sum(tensor.sum() for tensor in (*self.parameters(), *self.buffers()))
         total = total + self.epsilon + self.table.sum() + float(self.array.sum())
         total = total + self.config["scale"] + 100.0 * (not self.training)
         action = total.detach().expand(batch, 3, 2)
@@ -71,9 +71,9 @@ def action(collector: Any) -> float:
     if isinstance(collector, MultiAsyncCollector):
         for _ in range(6):  # The next batch is from after the update, for both workers.
             collector.next()
-    found = collector.next()["prey", "action"].unique()
-    assert len(found) == 1
-    return float(found)
+    actions = collector.next()["prey", "action"].unique()
+    assert len(actions) == 1
+    return float(actions)
 
 
 def half(module: Sum) -> None:

@@ -48,16 +48,16 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
 def test_processes_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "file"
     programs = [start_python("-c", MANY, path, letter) for letter in "abc"]
-    seen = set()
+    letters = set()
     while any(program.poll() is None for program in programs):
         if path.exists():
             content = path.read_text()
             assert content in ("a" * 100_000, "b" * 100_000, "c" * 100_000)
-            seen.add(content[0])
+            letters.add(content[0])
     for program in programs:
         _, errors = program.communicate()
         assert program.wait() == 0, errors
-    assert seen
+    assert letters
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -85,8 +85,8 @@ def test_the_next_write_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 4
     write_atomically(path, "after")
     assert path.read_text() == "after"
-    (left,) = set(os.listdir(tmp_path)) - {"a[b]", "other"}
-    assert left.startswith(".other.")
+    (leftover,) = set(os.listdir(tmp_path)) - {"a[b]", "other"}
+    assert leftover.startswith(".other.")
 
 
 def test_an_error_leaves_nothing_behind(

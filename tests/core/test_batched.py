@@ -48,9 +48,9 @@ def test_worlds_give_the_data_of_single_environments(
         Collector(singles(**options), None, **keywords) as expected,
         Collector(lambda: CountingWorlds(K, **options), None, **keywords) as actual,
     ):
-        for one, other in zip(expected, actual, strict=True):
-            assert (one == other).all()
-            assert one["next", "done"].any()
+        for expected_batch, actual_batch in zip(expected, actual, strict=True):
+            assert (expected_batch == actual_batch).all()
+            assert expected_batch["next", "done"].any()
         first, second = expected.stats(), actual.stats()
     assert first["episode_returns"] == second["episode_returns"]
 
@@ -62,8 +62,8 @@ def test_a_policy_acts_alike_in_worlds_and_in_single_environments() -> None:
         Collector(singles(), policy, **keywords) as expected,
         Collector(lambda: CountingWorlds(K), policy, **keywords) as actual,
     ):
-        for one, other in zip(expected, actual, strict=True):
-            assert (one == other).all()
+        for expected_batch, actual_batch in zip(expected, actual, strict=True):
+            assert (expected_batch == actual_batch).all()
 
 
 def test_all_worlds_that_end_in_a_step_begin_in_one_call() -> None:
@@ -74,9 +74,9 @@ def test_all_worlds_that_end_in_a_step_begin_in_one_call() -> None:
         total_frames=7 * K,
     ) as collector:
         collector.next()
-        (begun,) = collector.getattr_env("begun")
-    assert begun[-1] == list(range(K))
-    assert len(begun) <= 3
+        (begin_calls,) = collector.getattr_env("begun")
+    assert begin_calls[-1] == list(range(K))
+    assert len(begin_calls) <= 3
 
 
 def test_a_simulator_that_resets_itself_returns_the_first_observations() -> None:
@@ -88,17 +88,17 @@ def test_a_simulator_that_resets_itself_returns_the_first_observations() -> None
         max_frames_per_traj=9,
     ) as collector:
         batch = collector.next()
-        (begun,) = collector.getattr_env("begun")
+        (begin_calls,) = collector.getattr_env("begun")
     done = batch["next", "done"][..., :-1, 0]
     truncated = batch["next", "step_count"][..., :-1, 0] == 9
     first = batch["hunter", "observation"][:, 1:, 0]
     assert done.any()
     assert (first[done][:, 1] == 0).all(), "steps since the reset"
-    own = done & ~truncated
-    assert own.any()
-    assert (first[own][:, 3] == OWN_SEED % 1009).all()
+    self_reset = done & ~truncated
+    assert self_reset.any()
+    assert (first[self_reset][:, 3] == OWN_SEED % 1009).all()
     assert truncated.any()
-    begins = sum(map(len, begun[1:]))
+    begins = sum(map(len, begin_calls[1:]))
     assert begins == int((done & (first[..., 3] != OWN_SEED % 1009)).sum())
 
 
@@ -134,12 +134,12 @@ class Line(BatchedEnv):
         self.at += 1
         if "step" in self.changes:
             return self.changes["step"]
-        parts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "observations": {"a": self.at},
             "rewards": {"a": self.at[..., 0]},
             "terminated": np.zeros(self.worlds, bool),
         }
-        return Step(**(parts | self.changes))
+        return Step(**(fields | self.changes))
 
 
 def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
@@ -203,12 +203,12 @@ def test_only_some_worlds_begin_and_none_steps_alone() -> None:
         before = env.seeds.copy()
         root = env.rand_step(root)["next"]
         root["_reset"] = torch.tensor([[False], [True], [False]])
-        again = env.reset(root)
-        assert again["a", "observation"][:, 0, 0].tolist() == [1, 0, 1]
+        result = env.reset(root)
+        assert result["a", "observation"][:, 0, 0].tolist() == [1, 0, 1]
         assert (env.seeds == before).tolist() == [True, False, True]
-        again["_step"] = torch.tensor([True, False, False])
+        result["_step"] = torch.tensor([True, False, False])
         with pytest.raises(ValueError, match="steps all of its 3 worlds in one call"):
-            env.rand_step(again)
+            env.rand_step(result)
 
 
 def test_evaluation_runs_in_worlds() -> None:

@@ -78,18 +78,20 @@ class Reputation(EnvWrapper):
         self.reputation = np.zeros((*env.batch_size, self.size), np.float32)
 
     def after_reset(self, begun: Any, seed: Any) -> None:
-        for world, one in zip(np.atleast_1d(begun), np.atleast_1d(seed), strict=True):
-            noise = np.random.default_rng(one).normal(size=self.size)
+        for world, world_seed in zip(
+            np.atleast_1d(begun), np.atleast_1d(seed), strict=True
+        ):
+            noise = np.random.default_rng(world_seed).normal(size=self.size)
             self.reputation[world] = noise
-        told = self.row[self.group, "observation", "reputation"]
-        told[begun] = self.reputation[..., None, :][begun]
+        reputations = self.row[self.group, "observation", "reputation"]
+        reputations[begun] = self.reputation[..., None, :][begun]
 
     def after_step(self) -> None:
         done = self.row[self.group, "done"][..., 0]
         actions = np.where(done, 0, self.row[self.group, "action"])
         self.reputation += 0.1 * (actions - self.reputation)
-        told = self.row[self.group, "observation", "reputation"]
-        told[...] = self.reputation[..., None, :]
+        reputations = self.row[self.group, "observation", "reputation"]
+        reputations[...] = self.reputation[..., None, :]
 
 
 class Doubled(EnvWrapper):
@@ -113,8 +115,8 @@ class FewActions(EnvWrapper):
     """Hunters have two actions, which become the first and the last of four."""
 
     def __init__(self, env: Any) -> None:
-        two = replace(env.description.groups["hunter"], action=spaces.Discrete(2))
-        groups = {**env.description.groups, "hunter": two}
+        hunters = replace(env.description.groups["hunter"], action=spaces.Discrete(2))
+        groups = {**env.description.groups, "hunter": hunters}
         super().__init__(env, replace(env.description, groups=groups))
 
     def before_step(self) -> None:
@@ -196,10 +198,12 @@ def test_wrapped_worlds_give_the_data_of_wrapped_environments(
         Collector(singles, **keywords) as expected,
         Collector(lambda: wrapper(worlds(**options)), **keywords) as actual,
     ):
-        for one, other in zip(expected, actual, strict=True):
-            assert set(one.keys(True, True)) == set(other.keys(True, True))
-            assert (one == other).all()
-            assert one["next", "done"].any()
+        for expected_batch, actual_batch in zip(expected, actual, strict=True):
+            assert set(expected_batch.keys(True, True)) == set(
+                actual_batch.keys(True, True)
+            )
+            assert (expected_batch == actual_batch).all()
+            assert expected_batch["next", "done"].any()
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
@@ -214,9 +218,9 @@ def test_worlds_with_other_actions() -> None:
         Collector(singles, **keywords) as expected,
         Collector(lambda: FewActions(worlds()), **keywords) as actual,
     ):
-        one, other = expected.next(), actual.next()
-    assert (one == other).all()
-    assert set(other["hunter", "action"].unique().tolist()) == {0, 1}
+        expected_batch, actual_batch = expected.next(), actual.next()
+    assert (expected_batch == actual_batch).all()
+    assert set(actual_batch["hunter", "action"].unique().tolist()) == {0, 1}
 
 
 def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
@@ -241,10 +245,15 @@ def test_wrapped_worlds_are_stepped_and_rendered() -> None:
         env.step(env.rand_action(env.reset()).set("_step", torch.arange(K) == 0))
     assert env.render(2) is None
     plain = evaluate(None, worlds, episodes=K, seeds=1)
-    more = evaluate(None, lambda: Bonus(worlds()), episodes=K, seeds=1)
-    for one, other in zip(plain.episodes, more.episodes, strict=True):
-        assert one.length == other.length
-        assert all(one.returns[a] < other.returns[a] for a in one.returns)
+    bonus = evaluate(None, lambda: Bonus(worlds()), episodes=K, seeds=1)
+    for plain_episode, bonus_episode in zip(
+        plain.episodes, bonus.episodes, strict=True
+    ):
+        assert plain_episode.length == bonus_episode.length
+        assert all(
+            plain_episode.returns[a] < bonus_episode.returns[a]
+            for a in plain_episode.returns
+        )
     env.close()
     assert env.env.is_closed
 
@@ -259,15 +268,15 @@ def test_a_loaded_state_continues_exactly(make_env: Callable[[], Any]) -> None:
 
     with collector() as uninterrupted:
         expected = [batch.clone() for batch in uninterrupted]
-    with collector() as begun:
-        actual = [begun.next().clone(), begun.next().clone()]
-        state = begun.state_dict()
+    with collector() as interrupted:
+        actual = [interrupted.next().clone(), interrupted.next().clone()]
+        state = interrupted.state_dict()
     with collector() as resumed:
         resumed.load_state_dict(state)
         actual += [batch.clone() for batch in resumed]
     assert len(actual) == len(expected)
-    for one, other in zip(expected, actual, strict=True):
-        assert (one == other).all()
+    for expected_batch, actual_batch in zip(expected, actual, strict=True):
+        assert (expected_batch == actual_batch).all()
 
 
 def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> Any:
@@ -307,13 +316,13 @@ def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
 def test_agents_observe_the_last_rewards_of_others() -> None:
     batch = frames(lambda: OthersRewards(counting()))
     rewards = batch["next", "hunter", "reward"][..., 0]
-    told = batch["next", "hunter", "observation", "rewards"]
+    observed = batch["next", "hunter", "observation", "rewards"]
     alive = ~batch["hunter", "done"][..., 0]
     assert not alive.all()
     for agent in range(rewards.shape[-1]):
-        here = alive[..., agent]
-        assert (told[..., agent, :][here] == rewards[here]).all()
-        assert (told[..., agent, :][~here] == 0).all()
+        acting = alive[..., agent]
+        assert (observed[..., agent, :][acting] == rewards[acting]).all()
+        assert (observed[..., agent, :][~acting] == 0).all()
     dones = batch["next", "done"][:, :-1, 0]
     begins = batch["hunter", "observation", "rewards"][:, 1:]
     assert (begins[dones] == 0).all()
@@ -321,10 +330,10 @@ def test_agents_observe_the_last_rewards_of_others() -> None:
 
 
 def test_rewards_change_in_place_but_for_agents_that_were_done() -> None:
-    plain, more = frames(counting), frames(lambda: Bonus(counting()))
+    plain, bonus = frames(counting), frames(lambda: Bonus(counting()))
     for group in ("hunter", "prey"):
         alive = ~plain[group, "done"]
-        before, after = (b["next", group, "reward"] for b in (plain, more))
+        before, after = (b["next", group, "reward"] for b in (plain, bonus))
         assert (after == torch.where(alive, before + 1, 0)).all()
         assert not alive.all()
 
@@ -347,8 +356,8 @@ def test_actions_are_translated() -> None:
     action = batch["hunter", "action"]
     assert set(action.unique().tolist()) == {0, 1}
     # A hunter observes the action that its environment got.
-    taken = batch["next", "hunter", "observation"][..., 4]
-    assert (taken == 3 * action).all()
+    observed = batch["next", "hunter", "observation"][..., 4]
+    assert (observed == 3 * action).all()
 
 
 def test_observations_of_the_same_space_are_written_anew() -> None:
@@ -366,13 +375,13 @@ def test_workers_give_the_same_data(workers: int) -> None:
     policy = make_policy(make_env, num_cells=(8,))
     keywords: Any = {"frames_per_batch": 60, "total_frames": 120, "seed": 3}
     with (
-        Collector([make_env] * 3, policy, **keywords) as one,
+        Collector([make_env] * 3, policy, **keywords) as serial,
         MultiSyncCollector(
             [make_env] * 3, policy, num_workers=workers, **keywords
-        ) as many,
+        ) as several,
     ):
-        for expected, found in zip(one, many, strict=True):
-            torch.testing.assert_close(found, expected)
+        for expected, actual in zip(serial, several, strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 def test_environments_of_other_processes_give_the_same_data() -> None:
@@ -386,11 +395,13 @@ def test_environments_of_other_processes_give_the_same_data() -> None:
 
 def test_episodes_are_evaluated() -> None:
     plain = evaluate(None, counting, episodes=3, seeds=1)
-    more = evaluate(None, lambda: Bonus(counting()), episodes=3, seeds=1)
-    for one, other in zip(plain.episodes, more.episodes, strict=True):
-        assert one.length == other.length
-        for agent in one.returns:
-            assert one.returns[agent] < other.returns[agent]
+    bonus = evaluate(None, lambda: Bonus(counting()), episodes=3, seeds=1)
+    for plain_episode, bonus_episode in zip(
+        plain.episodes, bonus.episodes, strict=True
+    ):
+        assert plain_episode.length == bonus_episode.length
+        for agent in plain_episode.returns:
+            assert plain_episode.returns[agent] < bonus_episode.returns[agent]
 
 
 def test_a_wrapper_has_the_attributes_of_what_it_wraps() -> None:

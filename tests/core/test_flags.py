@@ -45,12 +45,12 @@ def test_an_agent_that_revives_may_end_again() -> None:
     assert not row["pair", "terminated"].any()
 
 
-@pytest.mark.parametrize("how", ["a time limit of ours", "its agents", "everybody"])
-def test_no_agent_acts_after_the_end_of_an_episode(how: str) -> None:
+@pytest.mark.parametrize("ending", ["a time limit of ours", "its agents", "everybody"])
+def test_no_agent_acts_after_the_end_of_an_episode(ending: str) -> None:
     row, flags = running()
-    if how == "a time limit of ours":
+    if ending == "a time limit of ours":
         flags.truncate()
-    elif how == "everybody":
+    elif ending == "everybody":
         flags.end_all(terminated=False, truncated=True)
     else:
         for agent in range(2):

@@ -48,16 +48,19 @@ def test_a_later_signal_interrupts_the_shutdown(
 def test_a_later_signal_ends_a_long_section_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
-    with Interruption() as interruption, interruption.deferred(lambda: told.append("")):
+    messages: list[str] = []
+    with (
+        Interruption() as interruption,
+        interruption.deferred(lambda: messages.append("")),
+    ):
         press()
         press()  # The same Ctrl-C.
-        assert len(told) == 1
+        assert len(messages) == 1
         later = time.monotonic() + 5
         monkeypatch.setattr(time, "monotonic", lambda: later)
         with pytest.raises(KeyboardInterrupt):
             press()
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_without_a_signal_the_handlers_are_restored() -> None:

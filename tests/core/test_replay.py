@@ -125,8 +125,8 @@ def test_replay_restores_the_frame_of_each_environment() -> None:
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
         rows = np.array([2, 0, 1])
-        taken = [EpisodeActions.of(recording.actions(k) or {}) for k in rows.tolist()]
-        episodes = RecordedEpisodes(rows, 4 + rows, EpisodeActions.join(taken))
+        actions = [EpisodeActions.of(recording.actions(k) or {}) for k in rows.tolist()]
+        episodes = RecordedEpisodes(rows, 4 + rows, EpisodeActions.join(actions))
         assert episodes.actions.lengths.tolist() == [3, 2, 1]
         engine.reset(range(3), [0, 0, 0])
         replay(engine, memory, episodes)
@@ -272,8 +272,8 @@ def test_the_memory_of_an_endless_episode_is_bounded(
     with SerialEnv(2, Brief) as env, SerialEnv(2, Brief) as other:
         env.rollout(steps)
         state = env.state_dict()
-        kept = [one["actions"] for one in state["environments"]]
-        assert [actions is None for actions in kept] == [forgotten] * 2
+        kept_actions = [environment["actions"] for environment in state["environments"]]
+        assert [actions is None for actions in kept_actions] == [forgotten] * 2
         warns = pytest.warns(UserWarning, match="not kept, so a new episode begins")
         with warns if forgotten else nullcontext():
             other.load_state_dict(state)
@@ -287,11 +287,11 @@ def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
     batches: int, forgotten: bool
 ) -> None:
     keywords: dict[str, Any] = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
-    with Collector(Brief, None, **keywords) as one:
+    with Collector(Brief, None, **keywords) as collector:
         for _ in range(batches):
-            before = one.next()["next", "a", "observation"][..., -1, 0, 0].item()
+            before = collector.next()["next", "a", "observation"][..., -1, 0, 0].item()
         assert before == 8 * batches
-        state = one.state_dict()
+        state = collector.state_dict()
     with Collector(Brief, None, **keywords) as other:
         warns = pytest.warns(UserWarning, match="not kept, so a new episode begins")
         with warns if forgotten else nullcontext():
@@ -312,31 +312,31 @@ def test_a_replaced_worker_names_the_episode_it_could_not_continue() -> None:
 
 
 def test_recorded_actions_are_kept_without_copies() -> None:
-    piece: Any = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
-    taken = ActionHistory({})
-    assert taken.so_far() == {}
-    taken.append(piece)
-    taken.append(piece)
-    early = taken.so_far()["walker", "action"]
+    frames: Any = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
+    history = ActionHistory({})
+    assert history.so_far() == {}
+    history.append(frames)
+    history.append(frames)
+    early = history.so_far()["walker", "action"]
     before = early.copy()
-    taken.append({key: array[:2] + 100 for key, array in piece.items()})
-    late = taken.so_far()["walker", "action"]
-    taken.append({key: array[:3] + 200 for key, array in piece.items()})
+    history.append({key: array[:2] + 100 for key, array in frames.items()})
+    late = history.so_far()["walker", "action"]
+    history.append({key: array[:3] + 200 for key, array in frames.items()})
     assert late.shape == (14, 2)
-    assert np.shares_memory(late, taken.so_far()["walker", "action"])
+    assert np.shares_memory(late, history.so_far()["walker", "action"])
     np.testing.assert_array_equal(early, before)
     np.testing.assert_array_equal(late[:12], before)
-    np.testing.assert_array_equal(late[12:], piece["walker", "action"][:2] + 100)
+    np.testing.assert_array_equal(late[12:], frames["walker", "action"][:2] + 100)
 
 
 def test_continuing_from_recorded_actions_does_not_change_them() -> None:
-    taken = ActionHistory({})
+    history = ActionHistory({})
     for number in range(3):
-        taken.append({("a",): np.full((4,), number)})
-    state = taken.so_far()
+        history.append({("a",): np.full((4,), number)})
+    state = history.so_far()
     other = ActionHistory(state)
     other.append({("a",): np.full((2,), 9)})
-    taken.append({("a",): np.full((2,), 7)})
+    history.append({("a",): np.full((2,), 7)})
     np.testing.assert_array_equal(state["a",], np.repeat([0, 1, 2], 4))
     np.testing.assert_array_equal(other.so_far()["a",][12:], [9, 9])
-    np.testing.assert_array_equal(taken.so_far()["a",][12:], [7, 7])
+    np.testing.assert_array_equal(history.so_far()["a",][12:], [7, 7])

@@ -11,10 +11,10 @@ def test_seeds_of_many_episodes_are_those_of_each(seed: int) -> None:
     random = np.random.default_rng(0)
     environments = np.array([0, 1, 4095, 2**32 - 1, *random.integers(0, 2**32, 20)])
     episodes = np.array([0, 3, 0, 2**32 - 1, *random.integers(0, 2**32, 20)])
-    found = episode_seeds(seed, environments, episodes)
+    seeds = episode_seeds(seed, environments, episodes)
     pairs = zip(environments.tolist(), episodes.tolist(), strict=True)
-    assert found.tolist() == [episode_seed(seed, k, number) for k, number in pairs]
-    assert found.dtype == np.int64
+    assert seeds.tolist() == [episode_seed(seed, k, number) for k, number in pairs]
+    assert seeds.dtype == np.int64
 
 
 def test_environments_and_episodes_broadcast() -> None:

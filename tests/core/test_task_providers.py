@@ -35,8 +35,8 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("entry_points")
 def test_providers_are_sorted_by_name() -> None:
-    found: list[Any] = list(task_providers.providers())
-    assert [provider.__name__ for provider in found] == ["Family", "Plain"]
+    found_providers: list[Any] = list(task_providers.providers())
+    assert [provider.__name__ for provider in found_providers] == ["Family", "Plain"]
 
 
 @pytest.mark.usefixtures("entry_points")

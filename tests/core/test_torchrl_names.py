@@ -87,11 +87,11 @@ def rollout(**options: Any) -> Any:
 
 def test_rollout_takes_torchrls_options() -> None:
     expected = rollout()
-    seen: list[Any] = []
-    called = rollout(callback=lambda env, frame: seen.append((env, frame.clone())))
+    calls: list[Any] = []
+    called = rollout(callback=lambda env, frame: calls.append((env, frame.clone())))
     assert (called == expected).all()
-    assert (torch.stack([frame for _, frame in seen]) == expected).all()
-    assert all(isinstance(env, CountingEnv) for env, _ in seen)
+    assert (torch.stack([frame for _, frame in calls]) == expected).all()
+    assert all(isinstance(env, CountingEnv) for env, _ in calls)
     lazy = rollout(return_contiguous=False)
     assert isinstance(lazy, LazyStackedTensorDict)
     assert (lazy == expected).all()

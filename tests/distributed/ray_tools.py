@@ -57,9 +57,9 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.tensor(bias), requires_grad=False)
 
     def forward(
-        self, seen: torch.Tensor, prey: torch.Tensor
+        self, observation: torch.Tensor, prey: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        number = (seen[..., 0] * 1009).round() + self.bias.round()
+        number = (observation[..., 0] * 1009).round() + self.bias.round()
         bias = torch.zeros_like(number) + self.bias
         return number.long() % 4, prey[..., :2] * 2 - 1, bias
 
@@ -104,9 +104,9 @@ def wait_until_nothing_is_in_use() -> None:
     import ray
 
     def nothing() -> bool:
-        there, free = ray.cluster_resources(), ray.available_resources()
+        total, free = ray.cluster_resources(), ray.available_resources()
         names = ("CPU", "object_store_memory")
-        return all(there.get(name, 0) == free.get(name, 0) for name in names)
+        return all(total.get(name, 0) == free.get(name, 0) for name in names)
 
     wait_until(nothing, "actors or objects are left")
 

@@ -75,10 +75,10 @@ def test_a_batch_equals_that_of_local_workers(
             assert (actual["policy_version"] == weight).all()
             train(local)
             train(pair)
-    counted, there = local.stats(), pair.stats()
+    local_stats, ray_stats = local.stats(), pair.stats()
     for name in ("frames", "batches", "episodes", "episode_returns", "policy_version"):
-        assert there[name] == counted[name]
-    assert there["seconds_in_rollouts"] > 0
+        assert ray_stats[name] == local_stats[name]
+    assert ray_stats["seconds_in_rollouts"] > 0
 
 
 class Scales:
@@ -103,11 +103,15 @@ def test_policies_may_change_their_input_in_actors(cluster: Any) -> None:
     del cluster
     options: Any = {"envs_per_worker": 2, "frames_per_batch": 60, **SHARED}
     with (
-        RayCollector(masked, Scales(), num_collectors=2, sync=True, **options) as there,
-        MultiSyncCollector(masked, Scales(), num_workers=2, **options) as here,
+        RayCollector(
+            masked, Scales(), num_collectors=2, sync=True, **options
+        ) as ray_collector,
+        MultiSyncCollector(
+            masked, Scales(), num_workers=2, **options
+        ) as local_collector,
     ):
         for _ in range(2):
-            assert_same(there.next(), here.next())
+            assert_same(ray_collector.next(), local_collector.next())
 
 
 def test_a_seed_repeats_the_data(pair: RayCollector) -> None:
@@ -161,10 +165,10 @@ def test_some_workers_can_get_different_weights(pair: RayCollector) -> None:
     pair.update_policy_weights_(biased(20.0), worker_ids=1)
     batch = pair.next()
     assert batch["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
-    acted = batch["policy_version"]
-    assert (acted == version + torch.tensor([[1], [1], [2], [2]])).all()
-    assert torch.equal(acted, batch["next", "policy_version"])
-    del acted  # It holds its slot.
+    versions = batch["policy_version"]
+    assert (versions == version + torch.tensor([[1], [1], [2], [2]])).all()
+    assert torch.equal(versions, batch["next", "policy_version"])
+    del versions  # It holds its slot.
     pair.update_policy_weights_(biased(30.0))
     batch = pair.next()
     assert (batch["hunter", "bias"] == 30).all()
@@ -194,9 +198,9 @@ def test_actors_resume_with_the_weights_that_they_acted_with(
         batch["policy_version"] == newest - torch.tensor([[1], [1], [0], [0]])
     ).all()
     pair.update_policy_weights_()
-    one = pair.state_dict()["published"]
-    assert len(one) == 1
-    assert torch.equal(one[0]["module.bias"], pair.policy.module.bias)
+    published = pair.state_dict()["published"]
+    assert len(published) == 1
+    assert torch.equal(published[0]["module.bias"], pair.policy.module.bias)
 
 
 def test_all_workers_start_with_the_weights_of_the_first_one() -> None:
@@ -216,18 +220,18 @@ def test_settings_are_updated_and_another_network_is_refused() -> None:
             self.bias = nn.Parameter(torch.zeros(()))
             self.scale = 1.0
 
-        def forward(self, seen: torch.Tensor, prey: torch.Tensor) -> Any:
-            number = self.scale + 10.0 * (not self.training) + seen[..., 0] * 0
+        def forward(self, observation: torch.Tensor, prey: torch.Tensor) -> Any:
+            number = self.scale + 10.0 * (not self.training) + observation[..., 0] * 0
             return number.long() * 0, prey[..., :2] * 2 - 1, number
 
     policy = biased()
     policy.module = Scaled()
-    for each in (1, 2):  # An actor that acts itself, and one with workers.
+    for n_workers in (1, 2):  # An actor that acts itself, and one with workers.
         with RayCollector(
             masked,
             policy,
             num_collectors=1,
-            num_workers_per_collector=each,
+            num_workers_per_collector=n_workers,
             frames_per_batch=12,
             sync=True,
         ) as collector:
@@ -264,7 +268,7 @@ def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
 def test_attributes_of_environments_and_policies_can_be_read(
     pair: RayCollector,
 ) -> None:
-    assert [len(own) for own in pair.getattr_env("description")] == [2, 2]
+    assert [len(actor) for actor in pair.getattr_env("description")] == [2, 2]
     assert len(pair.explain()) == 2
     assert pair.steps_so_far() >= pair.frames
     with pytest.raises(AttributeError, match="colour"):
@@ -314,7 +318,7 @@ def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
     options: dict[str, Any] = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
     local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
     expected = [batch.clone() for batch in local]
-    there = RayCollector(
+    ray_collector = RayCollector(
         masked,
         policy_factory=drawn,  # Worker 0's weights become everybody's.
         num_collectors=2,
@@ -323,8 +327,8 @@ def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
         prefetch=True,
         **options,
     )
-    pids = [actor["pid"] for actor in there.actors]
-    actual = [batch.clone() for batch in there]
+    pids = [actor["pid"] for actor in ray_collector.actors]
+    actual = [batch.clone() for batch in ray_collector]
     assert len(actual) == len(expected) == 2
     for batch, expected_batch in zip(actual, expected, strict=True):
         assert_same(batch, expected_batch)
@@ -448,15 +452,15 @@ def test_workers_of_an_actor_fill_async_batches_together() -> None:
         frames_per_batch=20,
         **SHARED,
     ) as collector:
-        seen: set[tuple[int, ...]] = set()
-        while len(seen) < 2:  # A slow actor is overtaken any number of times.
+        groups: set[tuple[int, ...]] = set()
+        while len(groups) < 2:  # A slow actor is overtaken any number of times.
             batch = collector.next()
             assert batch.batch_size == (2, 10)
-            seen.add(tuple(environments(batch)))
+            groups.add(tuple(environments(batch)))
             del batch
         with pytest.raises(NotImplementedError, match="before the first"):
             collector.fake_tensordict()
-    assert seen == {(0, 1), (2, 3)}
+    assert groups == {(0, 1), (2, 3)}
 
 
 def test_a_prefetched_batch_is_collected_again_without_actors_that_leave() -> None:
@@ -471,22 +475,22 @@ def test_a_prefetched_batch_is_collected_again_without_actors_that_leave() -> No
         assert_same(collector.next(), expected[0])
         collector.remove_collectors(1)
         fake = collector.fake_tensordict()
-        for whole in expected[1:]:
+        for expected_batch in expected[1:]:
             batch = collector.next()
             assert environments(batch) == [0, 2]
             assert fake.batch_size == batch.batch_size == (2, 20)
             assert set(fake.keys(True, True)) == set(batch.keys(True, True))
             for key in (("hunter", "action"), ("collector", "traj_ids")):
-                assert torch.equal(batch[key], whole[key][[0, 2]])
+                assert torch.equal(batch[key], expected_batch[key][[0, 2]])
 
 
 def _until_both(collector: RayCollector) -> list[Any]:
-    seen: dict[int, Any] = {}
-    while len(seen) < 2:
+    batches: dict[int, Any] = {}
+    while len(batches) < 2:
         batch = collector.next()
-        seen.setdefault(environments(batch)[0], batch.clone())
+        batches.setdefault(environments(batch)[0], batch.clone())
         del batch
-    return list(seen.values())
+    return list(batches.values())
 
 
 class Buffer:
@@ -500,22 +504,22 @@ class Buffer:
 
 
 def test_a_reset_of_some_actors_loses_no_frames_of_others() -> None:
-    own: list[Any] = []
+    frames_of_first: list[Any] = []
     env = partial(CountingEnv, deaths=False)  # Dead agents would observe zeros.
     with RayCollector(
         env, None, num_collectors=2, frames_per_batch=8, seed=3
     ) as collector:
 
         def take(frames: int) -> None:
-            while len(own) < frames:
+            while len(frames_of_first) < frames:
                 batch = collector.next()
                 if environments(batch) == [0]:
-                    own.extend(batch[0].clone().unbind(0))
+                    frames_of_first.extend(batch[0].clone().unbind(0))
 
         take(20)
         collector.reset([False, True])
         take(60)
-    for before, after in pairwise(own):
+    for before, after in pairwise(frames_of_first):
         steps = before["prey", "observation"][0, 1] + 1
         expected = 0 if before["next", "done"].any() else steps
         assert after["prey", "observation"][0, 1] == expected
@@ -529,10 +533,10 @@ def test_a_replay_buffer_is_filled_in_the_background() -> None:
         collector.start()
         wait_until(lambda: buffer.frames > 0)
         with collector.pause():
-            held = buffer.frames
+            frames = buffer.frames
             assert collector.is_running()
             threading.Event().wait(1)  # Unpaused, it would collect five batches.
-            assert buffer.frames == held
+            assert buffer.frames == frames
         wait_until(lambda: not collector.is_running())
         assert buffer.frames == collector.frames == 100
 
@@ -544,10 +548,12 @@ def test_several_policies_act_as_in_local_workers() -> None:
     def given() -> dict[str, Any]:
         return {"policies": {"a": biased(), "b": biased(1)}, "assign": assign}
 
-    each = {"frames_per_batch": 60, "envs_per_worker": 2, **SHARED}
+    actor_options = {"frames_per_batch": 60, "envs_per_worker": 2, **SHARED}
     with (
-        RayCollector(masked, num_collectors=2, sync=True, **each, **given()) as ray,
-        MultiSyncCollector(masked, num_workers=2, **each, **given()) as local,
+        RayCollector(
+            masked, num_collectors=2, sync=True, **actor_options, **given()
+        ) as ray,
+        MultiSyncCollector(masked, num_workers=2, **actor_options, **given()) as local,
     ):
         for _ in range(2):
             found = ray.next()

@@ -57,5 +57,5 @@ def test_bash_can_read_the_slurm_script() -> None:
 def test_the_slurm_script_asks_for_the_nodes_that_it_uses() -> None:
     script = shown("sh")
     (nodes,) = re.findall(r"^#SBATCH --nodes=(\d+)$", script, re.MULTILINE)
-    (others,) = re.findall(r"srun --nodes=(\d+) .*--exclude", script)
-    assert int(nodes) == 1 + int(others)
+    (n_others,) = re.findall(r"srun --nodes=(\d+) .*--exclude", script)
+    assert int(nodes) == 1 + int(n_others)

@@ -68,8 +68,8 @@ def test_a_killed_process_has_the_same_result_as_locally(
         sync=True,
         **options,
     ) as collector:
-        for found, expected_batch in zip(batches_of(collector), expected, strict=True):
-            assert_same(found, expected_batch)
+        for batch, expected_batch in zip(batches_of(collector), expected, strict=True):
+            assert_same(batch, expected_batch)
         stats = collector.stats()
     assert stats["frames"] == 120
     assert stats["cut_trajectories"] == cut
@@ -113,13 +113,15 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     )
     first = collector.next().clone()
     train(collector)
-    there = {actor["index"]: actor for actor in collector.actors}
-    lost = next(n for n in cluster.worker_nodes if n.node_id == there[1]["node"])
+    actors_before = {actor["index"]: actor for actor in collector.actors}
+    lost = next(
+        n for n in cluster.worker_nodes if n.node_id == actors_before[1]["node"]
+    )
     with ThreadPoolExecutor() as threads:
         removed = threads.submit(cluster.remove_node, lost, allow_graceful=False)
         second = collector.next()
         removed.result()
-    wait_until_gone([there[1]["pid"]])
+    wait_until_gone([actors_before[1]["pid"]])
     assert collector.frames == 80
     assert environments(second) == [0, 1]
     assert (second["hunter", "bias"] == 1).all()
@@ -132,17 +134,17 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     assert stats["cut_trajectories"] == [int(first[ids][1, -1])] or (
         first["next", "done"][1, -1].item()
     )
-    now = {actor["index"]: actor for actor in collector.actors}
-    assert now[0] == there[0]
-    assert now[1]["node"] != there[1]["node"]
+    actors_after = {actor["index"]: actor for actor in collector.actors}
+    assert actors_after[0] == actors_before[0]
+    assert actors_after[1]["node"] != actors_before[1]["node"]
 
-    kill(now[1]["pid"])
+    kill(actors_after[1]["pid"])
     with pytest.raises(WorkerError, match="No restart is left") as raised:
         collector.next()
     assert raised.value.worker == 1
     with pytest.raises(WorkerError, match="No restart is left"):
         collector.next()
-    wait_until_gone([now[0]["pid"]])
+    wait_until_gone([actors_after[0]["pid"]])
     wait_until_nothing_is_in_use()
     assert (first["policy_version"] == 0).all()
 
@@ -207,8 +209,8 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data() -> None:
     with RayCollector(
         [masked] * 2, biased(), sync=True, max_worker_rss=1, **options
     ) as collector:
-        for found, expected_batch in zip(batches_of(collector), expected, strict=True):
-            assert_same(found, expected_batch)
+        for batch, expected_batch in zip(batches_of(collector), expected, strict=True):
+            assert_same(batch, expected_batch)
         stats = collector.stats()
     assert stats["recycled"] == 4
     assert (stats["restarts"], stats["worker_restarts"]) == (0, 0)
@@ -253,8 +255,8 @@ def test_a_pause_of_the_trainer_is_no_silence_of_an_actor(
     waiting._ray = ray
     killed: list[Any] = []
     monkeypatch.setattr(waiting, "_kill", killed.append)
-    one: Any = object()
-    actor = pool.Actor(0, [one], looked=object(), earlier=[0])
+    reference: Any = object()
+    actor = pool.Actor(0, [reference], looked=object(), earlier=[0])
 
     def after(seconds: float) -> None:
         ray.now += seconds

@@ -81,18 +81,18 @@ def options_of(**options: Any) -> RayOptions:
 def test_factories_are_assigned_to_actors_and_their_workers() -> None:
     a, b, c, d = (lambda: 0), (lambda: 1), (lambda: 2), (lambda: 3)
     assert deal([a, b], None, options_of()) == [[a], [b]]
-    both = options_of(num_workers_per_collector=2)
-    assert deal([a, b, c, d], None, both) == [[a], [b], [c], [d]]
-    assert deal([a, b], 2, both) == [[a], [a], [b], [b]]
+    two_workers = options_of(num_workers_per_collector=2)
+    assert deal([a, b, c, d], None, two_workers) == [[a], [b], [c], [d]]
+    assert deal([a, b], 2, two_workers) == [[a], [a], [b], [b]]
     assert deal(a, 3, options_of(envs_per_worker=2)) == [[a, a]] * 3
-    assert deal(a, None, both) == [[a], [a]]
+    assert deal(a, None, two_workers) == [[a], [a]]
 
 
 def test_the_number_of_frames_equals_that_of_one_collector() -> None:
     """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
-    together, alone = options_of(sync=True), options_of(sync=False)
+    together, asynchronous = options_of(sync=True), options_of(sync=False)
     assert together.frames_of_actors([7, 7, 7], range(3)) == [-(-100 // 21)] * 3
-    assert alone.frames_of_actors([7, 7, 3], range(3)) == [15, 15, 34]
+    assert asynchronous.frames_of_actors([7, 7, 3], range(3)) == [15, 15, 34]
     listed = options_of(frames_per_batch=[10, 20])
     assert listed.frames_of_actors([2, 2, 3], [0, 1, 2]) == [5, 10, 4]
 
@@ -104,10 +104,10 @@ class Store:
         self.put_bytes: list[int] = []
         self.objects: dict[object, np.ndarray] = {}
 
-    def put(self, part: np.ndarray) -> object:
+    def put(self, array: np.ndarray) -> object:
         reference = object()
-        self.objects[reference] = part.copy()
-        self.put_bytes.append(part.nbytes)
+        self.objects[reference] = array.copy()
+        self.put_bytes.append(array.nbytes)
         return reference
 
     def get(self, references: list[object], timeout: float) -> list[np.ndarray]:
@@ -143,21 +143,21 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
 
     weights.publish([torch.tensor(5.0)])
     orders = [weights.order(index) for index in range(2)]
-    whole = sent(orders[0])
+    complete = sent(orders[0])
     assert len(store.put_bytes) == 2
-    assert whole == sent(orders[1]) == [(0, store.put_bytes[0])]
+    assert complete == sent(orders[1]) == [(0, store.put_bytes[0])]
     assert [order.version for order in orders] == [1, 1]
     assert weights.order(0).place is None  # The worker has them.
 
     weights.publish([torch.tensor(6.0)], [1])
     assert weights.versions() == [1, 2]
-    assert [sent(weights.order(index)) for index in range(2)] == [[], whole]
-    found = [own["module.bias"].item() for own in weights.weights()]
-    assert found == [5, 6]
+    assert [sent(weights.order(index)) for index in range(2)] == [[], complete]
+    biases = [state["module.bias"].item() for state in weights.weights()]
+    assert biases == [5, 6]
 
     weights.publish([torch.tensor(7.0)])
     assert weights.versions() == [3, 3]
-    assert [sent(weights.order(index)) for index in range(2)] == [whole, whole]
+    assert [sent(weights.order(index)) for index in range(2)] == [complete, complete]
 
 
 def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> None:
@@ -168,9 +168,9 @@ def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> Non
     weights.publish([torch.tensor(6.0)])  # Prefetched while the worker collects.
     vector = weights.command(0)
     assert isinstance(vector, messages.SkeletonPolicy)
-    again = weights.order_again(0)
-    assert again.version == 1
-    assert sent(again)
+    repeated = weights.order_again(0)
+    assert repeated.version == 1
+    assert sent(repeated)
     assert weights.order(0).version == 2
     weights.forget(0)
     assert weights.order_again(0).version == 2
@@ -198,7 +198,7 @@ def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
     # "main", each version, and the pool's results.
     layout = policy.layout
     assert layout is not None
-    ranges = [(part.begin, part.end) for part in layout.ranges]
+    ranges = [(span.begin, span.end) for span in layout.ranges]
     assert len(store.put_bytes) == len(ranges) == 10
     for index in range(2):
         weights.command(index)
@@ -206,9 +206,9 @@ def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
     def update() -> list[int]:
         store.put_bytes.clear()
         weights.publish(policy.tensors())
-        found = [ranges.index(part) for part in sent(weights.order(0))]
-        assert len(store.put_bytes) == len(found)
-        return found
+        indices = [ranges.index(span) for span in sent(weights.order(0))]
+        assert len(store.put_bytes) == len(indices)
+        return indices
 
     assert update() == [0, 9]
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
         pool.members[6].module.bias.data.fill_(4)
     assert update() == [0, 7, 9]
     # A worker that missed some updates gets what changed in any of them.
-    late = [ranges.index(part) for part in sent(weights.order(1))]
+    late = [ranges.index(span) for span in sent(weights.order(1))]
     assert late == [0, 2, 7, 9]
 
 
@@ -230,11 +230,11 @@ def test_a_reader_copies_the_whole_vector_and_publishes_its_own() -> None:
     assert layout is not None
     segment = Segment.create(layout.nbytes, "A test")
     memory = np.frombuffer(segment.buffer, np.uint8)
-    own = torch.full((layout.nbytes,), 3, dtype=torch.uint8)
-    reader = NodeVector(layout, memory=segment.handle).attach(own)
+    vector = torch.full((layout.nbytes,), 3, dtype=torch.uint8)
+    reader = NodeVector(layout, memory=segment.handle).attach(vector)
     memory[:] = 7
     assert list(reader.pull(0)) == [0]
-    assert (own == 7).all()
-    own.fill_(9)
+    assert (vector == 7).all()
+    vector.fill_(9)
     reader.publish_own()
     assert (memory == 9).all()

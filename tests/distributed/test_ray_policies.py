@@ -36,21 +36,21 @@ def start(kind: Any, create_env_fn: Any, **options: Any) -> Any:
 
 
 def batches(collector: Any, count: int) -> TensorDict:
-    found = []
+    collected = []
     for _ in range(count):
-        found.append(collector.next().clone())
+        collected.append(collector.next().clone())
         with torch.no_grad():
             for weight in collector.policy["main"].parameters():
                 weight.mul_(-1.1)
         collector.policy["past"].update()
         collector.update_policy_weights_()
-    return torch.cat(found, 1)
+    return torch.cat(collected, 1)
 
 
-def same(one: TensorDictBase, other: TensorDictBase) -> None:
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-4)
+def same(td: TensorDictBase, other_td: TensorDictBase) -> None:
+    assert set(td.keys(True, True)) == set(other_td.keys(True, True))
+    for key in td.keys(True, True):
+        torch.testing.assert_close(td[key], other_td[key], rtol=1e-4, atol=1e-4)
 
 
 def test_a_pool_on_ray_gives_the_data_of_one_process_and_resumes() -> None:
@@ -89,8 +89,8 @@ def test_several_batches_of_an_actor_are_refused_with_the_way() -> None:
 
 def test_async_actors_act_with_members_of_the_pool() -> None:
     with start(RayCollector, CountingEnv, **(RAY | {"sync": False})) as collector:
-        found = batches(collector, 4)
-        assert set(found["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
+        batch = batches(collector, 4)
+        assert set(batch["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
         assert collector.policy["past"].games.sum() > 0
 
 
@@ -156,14 +156,14 @@ def test_an_update_resets_frozen_parameters_that_actors_have_written(
     options: dict[str, Any] = {"policies": policies, "assign": everybody_counts}
     ray = RAY | {"num_collectors": 1, "num_workers_per_collector": workers}
     ray |= {"envs_per_worker": 1}
-    found = []
+    call_counts = []
     hunters = partial(CountingEnv, CountingOptions(n_prey=0))
     with RayCollector(hunters, **ray, **options, frames_per_batch=8) as collector:
         for _ in range(3):
-            found.append(collector.next()["hunter", "calls"][0, :, 0].tolist())
+            call_counts.append(collector.next()["hunter", "calls"][0, :, 0].tolist())
             with torch.no_grad():
                 main.trained.add_(1)
             collector.update_policy_weights_()
-    assert found[0][-1] > found[0][0]  # The policy wrote it.
-    assert found[1] == found[2]
-    assert found[1][0] == 1
+    assert call_counts[0][-1] > call_counts[0][0]  # The policy wrote it.
+    assert call_counts[1] == call_counts[2]
+    assert call_counts[1][0] == 1

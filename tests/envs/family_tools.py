@@ -24,11 +24,11 @@ def episodes(
         seed=seed,
     ) as collector:
         (batch,) = collector
-    data: Any = batch[0]
-    numbers = data["collector", "traj_ids"]
-    keys = data.keys(include_nested=True, leaves_only=True)
+    episode: Any = batch[0]
+    numbers = episode["collector", "traj_ids"]
+    keys = episode.keys(include_nested=True, leaves_only=True)
     for number in numbers.unique().tolist():
-        rows = data[numbers == number]
+        rows = episode[numbers == number]
         yield (
             episode_seed(seed, 0, number),
             {
@@ -38,10 +38,10 @@ def episodes(
         )
 
 
-def assert_equal(actual: Array, expected: Any, where: str) -> None:
+def assert_equal(actual: Array, expected: Any, location: str) -> None:
     """Compare two arrays bit by bit; the expected one is cast first."""
     cast = np.asarray(expected).astype(actual.dtype).reshape(actual.shape)
-    assert np.array_equal(actual, cast), f"{where}: found {actual}, expected {cast}"
+    assert np.array_equal(actual, cast), f"{location}: found {actual}, expected {cast}"
 
 
 def assert_lists_equal(
@@ -62,13 +62,15 @@ def assert_lists_equal(
     observations, _ = env.reset(seed=seed)
     actions = episode["agent", "action"]
     for step in range(len(actions)):
-        where = f"seed {seed}, step {step}"
-        assert_equal(episode["agent", "observation"][step], observations, where)
+        location = f"seed {seed}, step {step}"
+        assert_equal(episode["agent", "observation"][step], observations, location)
         observations, rewards, over, _, _ = env.step(list(actions[step]))
-        assert_equal(episode["next", "agent", "observation"][step], observations, where)
-        assert_equal(episode["next", "agent", "reward"][step], rewards, where)
+        assert_equal(
+            episode["next", "agent", "observation"][step], observations, location
+        )
+        assert_equal(episode["next", "agent", "reward"][step], rewards, location)
         terminated, truncated = flags(env, over, step + 1)
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            assert episode["next", name][step, 0] == flag, where
-            assert (episode["next", "agent", name][step] == flag).all(), where
+            assert episode["next", name][step, 0] == flag, location
+            assert (episode["next", "agent", name][step] == flag).all(), location
     return len(actions)

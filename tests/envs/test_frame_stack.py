@@ -58,22 +58,22 @@ def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -
             continue
         group = key[0]
         for agent in range(plain[key].shape[1]):
-            seen: list[Any] = []
+            past: list[Any] = []
             for t in range(len(plain)):
-                now, after = plain[t][group], plain[t]["next", group]
+                group_td, after = plain[t][group], plain[t]["next", group]
                 if t == 0 or plain[t - 1]["next", "done"]:
-                    seen = [plain[t][key][agent]] if _acts(now, agent) else []
-                expected = _padded(seen, plain[t][key][agent])
-                if _acts(now, agent):
+                    past = [plain[t][key][agent]] if _acts(group_td, agent) else []
+                expected = _padded(past, plain[t][key][agent])
+                if _acts(group_td, agent):
                     assert np.array_equal(stacked[t][key][agent], expected)
                     checked += 1
-                was_done = bool(now["done"][agent])
+                was_done = bool(group_td["done"][agent])
                 is_done = bool(after["done"][agent])
                 if was_done and not is_done:
-                    seen = []
+                    past = []
                 if (_acts(after, agent) and not is_done) or (is_done and not was_done):
-                    seen.append(plain[t]["next"][key][agent])
-                    expected = _padded(seen, seen[-1])
+                    past.append(plain[t]["next"][key][agent])
+                    expected = _padded(past, past[-1])
                     assert np.array_equal(stacked[t]["next"][key][agent], expected)
     assert checked > 20
 
@@ -94,8 +94,11 @@ def test_stacks_of_worlds_are_those_of_environments(options: dict[str, Any]) -> 
     check_env(worlds)
     keywords: Any = {"frames_per_batch": 120, "total_frames": 120, "seed": 5}
     singles = [lambda: FrameStack(counting(**options), 3)] * 3
-    with Collector(singles, **keywords) as one, Collector(worlds, **keywords) as two:
-        expected, actual = one.next(), two.next()
+    with (
+        Collector(singles, **keywords) as serial,
+        Collector(worlds, **keywords) as batched,
+    ):
+        expected, actual = serial.next(), batched.next()
     assert (actual == expected).all()
     assert actual["next", "done"].sum() > 10
 
@@ -106,10 +109,10 @@ def _acts(group: Any, agent: int) -> bool:
     return not bool(group["done"][agent])
 
 
-def _padded(seen: list[Any], like: Any) -> Any:
-    if not seen:
+def _padded(past: list[Any], like: Any) -> Any:
+    if not past:
         return np.zeros((3, *like.shape), np.asarray(like).dtype)
-    last = seen[-3:]
+    last = past[-3:]
     return np.stack([*[last[0]] * (3 - len(last)), *last])
 
 

@@ -78,8 +78,8 @@ class Rollout:
             return later, *jax.vmap(env.reset)(first)
 
         def step(keys: Any, state: Any, actions: Any) -> Any:
-            later, now = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
-            return later, *jax.vmap(env.step_env)(now, state, actions)
+            later, step_keys = jnp.swapaxes(jax.vmap(jax.random.split)(keys), 0, 1)
+            return later, *jax.vmap(env.step_env)(step_keys, state, actions)
 
         self.reset, self.step_env = jax.jit(reset), jax.jit(step)
         self.legal = jax.jit(jax.vmap(legal))
@@ -87,14 +87,14 @@ class Rollout:
         self.episodes = np.full(WORLDS, -1)
         self.begin(np.ones(WORLDS, bool))
 
-    def begin(self, which: Any) -> None:
+    def begin(self, mask: Any) -> None:
         """Begin episodes in some worlds."""
-        self.episodes[which] += 1
+        self.episodes[mask] += 1
         seeds = [episode_seed(SEED, k, int(n)) for k, n in enumerate(self.episodes)]
         new = jax.tree.map(np.asarray, self.reset(np.array(seeds, np.uint32)))
-        if not which.all():
+        if not mask.all():
             new = jax.tree.map(
-                lambda a, b: np.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b),
+                lambda a, b: np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b),
                 new,
                 self.running,
             )
@@ -119,8 +119,8 @@ class Rollout:
         return rewards, dones
 
 
-def assert_equal(found: Any, wanted: Any, alive: Any = slice(None)) -> None:
-    np.testing.assert_array_equal(found.numpy()[alive], np.asarray(wanted)[alive])
+def assert_equal(actual: Any, expected: Any, alive: Any = slice(None)) -> None:
+    np.testing.assert_array_equal(actual.numpy()[alive], np.asarray(expected)[alive])
 
 
 @pytest.mark.parametrize(
@@ -150,17 +150,17 @@ def test_the_data_are_those_of_the_library(
     length = np.zeros(WORLDS, int)
     ends = cut = 0
     for t in range(frames):
-        data, after = batch[:, t], batch["next"][:, t]
-        alive = {agent: ~data[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
+        root, after = batch[:, t], batch["next"][:, t]
+        alive = {agent: ~root[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
         legal = stock.legal_actions() if masked else {}
         for agent, group, row in rows:
-            observation = data[group, "observation"][:, row]
+            observation = root[group, "observation"][:, row]
             assert_equal(observation, stock.observed[agent], alive[agent])
             if masked:
-                mask = data[group, "action_mask"][:, row]
+                mask = root[group, "action_mask"][:, row]
                 assert_equal(mask, legal[agent] > 0, alive[agent])
         rewards, dones = stock.step(
-            {a: data[g, "action"][:, row].numpy() for a, g, row in rows}
+            {a: root[g, "action"][:, row].numpy() for a, g, row in rows}
         )
         over = np.asarray(dones["__all__"])
         for agent, group, row in rows:
@@ -200,9 +200,9 @@ def test_a_world_that_begins_alone_compiles_nothing() -> None:
     compiled: Any = (env._reset, env._renew, env._step)
     before = [function._cache_size() for function in compiled]
     for worlds in ([1], [0, 2, 3], [3]):
-        which = np.zeros(4, np.bool_)
-        which[worlds] = True
-        env.begin(which, seeds)
+        mask = np.zeros(4, np.bool_)
+        mask[worlds] = True
+        env.begin(mask, seeds)
         env.advance({"agent": np.zeros((4, 3), np.int64)})
     assert [function._cache_size() for function in compiled] == before
 

@@ -116,12 +116,12 @@ def test_a_shipped_level_passes_check_env_and_is_reproducible(level: Any) -> Non
         return Lab2dEnv(level, **SHIPPED[level])
 
     check_env(factory, steps=40)
-    with factory() as env, factory() as two:
+    with factory() as env, factory() as other_env:
         assert env.description.repeats
         first = play(env, 11, 60)
         other = play(env, 12, 60)
         assert play(env, 11, 60) == first
-        assert play(two, 11, 60) == first
+        assert play(other_env, 11, 60) == first
         assert play(env, 11, 60, actions_seed=1) != first
         # examples/level_api has no randomness.
         assert (other != first) is (level != "examples/level_api")
@@ -163,8 +163,8 @@ def test_the_data_equal_those_of_dmlab2d() -> None:
         row["agents", "action"][...] = action
         env.step_row()
         names = [f"{i}.{name}" for i in (1, 2) for name in ("move", "turn", "zap")]
-        named = dict(zip(names, (action + minima).reshape(-1), strict=True))
-        observation = stock.step(named).observation
+        action_values = dict(zip(names, (action + minima).reshape(-1), strict=True))
+        observation = stock.step(action_values).observation
         for i in range(2):
             for name in ("RGB", "LAYER"):
                 ours = row["agents", "observation", name][i]
@@ -177,7 +177,7 @@ def test_the_data_equal_those_of_dmlab2d() -> None:
 
 def test_only_requested_observations_are_computed() -> None:
     env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
-    asked = []
+    requested = []
 
     class Spy:
         def __init__(self, lab: Any) -> None:
@@ -187,12 +187,12 @@ def test_only_requested_observations_are_computed() -> None:
             return getattr(self._lab, name)
 
         def observation(self, name: str) -> Any:
-            asked.append(name)
+            requested.append(name)
             return self._lab.observation(name)
 
     env._world._lab = Spy(env._world.lab)
     env.rollout(3)
-    assert set(asked) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
+    assert set(requested) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
     env.close()
 
 
@@ -283,10 +283,12 @@ def test_an_action_table_combines_several_actions() -> None:
         env.reset_row(0)
         row["agents", "action"][...] = [1, 0]
         env.step_row()
-        named = {name: env._world.discrete[i] for name, i in _index(env).items()}
-        assert named["1.turn"] == -1
-        assert named["1.zap"] == 1
-        assert named["2.move"] == 0
+        action_values = {
+            name: env._world.discrete[i] for name, i in _index(env).items()
+        }
+        assert action_values["1.turn"] == -1
+        assert action_values["1.zap"] == 1
+        assert action_values["2.move"] == 0
 
 
 def _index(env: Any) -> Any:

@@ -35,25 +35,27 @@ def test_the_data_are_those_of_the_library(
         groups = env.group_map.items()
     rows = {agent: (g, row) for g, names in groups for row, agent in enumerate(names)}
     frames = ends = 0
-    for seed, data in episodes(factory, 120):
+    for seed, episode in episodes(factory, 120):
         observed, _ = stock.reset(seed=seed)
-        length = len(data["done",])
+        length = len(episode["done",])
         for step in range(length):
-            actions = {a: data[g, "action"][step, row] for a, (g, row) in rows.items()}
+            actions = {
+                a: episode[g, "action"][step, row] for a, (g, row) in rows.items()
+            }
             after, rewards, terminated, truncated, _ = stock.step(actions)
             for agent, (group, row) in rows.items():
-                where = f"{task}: seed {seed}, step {step}, {agent}"
-                found = data[group, "observation"][step, row]
-                assert_equal(found, observed[agent], where)
-                found = data["next", group, "observation"][step, row]
-                assert_equal(found, after[agent], where)
-                found = data["next", group, "reward"][step, row]
-                assert_equal(found, rewards[agent], where)
+                location = f"{task}: seed {seed}, step {step}, {agent}"
+                actual = episode[group, "observation"][step, row]
+                assert_equal(actual, observed[agent], location)
+                actual = episode["next", group, "observation"][step, row]
+                assert_equal(actual, after[agent], location)
+                actual = episode["next", group, "reward"][step, row]
+                assert_equal(actual, rewards[agent], location)
                 flags = {"terminated": terminated, "truncated": truncated}
                 for name, values in flags.items():
-                    assert data["next", group, name][step, row, 0] == values[agent]
+                    assert episode["next", group, name][step, row, 0] == values[agent]
             observed = after
-        ends += bool(data["next", end][-1, 0])
+        ends += bool(episode["next", end][-1, 0])
         frames += length
     stock.close()
     assert frames == 120

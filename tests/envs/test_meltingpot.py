@@ -125,8 +125,8 @@ def test_the_data_equal_those_of_meltingpots_wrappers(
             digests += digest.digest()
         return digests
 
-    first, again, other = in_a_fork(ours), in_a_fork(ours), in_a_fork(theirs)
-    assert first == again  # otherwise the comparison is meaningless
+    first, repeated, other = in_a_fork(ours), in_a_fork(ours), in_a_fork(theirs)
+    assert first == repeated  # otherwise the comparison is meaningless
     assert first == other
     assert len({first[i : i + 16] for i in range(0, len(first), 16)}) > STEPS / 2
     env.close()
@@ -203,7 +203,7 @@ def test_the_collective_reward_is_the_sum_over_all_players() -> None:
 def test_only_requested_observations_are_computed() -> None:
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
-    asked = []
+    requested = []
 
     class Spy:
         def __init__(self, lab: Any) -> None:
@@ -213,12 +213,12 @@ def test_only_requested_observations_are_computed() -> None:
             return getattr(self._lab, name)
 
         def observation(self, name: str) -> Any:
-            asked.append(name)
+            requested.append(name)
             return self._lab.observation(name)
 
     env._world._lab2d._lab = Spy(env._world._lab2d.lab)  # type: ignore[attr-defined]
     env.step_row()
-    assert sorted(asked) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
+    assert sorted(requested) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
     env.close()
 
 
@@ -462,14 +462,16 @@ def test_rows_follow_the_group_map() -> None:
         row["one", "action"][...] = [1]
         env.step_row()
         lab2d = env._world._lab2d  # type: ignore[attr-defined]
-        named = {name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()}
+        action_values = {
+            name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()
+        }
         with meltingpot_modules():
             from meltingpot.configs import substrates as configs
 
             table = configs.get_config(name).action_set
         for player, action in (("3", 5), ("1", 3), ("2", 1)):
-            for part, value in table[action].items():
-                assert named[f"{player}.{part}"] == value
+            for component, value in table[action].items():
+                assert action_values[f"{player}.{component}"] == value
         image = lab2d.lab.observation("3.RGB")
         assert np.array_equal(row["two", "observation", "RGB"][0], image)
     group_map = MarlGroupMapType.ONE_GROUP_PER_AGENT

@@ -40,13 +40,13 @@ def run(source: Any) -> None:
 def test_a_built_substrate_has_the_same_keys_as_a_named_one() -> None:
     with (
         MeltingpotWrapper(env=build("coins"), world_rgb=True) as built,
-        MeltingpotEnv("coins", world_rgb=True) as named,
+        MeltingpotEnv("coins", world_rgb=True) as named_env,
     ):
-        assert built.description.row() == named.description.row()
-        assert built.description.time_limit == named.description.time_limit == 5000
+        assert built.description.row() == named_env.description.row()
+        assert built.description.time_limit == named_env.description.time_limit == 5000
         rollout = built.rollout(4)
         assert set(rollout.keys(True, True)) == set(
-            named.fake_tensordict().keys(True, True)
+            named_env.fake_tensordict().keys(True, True)
         )
         assert np.array_equal(built.render(), rollout["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
         assert built.render().shape == (136, 136, 3)
@@ -58,8 +58,8 @@ def test_check_env_passes() -> None:
 
 def test_rows_hold_what_the_substrate_returns() -> None:
     env = build("coins")
-    seen: list[Any] = []
-    env.observables().timestep.subscribe(seen.append)
+    timesteps: list[Any] = []
+    env.observables().timestep.subscribe(timesteps.append)
     groups = {"all": ["player_1", "player_0"]}
     with MeltingpotWrapper(env=env, group_map=groups) as wrapped:
         row = allocate(wrapped.description.row())
@@ -73,12 +73,12 @@ def test_rows_hold_what_the_substrate_returns() -> None:
             wrapped.step_row()
             for index, player in ((0, 1), (1, 0)):
                 assert actions[-1][player] == row["all", "action"][index]
-                assert row["all", "reward"][index, 0] == seen[-1].reward[player]
-                for name, value in seen[-1].observation[player].items():
+                assert row["all", "reward"][index, 0] == timesteps[-1].reward[player]
+                for name, value in timesteps[-1].observation[player].items():
                     if name != "WORLD.RGB":
                         ours = row["all", "observation", name][index]
                         assert np.array_equal(ours, np.reshape(value, ours.shape))
-        assert len(seen) == 101
+        assert len(timesteps) == 101
         assert wrapped.reset_seconds > 0
 
 

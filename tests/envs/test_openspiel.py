@@ -73,35 +73,35 @@ class Rollout:
 @pytest.mark.parametrize(("name", "parameters"), GAMES)
 def test_the_data_are_those_of_pyspiel(name: str, parameters: dict[str, Any]) -> None:
     game = pyspiel.load_game(name, parameters)
-    frames = whole = 0
-    for seed, data in episodes(partial(OpenSpielEnv, name, **parameters), 150):
+    frames = n_complete = 0
+    for seed, episode in episodes(partial(OpenSpielEnv, name, **parameters), 150):
         rollout = Rollout(game, seed)
-        length = len(data["done",])
+        length = len(episode["done",])
         frames += length
         for step in range(length):
-            where = f"{name}: seed {seed}, step {step}"
+            location = f"{name}: seed {seed}, step {step}"
             player = rollout.player
             agent = f"player_{player}"
             for other in range(rollout.players):
-                acts = data[f"player_{other}", "mask"][step, 0]
-                assert acts == (other == player), where
+                acts = episode[f"player_{other}", "mask"][step, 0]
+                assert acts == (other == player), location
             assert_equal(
-                data[agent, "observation"][step, 0], rollout.tensor(player), where
+                episode[agent, "observation"][step, 0], rollout.tensor(player), location
             )
-            legal = np.flatnonzero(data[agent, "action_mask"][step, 0])
-            assert legal.tolist() == rollout.state.legal_actions(player), where
-            rewards = rollout.act(int(data[agent, "action"][step, 0]))
+            legal = np.flatnonzero(episode[agent, "action_mask"][step, 0])
+            assert legal.tolist() == rollout.state.legal_actions(player), location
+            rewards = rollout.act(int(episode[agent, "action"][step, 0]))
             for other in range(rollout.players):
-                found = data["next", f"player_{other}", "reward"][step, 0]
-                assert_equal(found, rewards[other], where)
+                reward = episode["next", f"player_{other}", "reward"][step, 0]
+                assert_equal(reward, rewards[other], location)
             over = rollout.state.is_terminal()
-            assert data["next", "terminated"][step, 0] == over, where
-            assert not data["next", "truncated"][step].any(), where
+            assert episode["next", "terminated"][step, 0] == over, location
+            assert not episode["next", "truncated"][step].any(), location
             if over:
                 assert step == length - 1
-                whole += 1
+                n_complete += 1
     assert frames == 150
-    assert whole >= 3
+    assert n_complete >= 3
 
 
 @pytest.mark.parametrize(("name", "parameters"), GAMES[:3])
@@ -109,8 +109,8 @@ def test_a_game_is_not_cut_before_its_returns(
     name: str, parameters: dict[str, Any]
 ) -> None:
     games = list(episodes(partial(OpenSpielEnv, name, **parameters), 120, seed=1))[:-1]
-    assert all(data["next", "terminated"][-1, 0] for _, data in games)
-    returns = [data["next", "player_0", "reward"].sum() for _, data in games]
+    assert all(frames["next", "terminated"][-1, 0] for _, frames in games)
+    returns = [frames["next", "player_0", "reward"].sum() for _, frames in games]
     assert any(returns)
     if name == "kuhn_poker":  # The ante is lost or won.
         assert all(abs(total) in (1, 2) for total in returns)

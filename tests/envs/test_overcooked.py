@@ -49,23 +49,23 @@ def test_the_data_are_those_of_the_library(layout: str, stock: Any) -> None:
         OvercookedEnv, layout, horizon=60, shaping=0.5, info_keys=["shaped_reward"]
     )
     frames = shaped = 0
-    for _, data in episodes(factory, 600, seed=1):
+    for _, episode in episodes(factory, 600, seed=1):
         env = stock(layout, 60)
-        for step, actions in enumerate(data["player", "action"]):
-            where = f"{layout}, step {step}"
+        for step, actions in enumerate(episode["player", "action"]):
+            location = f"{layout}, step {step}"
             seen = np.stack(env.lossless_state_encoding_mdp(env.state))
-            assert_equal(data["player", "observation"][step], seen, where)
-            chosen = [Action.INDEX_TO_ACTION[action] for action in actions]
-            _, sparse, over, infos = env.step(chosen)
+            assert_equal(episode["player", "observation"][step], seen, location)
+            joint_action = [Action.INDEX_TO_ACTION[action] for action in actions]
+            _, sparse, over, infos = env.step(joint_action)
             extra = np.array(infos["shaped_r_by_agent"])
-            found = data["next", "player", "reward"][step]
-            assert_equal(found, sparse + 0.5 * extra, where)
-            found = data["next", "player", "info", "shaped_reward"][step]
-            assert_equal(found, extra, where)
+            actual = episode["next", "player", "reward"][step]
+            assert_equal(actual, sparse + 0.5 * extra, location)
+            actual = episode["next", "player", "info", "shaped_reward"][step]
+            assert_equal(actual, extra, location)
             seen = np.stack(env.lossless_state_encoding_mdp(env.state))
-            assert_equal(data["next", "player", "observation"][step], seen, where)
-            assert data["next", "truncated"][step, 0] == over
-            assert not data["next", "terminated"][step, 0]
+            assert_equal(episode["next", "player", "observation"][step], seen, location)
+            assert episode["next", "truncated"][step, 0] == over
+            assert not episode["next", "terminated"][step, 0]
             shaped += bool(extra.any())
             frames += 1
     assert frames == 600

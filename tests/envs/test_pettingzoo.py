@@ -84,8 +84,8 @@ def test_done_on_any_ends_the_episode_and_truncates_the_other_agents() -> None:
 
 def test_done_on_any_is_true_by_default_and_can_be_chosen() -> None:
     assert PettingZooWrapper(ScriptedEnv()).description.done_on_any
-    kept = PettingZooWrapper(ScriptedEnv(), done_on_any=False)
-    assert not kept.description.done_on_any
+    wrapper = PettingZooWrapper(ScriptedEnv(), done_on_any=False)
+    assert not wrapper.description.done_on_any
 
 
 def test_an_agent_that_vanishes_without_a_flag_is_truncated() -> None:

@@ -67,9 +67,9 @@ def test_a_row_that_is_not_one_hot_is_an_error(wrong: list[int]) -> None:
     with pytest.raises(ValueError, match=r"of agent agent_1 in agent/action is not on"):
         env.step(agent=action)
     # There are three ones, as many as agents, but not one per row.
-    two = [[1, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 0, 0]]
+    rows = [[1, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 0, 0]]
     with pytest.raises(ValueError, match="agent_0 in agent/action is not one-hot"):
-        env.step(agent=two)
+        env.step(agent=rows)
 
 
 def test_rows_of_dead_agents_need_not_be_one_hot() -> None:

@@ -47,7 +47,7 @@ def test_a_reward_of_an_unknown_agent_is_an_error_that_names_it() -> None:
 def test_rewards_may_have_any_order_and_number_type() -> None:
     class Odd(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
-            observations, rewards, *others = super().step(actions)
+            observations, rewards, *flags = super().step(actions)
             if self.steps % 2:
                 rewards = dict(reversed(rewards.items()))
             kinds = (int, np.float64, np.float32)
@@ -55,7 +55,7 @@ def test_rewards_may_have_any_order_and_number_type() -> None:
                 agent: kind(reward)
                 for kind, (agent, reward) in zip(kinds, rewards.items(), strict=True)
             }
-            return observations, rewards, *others
+            return observations, rewards, *flags
 
     env = BoundEnv(PettingZooWrapper(Odd()))
     for step in (1, 2):
@@ -67,9 +67,9 @@ def test_rewards_may_have_any_order_and_number_type() -> None:
 def test_dead_agents_get_no_reward_if_the_environment_returns_all_rewards() -> None:
     class Telling(ScriptedEnv):  # type: ignore[misc]
         def step(self, actions: Any) -> Any:
-            observations, rewards, *others = super().step(actions)
+            observations, rewards, *flags = super().step(actions)
             everyone = dict.fromkeys(self.possible_agents, 0.0)
-            return observations, everyone | rewards, *others
+            return observations, everyone | rewards, *flags
 
     script = Script(ends={"agent_1": (2, "terminated")})
     raw = Telling(script)
@@ -98,10 +98,10 @@ class Sloppy(ScriptedEnv):  # type: ignore[misc]
         return self.now
 
 
-def drop(part: int, step: int) -> Any:
+def drop(index: int, step: int) -> Any:
     def spoil(env: Sloppy) -> None:
-        if env.steps >= step and len(env.now) > part:
-            env.now[part].pop("agent_2", None)
+        if env.steps >= step and len(env.now) > index:
+            env.now[index].pop("agent_2", None)
 
     return spoil
 
@@ -288,8 +288,8 @@ def test_a_state_of_several_arrays_is_an_error_with_advice(
     raw.state = lambda: {"a": np.zeros(2)}
     if space is not None:
         raw.state_space = space
-    found = r"state\(\) returned \{'a'" if space is None else "state_space is"
-    with pytest.raises(TypeError, match=rf"single array .*{found}.*flatten_space"):
+    problem = r"state\(\) returned \{'a'" if space is None else "state_space is"
+    with pytest.raises(TypeError, match=rf"single array .*{problem}.*flatten_space"):
         PettingZooWrapper(raw, return_state=True)
 
 

@@ -76,8 +76,8 @@ def test_box_actions_and_observations_of_any_dtype(
     env = wrapped(raw, script)
     sent = np.ones((3, width), dtype)
     env.step(agents=sent)
-    acted = env.env.env.received[-1]
-    value = acted["agent_0"] if raw is ScriptedEnv else acted[1]
+    received = env.env.env.received[-1]
+    value = received["agent_0"] if raw is ScriptedEnv else received[1]
     assert value.dtype == dtype
     assert (value == 1).all()
     if raw is ScriptedEnv:

@@ -150,10 +150,10 @@ def test_every_version_in_proven_has_a_record() -> None:
 
 
 def test_the_records_include_deaths_and_truncations() -> None:
-    found = {r["task"]: r["found"] for r in RECORDS}
-    assert found["sisl/multiwalker_v9"]["deaths"] > 0
-    assert found["sisl/multiwalker_v9"]["terminations"] > 0
-    assert found["mpe/simple_spread_v3"]["truncations"] > 0
+    tallies = {r["task"]: r["found"] for r in RECORDS}
+    assert tallies["sisl/multiwalker_v9"]["deaths"] > 0
+    assert tallies["sisl/multiwalker_v9"]["terminations"] > 0
+    assert tallies["mpe/simple_spread_v3"]["truncations"] > 0
     # The record notes the tasks whose step limit PettingZoo flags as terminated.
     unflagged = {
         record["task"] for record in RECORDS if not record["found"]["truncations"]
@@ -166,9 +166,9 @@ def test_fast_physics_is_used_only_for_unmodified_worlds() -> None:
     pytest.importorskip("mpe2")
     from mpe2._mpe_utils.core import World
 
-    own = find_task("simple_spread_v3")()
-    world_of(own)
-    assert own.unwrapped.world.step.__func__ is Physics.step
+    own_env = find_task("simple_spread_v3")()
+    world_of(own_env)
+    assert own_env.unwrapped.world.step.__func__ is Physics.step
 
     class Windy(World):
         def integrate_state(self, p_force: Any) -> None:

@@ -101,8 +101,8 @@ def test_masks_can_be_left_out() -> None:
     assert ("agent", "action_mask") not in env.row
     env = scripted(Script(observation=MASKED, observe=masked), action_mask=None)
     assert ("agent", "action_mask") not in env.row
-    found = env["agent", "observation", "action_mask"]
-    assert found.tolist() == [legal(i, 0).tolist() for i in range(3)]
+    mask = env["agent", "observation", "action_mask"]
+    assert mask.tolist() == [legal(i, 0).tolist() for i in range(3)]
 
 
 def test_action_mask_selects_the_source_if_there_are_two() -> None:
@@ -140,8 +140,8 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
         return masked(i, step) if i == 0 else {"seen": np.zeros(1)}
 
     script = Script(2, observation=observation, observe=observe)
-    said = "an action mask in its observation.*no mask"
-    with pytest.raises(ValueError, match=said):
+    message = "an action mask in its observation.*no mask"
+    with pytest.raises(ValueError, match=message):
         scripted(script, group_map=IN_ONE)
     assert len(scripted(script).env.group_map) == 2
 

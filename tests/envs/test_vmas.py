@@ -59,7 +59,7 @@ def test_the_data_are_those_of_the_library(
     episodes = np.zeros(WORLDS, int)
     stock.seed(episode_seed(SEED, 0, 0))
     observed = stock.reset()
-    ends = alone = 0
+    ends = ended_alone = 0
     for step in range(FRAMES):
         for (group, row), seen in zip(agents, observed, strict=True):
             assert torch.equal(batch[group, "observation"][:, step, row], seen)
@@ -72,8 +72,8 @@ def test_the_data_are_those_of_the_library(
         after = batch["next"]
         for (group, row), seen, reward in zip(agents, observed, rewards, strict=True):
             assert torch.equal(after[group, "observation"][:, step, row], seen)
-            found = after[group, "reward"][:, step, row, 0]
-            assert torch.equal(found, reward.reshape(WORLDS))
+            reward_row = after[group, "reward"][:, step, row, 0]
+            assert torch.equal(reward_row, reward.reshape(WORLDS))
         assert torch.equal(after["terminated"][:, step, 0], terminated)
         assert torch.equal(after["truncated"][:, step, 0], truncated)
         done = np.flatnonzero(after["done"][:, step, 0].numpy()).tolist()
@@ -86,7 +86,7 @@ def test_the_data_are_those_of_the_library(
         if len(done) == WORLDS:
             observed = stock.reset()
             continue
-        alone += 1
+        ended_alone += 1
         for world in done:
             observed = stock.reset_at(world)
         # It would be that of one world.
@@ -94,7 +94,7 @@ def test_the_data_are_those_of_the_library(
             get_observations=True, get_rewards=False, get_infos=False, get_dones=False
         )[0]
     assert ends >= WORLDS * (FRAMES // LIMIT)
-    assert scenario != "buzz_wire" or alone > 0
+    assert scenario != "buzz_wire" or ended_alone > 0
 
 
 @pytest.mark.parametrize(

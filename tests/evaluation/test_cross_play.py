@@ -60,9 +60,9 @@ def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> N
 
 def test_seats_decide_who_acts_for_the_row() -> None:
     policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    whole = cross_play(policies, rps, episodes=2, seats=lambda _, agents: agents)
+    result = cross_play(policies, rps, episodes=2, seats=lambda _, agents: agents)
     # If all seats are the row's, the column has no influence.
-    assert (whole.means == 0).all()
+    assert (result.means == 0).all()
     with pytest.raises(ValueError, match="seats must return some of the agents"):
         cross_play(policies, rps, episodes=1, seats=lambda *_: [])
     nothing: Any = {"seats": lambda *_: None}
@@ -72,7 +72,7 @@ def test_seats_decide_who_acts_for_the_row() -> None:
     with pytest.raises(TypeError, match="function of an episode's seed and all agents"):
         cross_play(policies, rps, episodes=1, **narrow)
     with pytest.raises(KeyError, match="no policy 'stone': the policies are"):
-        whole.interval("stone", "stone")
+        result.interval("stone", "stone")
     with pytest.raises(ValueError, match="There are no policies"):
         cross_play({}, rps, episodes=1)
 
@@ -114,9 +114,9 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     with pytest.raises(TypeError, match=r"policies\['background_policy'\]") as raised:
         evaluate_scenarios(None, scenarios, episodes=1)
     assert "scenario 'bad'" in raised.value.__notes__[0]
-    one: Any = Scenario("good", never)
+    scenario: Any = Scenario("good", never)
     with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
-        evaluate_scenarios(None, one, episodes=1)
+        evaluate_scenarios(None, scenario, episodes=1)
     narrow = make_policy(rps)
     wrong = [
         Scenario("own", rps, focal=["player_0"], background=Shows(PAPER)),
@@ -171,7 +171,7 @@ def test_scenarios_measure_the_focal_players_only() -> None:
         Scenario("mixed", rps, ["player_0"], {"a": paper, "b": scissors}),
         Scenario("alone", rps),
     ]
-    beaten, mixed, alone = evaluate_scenarios(rock, scenarios, episodes=40)
+    beaten, mixed, rocks_only = evaluate_scenarios(rock, scenarios, episodes=40)
     assert beaten.returns == [-ROUNDS] * 40
     assert beaten.score.value == -ROUNDS
     assert beaten.normalised is not None
@@ -179,7 +179,7 @@ def test_scenarios_measure_the_focal_players_only() -> None:
     assert mixed.normalised is None
     assert set(mixed.returns) == {-ROUNDS, ROUNDS}
     assert mixed.score.low < mixed.score.value < mixed.score.high
-    assert alone.returns == [0] * 40
+    assert rocks_only.returns == [0] * 40
 
 
 def test_a_focal_population_is_sampled_for_each_agent() -> None:
@@ -187,8 +187,8 @@ def test_a_focal_population_is_sampled_for_each_agent() -> None:
     scenario = Scenario("one", rps, ["player_0"], Shows(ROCK))
     (result,) = evaluate_scenarios(population, [scenario], episodes=30)
     assert set(result.returns) == {0, ROUNDS}
-    again = evaluate_scenarios(population, [scenario], episodes=30)[0]
-    assert again.returns == result.returns
+    repeated = evaluate_scenarios(population, [scenario], episodes=30)[0]
+    assert repeated.returns == result.returns
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_exactly_the_wanted_episodes_are_played() -> None:
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
-    one = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
-    two = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)
-    assert one == two
+    one_worker = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
+    two_workers = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)
+    assert one_worker == two_workers
 
 
 HUNTERS = partial(CountingEnv, n_prey=0)
@@ -58,7 +58,7 @@ def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
     """The noise of an episode begins with it, also in the middle of a slot."""
     torch.manual_seed(0)
     module = None if network is None else make_policy(factory(), **network)
-    one, two, three = (
+    one_worker, two_workers, three_workers = (
         evaluate(
             module,
             factory,
@@ -70,8 +70,8 @@ def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
         )
         for workers in (1, 2, 3)
     )
-    assert one == two == three
-    assert len(set(one.team_returns)) > 1
+    assert one_worker == two_workers == three_workers
+    assert len(set(one_worker.team_returns)) > 1
 
 
 def test_sampled_episodes_of_several_policies_do_not_depend_on_the_workers() -> None:
@@ -81,7 +81,7 @@ def test_sampled_episodes_of_several_policies_do_not_depend_on_the_workers() -> 
     def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
         return {agent: "abr"[(seed + i) % 3] for i, agent in enumerate(agents)}
 
-    one, two = (
+    one_worker, two_workers = (
         evaluate(
             None,
             HUNTERS,
@@ -94,7 +94,7 @@ def test_sampled_episodes_of_several_policies_do_not_depend_on_the_workers() -> 
         )
         for workers in (1, 3)
     )
-    assert one == two
+    assert one_worker == two_workers
 
 
 def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
@@ -109,9 +109,9 @@ def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
     engine.reset([0], [seed])
     length, total = 0, 0.0
     while not memory["done",].all():
-        acted = policy(frame.clone())
+        actions = policy(frame.clone())
         for group in ("hunter", "prey"):
-            memory[group, "action"][...] = acted[group, "action"].numpy()
+            memory[group, "action"][...] = actions[group, "action"].numpy()
         engine.step()
         length += 1
         total += sum(float(memory[g, "reward"].sum()) for g in ("hunter", "prey"))
@@ -223,21 +223,21 @@ def test_an_evaluator_acts_with_the_current_weights() -> None:
     env = partial(CountingEnv, n_prey=0)
     module = make_policy(env(), num_cells=[8])
     other = make_policy(env(), num_cells=[8])
-    found = {}
+    evaluations = {}
     for name, policy in {"module": module, "other": other}.items():
-        found[name] = evaluate(policy, env, episodes=6)
+        evaluations[name] = evaluate(policy, env, episodes=6)
     with Evaluator(other, env) as evaluator:
-        kept = {name: value.clone() for name, value in other.state_dict().items()}
+        weights = {name: value.clone() for name, value in other.state_dict().items()}
         other.load_state_dict(module.state_dict())  # Before the first evaluation.
-        assert evaluator.evaluate(6) == found["module"]
-        other.load_state_dict(kept)
+        assert evaluator.evaluate(6) == evaluations["module"]
+        other.load_state_dict(weights)
     with Evaluator(module, env) as evaluator:
-        assert evaluator.evaluate(6) == found["module"]
-        assert evaluator.evaluate(6, weights=other) == found["other"]
-        assert evaluator.evaluate(6) == found["module"]
+        assert evaluator.evaluate(6) == evaluations["module"]
+        assert evaluator.evaluate(6, weights=other) == evaluations["other"]
+        assert evaluator.evaluate(6) == evaluations["module"]
         module.load_state_dict(other.state_dict())
-        assert evaluator.evaluate(6) == found["other"]
-    assert found["module"] != found["other"]
+        assert evaluator.evaluate(6) == evaluations["other"]
+    assert evaluations["module"] != evaluations["other"]
 
 
 def test_an_evaluator_stays_usable_after_weights_that_do_not_fit() -> None:

@@ -57,12 +57,12 @@ def test_the_rank_sum_test_equals_an_enumeration() -> None:
             [(scores < s).sum() + ((scores == s).sum() + 1) / 2 for s in scores]
         )
         sums = [
-            ranks[list(chosen)].sum()
-            for chosen in combinations(range(len(scores)), sizes[0])
+            ranks[list(indices)].sum()
+            for indices in combinations(range(len(scores)), sizes[0])
         ]
         mean = sizes[0] * ranks.mean()
-        seen = abs(ranks[: sizes[0]].sum() - mean)
-        expected = np.mean([abs(s - mean) >= seen - 1e-9 for s in sums])
+        distance = abs(ranks[: sizes[0]].sum() - mean)
+        expected = np.mean([abs(s - mean) >= distance - 1e-9 for s in sums])
         actual = rank_sum_p(scores[: sizes[0]], scores[sizes[0] :])
         assert actual == pytest.approx(expected)
     assert rank_sum_p([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)

@@ -145,19 +145,22 @@ def draw(random_: random.Random) -> Pair:
     subject = random_.choice([*SUBJECTS])
     first = random_.choice([f for f in FIRST if ONLY.get(f, subject) == subject])
     places = ["same close", "other close", "other step"]
-    where = random_.choice([*places, "full disk"] if subject == "Writer" else places)
+    location = random_.choice([*places, "full disk"] if subject == "Writer" else places)
     if subject == "Collector":
         # Faults of its only process end the trainer, so only errors are drawn.
-        first, where = random_.choice(["raise in step", "raise in reset"]), "same close"
-        return Pair(subject, first, "raise", where, 0)
-    if where == "full disk" and first != "full disk":
-        return Pair(subject, first, "none", where, random_.randrange(2))
+        first, location = (
+            random_.choice(["raise in step", "raise in reset"]),
+            "same close",
+        )
+        return Pair(subject, first, "raise", location, 0)
+    if location == "full disk" and first != "full disk":
+        return Pair(subject, first, "none", location, random_.randrange(2))
     if FIRST[first][0].kind == "hang" or first == "stop in step":
         # Before the limit has passed, a hang is no fault that could come first.
-        where = random_.choice(["same close", "other close"])
+        location = random_.choice(["same close", "other close"])
     closes = [*IN_CLOSE, "fork"]
-    second = random_.choice([*LATER_FAULTS] if where == "other step" else closes)
-    return Pair(subject, first, second, where, random_.randrange(2))
+    second = random_.choice([*LATER_FAULTS] if location == "other step" else closes)
+    return Pair(subject, first, second, location, random_.randrange(2))
 
 
 def in_close(pair: Pair, folder: Path) -> Callable[[], None]:
@@ -204,13 +207,13 @@ def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
 @contextlib.contextmanager
 def collected(kind: Any, pair: Pair, folder: Path) -> Iterator[Any]:
     """Yield a collector's process ids and what to call until it fails."""
-    made = factories(pair, folder)
+    env_factories = factories(pair, folder)
     options: dict[str, Any] = {"frames_per_batch": 40}
     if kind is Collector:
-        made = made[:1]
+        env_factories = env_factories[:1]
     else:
         options["timeout"] = TIMEOUT
-    collector = kind(made, **options)
+    collector = kind(env_factories, **options)
     yield getattr(collector, "worker_pids", ()), collector.next
     collector.shutdown()
 
@@ -218,8 +221,8 @@ def collected(kind: Any, pair: Pair, folder: Path) -> Iterator[Any]:
 @contextlib.contextmanager
 def stepped(pair: Pair, folder: Path) -> Iterator[Any]:
     """The same for a ParallelEnv."""
-    made = factories(pair, folder)
-    with ParallelEnv(2, made, num_processes=2, timeout=TIMEOUT) as env:
+    env_factories = factories(pair, folder)
+    with ParallelEnv(2, env_factories, num_processes=2, timeout=TIMEOUT) as env:
         engine: Any = env.engine()
         yield engine.pids, lambda: env.rollout(20)
 
@@ -234,8 +237,8 @@ def evaluated(pair: Pair, folder: Path) -> Iterator[Any]:
 @contextlib.contextmanager
 def written(pair: Pair, folder: Path) -> Iterator[Any]:
     """The same for a collector whose batches are written."""
-    made = factories(pair, folder)
-    collector = MultiSyncCollector(made, frames_per_batch=40, timeout=TIMEOUT)
+    env_factories = factories(pair, folder)
+    collector = MultiSyncCollector(env_factories, frames_per_batch=40, timeout=TIMEOUT)
     description = DatasetDescription("pairs", collector.description)
     with contextlib.ExitStack() as stack:
         disk = folder
@@ -387,8 +390,8 @@ def check_cause(pair: Pair, error: BaseException) -> None:
         assert cause.worker == pair.worker, text
         return
     phase = FIRST[pair.first][0].phase
-    seen = (cause.worker, cause.environment, cause.phase)
-    assert seen == (pair.worker, pair.worker, phase), f"{seen} in {text}"
+    reported = (cause.worker, cause.environment, cause.phase)
+    assert reported == (pair.worker, pair.worker, phase), f"{reported} in {text}"
 
 
 def check_closed(use: Callable[[], object], first: BaseException) -> None:

@@ -314,8 +314,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @every_kind
 @pytest.mark.usefixtures("patient")
 def test_an_error_is_raised_soon_if_another_worker_hangs_in_close(kind: Any) -> None:
-    others = hanging_in_close("sleep", "step", at=10**9)
-    factories = [hanging_in_close("raise", at=3), others, others]
+    hanging = hanging_in_close("sleep", "step", at=10**9)
+    factories = [hanging_in_close("raise", at=3), hanging, hanging]
     collector = kind(factories, frames_per_batch=60)
     with pytest.raises(CountingError):
         stepping(collector)
@@ -323,8 +323,8 @@ def test_an_error_is_raised_soon_if_another_worker_hangs_in_close(kind: Any) -> 
 
 @pytest.mark.usefixtures("patient")
 def test_an_evaluation_reports_soon_if_another_worker_hangs_in_close() -> None:
-    others = hanging_in_close("sleep", "step", at=10**9)
-    factories = [hanging_in_close("raise", at=3), others]
+    hanging = hanging_in_close("sleep", "step", at=10**9)
+    factories = [hanging_in_close("raise", at=3), hanging]
     evaluator = Evaluator(None, factories)
     with pytest.raises(CountingError):
         evaluator.evaluate(episodes=4)

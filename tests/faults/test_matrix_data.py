@@ -55,8 +55,8 @@ def test_a_factory_that_cannot_be_pickled_is_refused_before_any_process_starts(
     tmp_path: Path,
 ) -> None:
     """Row 21, for ParallelEnv."""
-    with (tmp_path / "open").open("w") as held:
-        factory = lambda: CountingEnv(n_prey=held.fileno())  # noqa: E731
+    with (tmp_path / "open").open("w") as file:
+        factory = lambda: CountingEnv(n_prey=file.fileno())  # noqa: E731
         with pytest.raises(TypeError, match="cannot be sent to its process"):
             ParallelEnv(2, factory, num_processes=2).reset()
 
@@ -74,8 +74,8 @@ def test_no_rollout_mixes_two_versions_of_the_weights(kind: Any) -> None:
                     parameter.fill_(version)
             collector.update_policy_weights_()
             batch = collector.next()
-            acted = batch["policy_version"][..., None].float()
-            assert (batch["extremes"] == acted).all()
+            versions = batch["policy_version"][..., None].float()
+            assert (batch["extremes"] == versions).all()
 
 
 @pytest.mark.filterwarnings("ignore:More than .* batches are held")
@@ -122,11 +122,11 @@ def test_the_start_of_processes_has_its_own_limit() -> None:
 
 def test_the_same_seed_gives_a_collector_in_this_process_the_same_data() -> None:
     """Row 33; seed 0 is not special."""
-    first, again, other = (
+    first, repeated, other = (
         Collector([CountingEnv] * 2, frames_per_batch=40, seed=seed).next().clone()
         for seed in (0, 0, 1)
     )
-    assert (first == again).all()
+    assert (first == repeated).all()
     assert not (first == other).all()
     rows = first["hunter", "observation"]
     assert not torch.equal(rows[0], rows[1])

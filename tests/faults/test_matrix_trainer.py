@@ -207,14 +207,14 @@ def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> Non
     try:
         twin = ParallelEnv(2, CountingEnv)
         try:
-            for each in (env, twin):
-                each.set_seed(3)
-                state = each.rand_action(each.reset())
-            said = in_a_fork(lambda: uses(env)[use](state))
+            for parallel_env in (env, twin):
+                parallel_env.set_seed(3)
+                state = parallel_env.rand_action(parallel_env.reset())
+            message = in_a_fork(lambda: uses(env)[use](state))
             if use not in ("close", "forget"):
-                assert "is a fork of" in said
-            for each in (env, twin):
-                each.set_seed(4)
+                assert "is a fork of" in message
+            for parallel_env in (env, twin):
+                parallel_env.set_seed(4)
             assert (env.reset() == twin.reset()).all()
             torch.manual_seed(0)
             mine = env.rollout(5)
@@ -320,24 +320,24 @@ def test_after_shutdown_inside_the_loop_the_next_batch_raises_an_error(
     pids = collector.worker_pids
     batches = iter(collector)
     batch = next(batches)
-    kept = batch["hunter", "observation"].clone()
+    observations = batch["hunter", "observation"].clone()
     collector.shutdown()
     with pytest.raises(ClosedError, match="shut down"):
         next(batches)
     assert all(map(gone, pids))
-    assert (batch["hunter", "observation"] == kept).all()
+    assert (batch["hunter", "observation"] == observations).all()
 
 
 @every_kind
 def test_a_forgotten_collector_ends_its_workers(kind: Any) -> None:
     collector = kind([CountingEnv] * 2, frames_per_batch=20)
     batch = collector.next()
-    kept = batch.clone()
+    copy = batch.clone()
     pids = collector.worker_pids
     del collector
     gc.collect()
     wait_until_gone(pids)
-    assert (batch == kept).all()
+    assert (batch == copy).all()
 
 
 def test_several_collectors_work_at_once_and_in_threads() -> None:
