@@ -31,10 +31,10 @@ NEEDS = {
 
 
 def pages() -> list[str]:
-    found = [
+    paths = [
         page for page in DOCS.rglob("*.md") if BLOCK.search(page.read_text("utf-8"))
     ]
-    return sorted(str(page.relative_to(DOCS)) for page in found)
+    return sorted(str(page.relative_to(DOCS)) for page in paths)
 
 
 def examples(page: str) -> list[str]:
@@ -88,15 +88,15 @@ def test_included_examples_exist_and_are_shown_on_the_site() -> None:
     included = 0
     for name, text in pages.items():
         page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
-        shown = hooks["on_page_markdown"](text, page=page)
+        markdown = hooks["on_page_markdown"](text, page=page)
         for example in re.findall(r"<!-- example: ([a-z]\w*) -->", text):
             code = (DOCS.parent / "examples" / f"{example}.py").read_text("utf-8")
-            assert f'```python title="examples/{example}.py"\n{code}```' in shown
+            assert f'```python title="examples/{example}.py"\n{code}```' in markdown
             included += 1
     assert included >= 5
     page = SimpleNamespace(file=SimpleNamespace(src_uri="examples.md"))
-    shown = hooks["on_page_markdown"](pages["examples.md"], page=page)
+    markdown = hooks["on_page_markdown"](pages["examples.md"], page=page)
     for example in (DOCS.parent / "examples").glob("*.py"):
-        assert f"## {example.stem}\n" in shown
+        assert f"## {example.stem}\n" in markdown
         picture = f"pictures/{example.stem}.png"
-        assert (f"]({picture})" in shown) == (DOCS / picture).exists()
+        assert (f"]({picture})" in markdown) == (DOCS / picture).exists()

@@ -23,17 +23,19 @@ MAKEFILE = DOCS.parent / "Makefile"
 
 def first_cells(page: str, section: str = "") -> set[str]:
     """Names in the first cells of the tables of a page, or below one heading."""
-    part = (DOCS / page).read_text()
+    section_text = (DOCS / page).read_text()
     if section:
-        (part,) = re.findall(rf"## {section}\n(.*?)\n## ", part, re.DOTALL)
-    rows = [line for line in part.splitlines() if line.startswith("| ")]
+        (section_text,) = re.findall(
+            rf"## {section}\n(.*?)\n## ", section_text, re.DOTALL
+        )
+    rows = [line for line in section_text.splitlines() if line.startswith("| ")]
     return {name for row in rows for name in re.findall(r"`(\w+)", row.split("|")[1])}
 
 
 def test_the_tables_of_arguments_have_every_one_and_no_other() -> None:
     names = {option.name for option in declared(CollectorOptions)}
-    named = first_cells("options.md")
-    assert named == names | {"create_env_fn", "policy"}
+    documented = first_cells("options.md")
+    assert documented == names | {"create_env_fn", "policy"}
 
 
 def test_the_table_of_methods_has_every_one() -> None:
@@ -43,10 +45,10 @@ def test_the_table_of_methods_has_every_one() -> None:
         for name in dir(kind)
         if not name.startswith("_")
     }
-    named = first_cells("collectors.md", "Every method")
+    documented = first_cells("collectors.md", "Every method")
     # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
-    assert methods - named == set()
-    assert named - methods <= {"for", "len"}
+    assert methods - documented == set()
+    assert documented - methods <= {"for", "len"}
 
 
 def test_speeds_of_families_are_written_into_their_rows() -> None:
@@ -55,8 +57,8 @@ def test_speeds_of_families_are_written_into_their_rows() -> None:
     row = "| vmas/a, 4 worlds | {} | 1 us per frame | | {} |\n"
     table = head + row.format("bare loop", "") + row.format("Collector", "1.5 (1 to 2)")
     assert with_speeds(page, head) == page
-    found = with_speeds(page, table)
-    pairs = zip(page.splitlines(), found.splitlines(), strict=True)
+    updated = with_speeds(page, table)
+    pairs = zip(page.splitlines(), updated.splitlines(), strict=True)
     ((before, after),) = [pair for pair in pairs if pair[0] != pair[1]]
     assert "`vmas/navigation`" in before
     *cells, speed, end = after.split("|")
@@ -67,9 +69,9 @@ def test_speeds_of_families_are_written_into_their_rows() -> None:
 def test_tests_that_the_page_of_faults_names_exist() -> None:
     tests = Path(__file__).parent
     text = (DOCS / "faults.md").read_text()
-    named = re.findall(r"`([\w/]+\.py)(?:::(test_\w+))?`", text)
-    assert len(named) > 30
-    for file, test in named:
+    test_names = re.findall(r"`([\w/]+\.py)(?:::(test_\w+))?`", text)
+    assert len(test_names) > 30
+    for file, test in test_names:
         places = tests / "faults", tests, DOCS.parent
         page = next((p / file for p in places if (p / file).exists()), None)
         assert page is not None, f"there is no {file}"

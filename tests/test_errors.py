@@ -41,10 +41,10 @@ class SlottedError(Exception):
         return SlottedError, self.args
 
 
-def capture(exception: BaseException, **where: Any) -> Failure:
+def capture(exception: BaseException, **place: Any) -> Failure:
     with contextlib.suppress(type(exception)):
         raise exception
-    return Failure.capture(exception, **where)
+    return Failure.capture(exception, **place)
 
 
 def travel(failure: Failure, worker: int = 3) -> BaseException:
@@ -84,13 +84,13 @@ def test_the_traceback_of_the_worker_is_in_the_text_with_causes_and_notes() -> N
     assert text.startswith(
         "Worker 3 (pid 5) failed in create of environment 0: ValueError: bad level"
     )
-    for part in (
+    for expected_text in (
         'test_errors.py", line',
         "KeyError: 'observation'",
         "note of the cause",
         "note of the error",
     ):
-        assert part in text
+        assert expected_text in text
 
 
 @pytest.mark.parametrize("kind", [ValueError, SlottedError])

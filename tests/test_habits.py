@@ -40,11 +40,14 @@ def test_signature_and_help_show_each_option_with_type_and_text(kind: Any) -> No
     parameters = inspect.signature(kind).parameters.values()
     assert len(parameters) >= 3
     text = inspect.getdoc(kind.__init__) or ""
-    for each in parameters:
-        assert each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL), each
-        assert each.annotation is not each.empty, each
+    for parameter in parameters:
+        assert parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        ), parameter
+        assert parameter.annotation is not parameter.empty, parameter
         (line,) = [
-            x for x in text.splitlines() if x.strip().startswith(f"{each.name}: ")
+            x for x in text.splitlines() if x.strip().startswith(f"{parameter.name}: ")
         ]
         assert len(line.split()) >= 2
 
@@ -53,8 +56,8 @@ def test_the_text_of_an_option_is_its_declaration() -> None:
     text = " ".join((MultiSyncCollector.__init__.__doc__ or "").split())
     options = declared(marl_collect.CollectorOptions)
     assert len(options) > 40
-    for each in options:
-        assert f"{each.name}: " in text
+    for option in options:
+        assert f"{option.name}: " in text
 
 
 def things(folder: Path, stack: ExitStack) -> Iterator[Any]:
@@ -78,17 +81,17 @@ def things(folder: Path, stack: ExitStack) -> Iterator[Any]:
     about = dataset.contents.description
     writer = Writer(folder.with_name("more"), about)
     yield writer
-    whole = EpisodeWriter(writer, 2)
-    yield whole
-    yield stack.enter_context(BackgroundWriter(whole))
+    episode_writer = EpisodeWriter(writer, 2)
+    yield episode_writer
+    yield stack.enter_context(BackgroundWriter(episode_writer))
     yield open_dataset(folder).trajectories.filter(lambda episode: episode.length > 0)
 
 
 def test_reprs_are_one_line(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        for thing in things(tmp_path / "data", stack):
-            text = repr(thing)
-            name = type(thing).__name__
+        for instance in things(tmp_path / "data", stack):
+            text = repr(instance)
+            name = type(instance).__name__
             assert name in text or "Env" in text, name
             assert "\n" not in text, text
             assert " object at 0x" not in text, text

@@ -115,15 +115,15 @@ def sources() -> dict[str, Path]:
     return {dotted(path): path for path in sorted(inside)}
 
 
-def modules_imported(path: Path, known: dict[str, Path]) -> set[str]:
+def modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
     """Modules of the package that a file imports, anywhere in it."""
-    found = set()
+    imported_modules = set()
     for name in imported(ast.walk(parsed(path))):
         for candidate in (name, name.rpartition(".")[0]):
-            if candidate in known:
-                found.add(candidate)
+            if candidate in modules:
+                imported_modules.add(candidate)
                 break
-    return found
+    return imported_modules
 
 
 def room(module: str) -> str:
@@ -132,12 +132,12 @@ def room(module: str) -> str:
 
 
 def test_a_room_imports_only_from_layers_below() -> None:
-    known = sources()
+    modules = sources()
     floor = {name: n for n, layer in enumerate(LAYERS) for name in layer}
     upward = [
         f"{module} imports {other}"
-        for module, path in known.items()
-        for other in modules_imported(path, known)
+        for module, path in modules.items()
+        for other in modules_imported(path, modules)
         if room(module) and room(other) and room(module) != room(other)
         if floor[room(other)] >= floor[room(module)]
     ]
@@ -145,22 +145,22 @@ def test_a_room_imports_only_from_layers_below() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    known = sources()
-    imports = {name: modules_imported(path, known) for name, path in known.items()}
+    modules = sources()
+    imports = {name: modules_imported(path, modules) for name, path in modules.items()}
     # A package's own file lists public names; nothing runs there.
-    left = {
-        name: {other for other in others if known[other].name != "__init__.py"}
+    remaining = {
+        name: {other for other in others if modules[other].name != "__init__.py"}
         for name, others in imports.items()
-        if known[name].name != "__init__.py"
+        if modules[name].name != "__init__.py"
     }
     while True:
-        used = set().union(*left.values())
-        circle = {n: o & left.keys() for n, o in left.items() if n in used}
+        used = set().union(*remaining.values())
+        circle = {n: o & remaining.keys() for n, o in remaining.items() if n in used}
         circle = {n: others for n, others in circle.items() if others}
-        if circle == left:
+        if circle == remaining:
             break
-        left = circle
-    assert left == {}
+        remaining = circle
+    assert remaining == {}
 
 
 def test_every_room_has_a_layer_and_few_modules_are_loose() -> None:
@@ -179,9 +179,11 @@ def test_every_package_is_listed_in_pyproject() -> None:
         listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
 
     inits = [ROOT / "marl_collect", *LINKS.values()]
-    found = {dotted(init) for folder in inits for init in folder.rglob("__init__.py")}
-    assert found == set(listed)
-    assert len(listed) == len(found)
+    packages = {
+        dotted(init) for folder in inits for init in folder.rglob("__init__.py")
+    }
+    assert packages == set(listed)
+    assert len(listed) == len(packages)
 
 
 @pytest.mark.parametrize("path", ENGINE, ids=dotted)
@@ -220,8 +222,8 @@ def test_an_environment_module_knows_one_family_of_libraries(path: Path) -> None
 
 @pytest.mark.parametrize("path", sorted(LINKS["models"].rglob("*.py")), ids=dotted)
 def test_models_know_neither_processes_nor_environments(path: Path) -> None:
-    others = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
-    assert not [n for n in imported(ast.walk(parsed(path))) if others.match(n)]
+    forbidden = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
+    assert not [n for n in imported(ast.walk(parsed(path))) if forbidden.match(n)]
 
 
 @pytest.mark.parametrize("folder", LINKS)
@@ -278,9 +280,9 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
 
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        held = set(archive.namelist())
+        names = set(archive.namelist())
         archive.extractall(tmp_path / "installed")
-    tops = {name.partition("/")[0] for name in held}
+    tops = {name.partition("/")[0] for name in names}
     expected = {
         dotted(ROOT / name).replace(".", "/")
         + ("/__init__.py" if name.endswith("__init__.py") else ".py")
@@ -288,9 +290,9 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
         if name.endswith(".py") and name.partition("/")[0] in {"marl_collect", *LINKS}
     }
     assert {top for top in tops if not top.endswith(".dist-info")} == {"marl_collect"}
-    assert {name for name in held if name.endswith(".py")} == expected
-    assert {"marl_collect/py.typed", "marl_collect/cli/viewer/page.html"} <= held
-    assert any(name.endswith("/licenses/LICENSE") for name in held)
+    assert {name for name in names if name.endswith(".py")} == expected
+    assert {"marl_collect/py.typed", "marl_collect/cli/viewer/page.html"} <= names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
 
     installed = str(tmp_path / "installed")
     code = (

@@ -105,9 +105,9 @@ def test_one_declaration_makes_keyword_default_check_and_help() -> None:
 
 @pytest.mark.parametrize("make", [lambda *a, **k: Thing(*a, **k).options, thing])
 def test_arguments_reach_the_options(make: Any) -> None:
-    made = make(1, 2, count=np.int64(3), seconds=np.float32(2), switch=np.True_)
-    assert made == Arguments(first=1, second=2, count=3, seconds=2.0, switch=True)
-    assert [type(made.count), type(made.seconds), type(made.switch)] == [
+    arguments = make(1, 2, count=np.int64(3), seconds=np.float32(2), switch=np.True_)
+    assert arguments == Arguments(first=1, second=2, count=3, seconds=2.0, switch=True)
+    assert [type(arguments.count), type(arguments.seconds), type(arguments.switch)] == [
         int,
         float,
         bool,
@@ -187,10 +187,10 @@ def test_options_without_a_place_are_refused_unless_left_alone() -> None:
 
 
 def test_values_of_a_part() -> None:
-    made = thing(1, count=1, seconds=2, limit=3)
-    assert values(Base, made) == {"seconds": 2.0}
-    assert changed(Own, made) == {"seconds": 2.0, "count": 1, "limit": 3}
-    assert [each.name for each in declared(Base)] == ["seconds"]
+    instance = thing(1, count=1, seconds=2, limit=3)
+    assert values(Base, instance) == {"seconds": 2.0}
+    assert changed(Own, instance) == {"seconds": 2.0, "count": 1, "limit": 3}
+    assert [option.name for option in declared(Base)] == ["seconds"]
 
 
 def test_single_arguments_are_checked_alike() -> None:

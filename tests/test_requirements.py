@@ -71,10 +71,12 @@ def test_a_first_run_installs_the_tested_versions(
 ) -> None:
     commands = plan(target, tmp_path / "venv")
     installing = [
-        each for each in commands if " install " in each or "scripts/" in each
+        command
+        for command in commands
+        if " install " in command or "scripts/" in command
     ]
     assert installing
-    assert all("-c constraints.txt" in each for each in installing)
+    assert all("-c constraints.txt" in command for command in installing)
     assert last in commands[-1]
 
 
@@ -93,7 +95,7 @@ def test_tests_leave_the_demo_installed(tmp_path: Path) -> None:
 def test_each_extra_is_installed_alone_and_used() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     (matrix,) = re.findall(r"extra: \[(.*?)\]", workflow, re.DOTALL)
-    assert {each.strip() for each in matrix.split(",")} == {'""', *EXTRAS}
+    assert {entry.strip() for entry in matrix.split(",")} == {'""', *EXTRAS}
     script = (ROOT / "scripts" / "check_package.py").read_text("utf-8")
     (uses,) = re.findall(r"^USES: .*?^}", script, re.DOTALL | re.MULTILINE)
     assert set(re.findall(r'^    "(\w+)": ', uses, re.MULTILINE)) == set(EXTRAS) - {
@@ -114,7 +116,9 @@ def test_the_workflows_run_commands_that_exist(name: str) -> None:
     for command in commands:
         tool, *arguments = shlex.split(re.sub(r"\${{.*?}}", "", command))
         if tool == "make":
-            assert {each for each in arguments if "=" not in each} <= set(targets)
+            assert {argument for argument in arguments if "=" not in argument} <= set(
+                targets
+            )
         elif arguments[0].endswith(".py"):
             help_text = subprocess.run(
                 [sys.executable, ROOT / arguments[0], "--help"], capture_output=True

@@ -12,9 +12,9 @@ from support.zoo import Script, ScriptedEnv
 from workloads.free import FreeEnv
 
 
-def compared(one: Any, two: Any, *, with_state: bool = True) -> Any:
-    spaces = {agent: one.action_space(agent) for agent in one.possible_agents}
-    return compare(one, two, spaces, steps=25, seed=0, with_state=with_state)
+def compared(env: Any, other_env: Any, *, with_state: bool = True) -> Any:
+    spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
+    return compare(env, other_env, spaces, steps=25, seed=0, with_state=with_state)
 
 
 def test_equal_environments_pass_and_events_are_counted() -> None:
@@ -46,11 +46,11 @@ def test_a_difference_is_found_and_named(other: Script, said: str) -> None:
 
 
 def test_a_reward_of_minus_zero_differs_from_zero() -> None:
-    one, two = FreeEnv(), FreeEnv()
-    one._rewards = dict.fromkeys(one.possible_agents, 0.0)
-    two._rewards = dict.fromkeys(two.possible_agents, -0.0)
+    zeros, minus_zeros = FreeEnv(), FreeEnv()
+    zeros._rewards = dict.fromkeys(zeros.possible_agents, 0.0)
+    minus_zeros._rewards = dict.fromkeys(minus_zeros.possible_agents, -0.0)
     with pytest.raises(AssertionError, match="step 0, reward of agent_0"):
-        compared(one, two, with_state=False)
+        compared(zeros, minus_zeros, with_state=False)
 
 
 def test_a_free_environment_is_truncated_at_max_cycles() -> None:

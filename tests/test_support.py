@@ -139,15 +139,15 @@ def test_programs_draw_different_random_numbers() -> None:
 
 def test_programs_run_at_the_same_time_and_one_leaves_the_others_alone() -> None:
     with (
-        start_python("-c", "print(input())", stdin=subprocess.PIPE) as one,
-        start_python("-c", "print(input())", stdin=subprocess.PIPE) as two,
+        start_python("-c", "print(input())", stdin=subprocess.PIPE) as program,
+        start_python("-c", "print(input())", stdin=subprocess.PIPE) as killed_program,
     ):
-        assert two.poll() is None
-        two.kill()
-        assert two.wait() == -signal.SIGKILL
-        assert one.poll() is None
-        assert one.communicate("still here\n") == ("still here\n", "")
-        assert (one.poll(), one.returncode) == (0, 0)
+        assert killed_program.poll() is None
+        killed_program.kill()
+        assert killed_program.wait() == -signal.SIGKILL
+        assert program.poll() is None
+        assert program.communicate("still here\n") == ("still here\n", "")
+        assert (program.poll(), program.returncode) == (0, 0)
 
 
 def test_output_arrives_while_the_program_runs() -> None:
@@ -284,8 +284,8 @@ def test_an_interrupted_test_leaves_no_process(
         env=os.environ | {"PYTHONPATH": path, MARK: mark},
         stderr=subprocess.STDOUT,
     ) as program:
-        data = tmp_path / "data" / "data-000000"
-        wait_until(lambda: data.exists() or program.poll() is not None)
+        data_file = tmp_path / "data" / "data-000000"
+        wait_until(lambda: data_file.exists() or program.poll() is not None)
         assert program.poll() is None, program.communicate()
         # Their zygote, the command, its fork server, two workers, and a daemon.
         assert len(marked(mark)) >= 6

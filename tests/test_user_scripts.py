@@ -85,21 +85,23 @@ def test_a_batch_holds_what_a_bare_loop_with_its_seeds_and_actions_gives() -> No
     with MultiSyncCollector([line()] * 2, frames_per_batch=2 * frames, seed=seed) as c:
         batch = c.next()
     for env_index in range(2):
-        data = batch[env_index]
-        env, episode, seen = Line(), 0, {}
+        env_batch = batch[env_index]
+        env, episode, observations = Line(), 0, {}
         for t in range(frames):
             if not env.__dict__.get("agents"):
-                seen, _ = env.reset(seed=episode_seed(seed, env_index, episode))
+                observations, _ = env.reset(seed=episode_seed(seed, env_index, episode))
                 episode += 1
             agents = list(env.agents)
             for i, agent in enumerate(agents):
-                expected = torch.from_numpy(seen[agent].astype(np.float32))
-                assert torch.equal(data["a", "observation"][t, i], expected)
-            actions = {a: int(data["a", "action"][t, i]) for i, a in enumerate(agents)}
-            seen, rewards, ends, _, _ = env.step(actions)
-            after = data["next"][t]
+                expected = torch.from_numpy(observations[agent].astype(np.float32))
+                assert torch.equal(env_batch["a", "observation"][t, i], expected)
+            actions = {
+                a: int(env_batch["a", "action"][t, i]) for i, a in enumerate(agents)
+            }
+            observations, rewards, ends, _, _ = env.step(actions)
+            after = env_batch["next"][t]
             for i, agent in enumerate(agents):
-                expected = torch.from_numpy(seen[agent].astype(np.float32))
+                expected = torch.from_numpy(observations[agent].astype(np.float32))
                 assert torch.equal(after["a", "observation"][i], expected)
                 assert after["a", "reward"][i].item() == np.float32(rewards[agent])
                 assert after["a", "terminated"][i].item() == ends[agent]

@@ -57,9 +57,9 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.tensor(bias), requires_grad=False)
 
     def forward(
-        self, observation: torch.Tensor, prey: torch.Tensor
+        self, hunter: torch.Tensor, prey: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        number = (observation[..., 0] * 1009).round() + self.bias.round()
+        number = (hunter[..., 0] * 1009).round() + self.bias.round()
         bias = torch.zeros_like(number) + self.bias
         return number.long() % 4, prey[..., :2] * 2 - 1, bias
 

@@ -220,8 +220,8 @@ def test_settings_are_updated_and_another_network_is_refused() -> None:
             self.bias = nn.Parameter(torch.zeros(()))
             self.scale = 1.0
 
-        def forward(self, observation: torch.Tensor, prey: torch.Tensor) -> Any:
-            number = self.scale + 10.0 * (not self.training) + observation[..., 0] * 0
+        def forward(self, hunter: torch.Tensor, prey: torch.Tensor) -> Any:
+            number = self.scale + 10.0 * (not self.training) + hunter[..., 0] * 0
             return number.long() * 0, prey[..., :2] * 2 - 1, number
 
     policy = biased()

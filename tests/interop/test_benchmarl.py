@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def config(folder: Path, **settings: Any) -> Any:
-    made = experiment.ExperimentConfig.get_from_yaml()
+    experiment_config = experiment.ExperimentConfig.get_from_yaml()
     common = {
         "loggers": [],
         "render": False,
@@ -42,9 +42,9 @@ def config(folder: Path, **settings: Any) -> Any:
         "save_folder": str(folder),
     }
     for name, value in (common | settings).items():
-        assert hasattr(made, name), name
-        setattr(made, name, value)
-    return made
+        assert hasattr(experiment_config, name), name
+        setattr(experiment_config, name, value)
+    return experiment_config
 
 
 def build(
@@ -67,8 +67,10 @@ def build(
     )
 
 
-def parameters(made: Any) -> dict[str, Any]:
-    return {name: p.detach().clone() for name, p in made.policy.named_parameters()}
+def parameters(experiment_run: Any) -> dict[str, Any]:
+    return {
+        name: p.detach().clone() for name, p in experiment_run.policy.named_parameters()
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,24 +87,26 @@ def parameters(made: Any) -> dict[str, Any]:
 def test_an_experiment_trains_on_our_collector(
     algorithm: str, task: str, model: str, tmp_path: Path
 ) -> None:
-    made = build(tmp_path, algorithm, task, model, evaluation=True, loggers=["csv"])
-    assert isinstance(made.collector, MultiSyncCollector)
-    paths = {line.partition(" ")[0] for line in made.collector.explain()}
+    new_experiment = build(
+        tmp_path, algorithm, task, model, evaluation=True, loggers=["csv"]
+    )
+    assert isinstance(new_experiment.collector, MultiSyncCollector)
+    paths = {line.partition(" ")[0] for line in new_experiment.collector.explain()}
     assert paths == ({"Fused:"} if model == "Mlp" else {"Not"})
-    before = parameters(made)
-    made.run()
-    assert made.total_frames == 2 * FRAMES
-    after = parameters(made)
+    before = parameters(new_experiment)
+    new_experiment.run()
+    assert new_experiment.total_frames == 2 * FRAMES
+    after = parameters(new_experiment)
     assert any((before[name] != after[name]).any() for name in before)
-    version = made.collector.policy_version
+    version = new_experiment.collector.policy_version
     assert version == 2  # Published after each of the two batches.
 
 
 def small_cnn() -> Any:
-    made = models.CnnConfig.get_from_yaml()
-    made.cnn_num_cells, made.cnn_kernel_sizes, made.cnn_strides = [4, 4], [5, 3], [4, 2]
-    made.mlp_num_cells = [8]
-    return made
+    cnn = models.CnnConfig.get_from_yaml()
+    cnn.cnn_num_cells, cnn.cnn_kernel_sizes, cnn.cnn_strides = [4, 4], [5, 3], [4, 2]
+    cnn.mlp_num_cells = [8]
+    return cnn
 
 
 def test_an_experiment_trains_on_meltingpot(tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_an_experiment_trains_on_meltingpot(tmp_path: Path) -> None:
     task = tasks.MeltingPotTask.COINS.get_from_yaml()
     task.config["max_steps"] = 10
     frames = 40
-    made = bridge.Experiment(
+    new_experiment = bridge.Experiment(
         task=task,
         algorithm_config=algorithms.MappoConfig.get_from_yaml(),
         model_config=small_cnn(),
@@ -127,38 +131,40 @@ def test_an_experiment_trains_on_meltingpot(tmp_path: Path) -> None:
         ),
         workers=2,
     )
-    assert isinstance(made.task, bridge.OurMeltingPotTask)
-    pictures = rendered(made)
-    before = parameters(made)
-    made.run()
+    assert isinstance(new_experiment.task, bridge.OurMeltingPotTask)
+    pictures = rendered(new_experiment)
+    before = parameters(new_experiment)
+    new_experiment.run()
     assert len(pictures) > 1
     assert pictures[0].shape[-1] == 3
-    after = parameters(made)
+    after = parameters(new_experiment)
     assert any((before[name] != after[name]).any() for name in before)
-    assert math.isfinite(made.mean_return)
+    assert math.isfinite(new_experiment.mean_return)
 
 
-def rendered(made: Any) -> list[Any]:
+def rendered(experiment_run: Any) -> list[Any]:
     """Collect the pictures of evaluations, which loggers encode with torchvision."""
-    found: list[Any] = []
+    frames: list[Any] = []
 
     def log_evaluation(rollouts: Any, video_frames: list[Any], **_: Any) -> None:
         del rollouts
-        found.extend(video_frames)
+        frames.extend(video_frames)
 
-    made.logger.log_evaluation = log_evaluation
-    return found
+    experiment_run.logger.log_evaluation = log_evaluation
+    return frames
 
 
 def test_evaluations_are_rendered(tmp_path: Path) -> None:
-    made = build(tmp_path, "Mappo", "SIMPLE_SPREAD", evaluation=True, render=True)
-    pictures = rendered(made)
-    made.run()
+    new_experiment = build(
+        tmp_path, "Mappo", "SIMPLE_SPREAD", evaluation=True, render=True
+    )
+    pictures = rendered(new_experiment)
+    new_experiment.run()
     first = np.asarray(pictures[0])
     assert first.dtype == np.uint8
     assert first.ndim == 3
     assert first.shape[-1] == 3
-    assert any((np.asarray(each) != first).any() for each in pictures)
+    assert any((np.asarray(picture) != first).any() for picture in pictures)
 
 
 class OwnTask(tasks.PettingZooTask.associated_class()):  # type: ignore[misc]
@@ -206,18 +212,18 @@ def own(folder: Path, **settings: Any) -> Any:
 
 
 def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) -> None:
-    made = own(tmp_path)
-    made.run()
-    assert made.total_frames == FRAMES
-    assert -200 < made.mean_return < 0  # Sums of 20 negative rewards.
+    new_experiment = own(tmp_path)
+    new_experiment.run()
+    assert new_experiment.total_frames == FRAMES
+    assert -200 < new_experiment.mean_return < 0  # Sums of 20 negative rewards.
 
 
 def test_a_task_that_steps_a_batch_is_collected_from_it(tmp_path: Path) -> None:
-    made = own(tmp_path, batched=True)
-    made.test_env.reset()  # A SerialEnv that has not begun cannot be closed.
-    made.run()
-    assert made.total_frames == FRAMES
-    assert -200 < made.mean_return < 0
+    new_experiment = own(tmp_path, batched=True)
+    new_experiment.test_env.reset()  # A SerialEnv that has not begun cannot be closed.
+    new_experiment.run()
+    assert new_experiment.total_frames == FRAMES
+    assert -200 < new_experiment.mean_return < 0
 
 
 def test_an_experiment_trains_on_vmas(tmp_path: Path) -> None:
@@ -244,13 +250,13 @@ def test_an_experiment_trains_on_vmas(tmp_path: Path) -> None:
             **options,
         )
 
-    made = start(bridge.Experiment, workers=2)
-    made.run()
-    assert made.total_frames == 3 * frames
-    assert math.isfinite(made.mean_return)
+    new_experiment = start(bridge.Experiment, workers=2)
+    new_experiment.run()
+    assert new_experiment.total_frames == 3 * frames
+    assert math.isfinite(new_experiment.mean_return)
     other = start(bridge.Experiment, workers=2)
     stock = start(experiment.Experiment)
-    before, trained = parameters(other), parameters(made)
+    before, trained = parameters(other), parameters(new_experiment)
     for name, weight in parameters(stock).items():
         assert torch.equal(before[name], weight)
     assert any((before[name] != trained[name]).any() for name in before)
@@ -269,11 +275,11 @@ def test_a_checkpoint_resumes(model: str, tmp_path: Path) -> None:
     first = build(tmp_path, "Mappo", "SIMPLE_SPREAD", model, checkpoint_interval=FRAMES)
     first.run()
     (checkpoint,) = Path(first.folder_name).glob(f"checkpoints/*_{FRAMES}.pt")
-    again = bridge.Experiment.reload_from_file(str(checkpoint), workers=2)
-    assert again.total_frames == FRAMES
-    again.run()
-    assert again.total_frames == 2 * FRAMES
-    assert again.collector.frames == first.collector.frames
+    reloaded = bridge.Experiment.reload_from_file(str(checkpoint), workers=2)
+    assert reloaded.total_frames == FRAMES
+    reloaded.run()
+    assert reloaded.total_frames == 2 * FRAMES
+    assert reloaded.collector.frames == first.collector.frames
 
 
 @pytest.mark.parametrize("stock", [True, False], ids=["from_stock", "to_stock"])
@@ -294,16 +300,16 @@ def test_checkpoints_cross(
     (checkpoint,) = Path(first.folder_name).glob(f"checkpoints/*_{FRAMES}.pt")
     load: Any = bridge.Experiment if stock else experiment.Experiment
     patch = {"max_n_frames": 2 * FRAMES}
-    again = load.reload_from_file(str(checkpoint), experiment_patch=patch)
-    assert again.total_frames == FRAMES
+    reloaded = load.reload_from_file(str(checkpoint), experiment_patch=patch)
+    assert reloaded.total_frames == FRAMES
     expected = parameters(first)
-    for name, weight in parameters(again).items():
+    for name, weight in parameters(reloaded).items():
         assert (weight == expected[name]).all()
     task = tasks.pettingzoo.common.PettingZooClass
-    assert type(again.task) is (bridge.OurPettingZooTask if stock else task)
-    again.run()
-    assert again.total_frames == 2 * FRAMES
-    saved = Path(again.folder_name) / "checkpoints" / f"checkpoint_{2 * FRAMES}.pt"
+    assert type(reloaded.task) is (bridge.OurPettingZooTask if stock else task)
+    reloaded.run()
+    assert reloaded.total_frames == 2 * FRAMES
+    saved = Path(reloaded.folder_name) / "checkpoints" / f"checkpoint_{2 * FRAMES}.pt"
     state = torch.load(saved, weights_only=False)["collector"]
     assert (state["frames"], state["iter"]) == (2 * FRAMES, 1)
 

@@ -67,12 +67,12 @@ def test_real_environments_pass_check_env_specs(library: Any) -> None:
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size: Any) -> None:
-    bridged, own = to_torchrl(_build({}, size)), _build({}, size)
+    bridged, direct = to_torchrl(_build({}, size)), _build({}, size)
     bridged.set_seed(11)
-    own.set_seed(11)
+    direct.set_seed(11)
     theirs = bridged.rollout(20, **PLAY_ON)
     actions = iter(theirs.select(*bridged.action_keys).unbind(-1))
-    ours = own.rollout(20, lambda td: td.update(next(actions)), **PLAY_ON)
+    ours = direct.rollout(20, lambda td: td.update(next(actions)), **PLAY_ON)
     assert ours.get(("next", "done")).any()  # Resets, for one environment of the batch.
     assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
     for key in ours.keys(True, True):
@@ -196,13 +196,13 @@ def test_the_error_without_torchrl_names_the_extra(
 
 
 def test_rendering_and_attributes_reach_the_inner_environment() -> None:
-    one: Any = CountingEnv()
-    one.difficulty = 7
-    env = TransformedEnv(to_torchrl(one), StepCounter())
+    counting: Any = CountingEnv()
+    counting.difficulty = 7
+    env = TransformedEnv(to_torchrl(counting), StepCounter())
     env.reset()
     picture = env.render()
     assert picture.dtype == np.uint8
-    assert (picture == one.render()).all()
+    assert (picture == counting.render()).all()
     assert env.difficulty == 7
     with pytest.raises(AttributeError, match="easiness"):
         env.easiness  # noqa: B018 - does not exist

@@ -129,12 +129,12 @@ def test_an_environment_converted_to_torchrl_and_back_is_equal(changes: Any) -> 
         return TorchRLWrapper(to_torchrl(CountingEnv(**changes)))
 
     check_env(factory)
-    env, own = factory(), CountingEnv(**changes)
-    there, here = env.description.row(), own.description.row()
-    assert {k: f.shape for k, f in there.items()} == {
-        k: f.shape for k, f in here.items()
+    env, original = factory(), CountingEnv(**changes)
+    converted_row, original_row = env.description.row(), original.description.row()
+    assert {k: f.shape for k, f in converted_row.items()} == {
+        k: f.shape for k, f in original_row.items()
     }
-    assert env.group_map == own.group_map
+    assert env.group_map == original.group_map
     assert env.description.name == "_OurEnv"
 
 
@@ -223,8 +223,8 @@ def test_collectors_and_parallel_env_step_it() -> None:
 
     with Collector(one, None, frames_per_batch=24, total_frames=24) as collector:
         assert collector.next().shape == (1, 24)
-    two = partial(ParallelEnv, 2, one)
-    with Collector(two, None, frames_per_batch=24, total_frames=24) as collector:
+    two_envs = partial(ParallelEnv, 2, one)
+    with Collector(two_envs, None, frames_per_batch=24, total_frames=24) as collector:
         frames = collector.next()
     assert frames.shape == (2, 12)
     assert frames["next", "done"].sum() == 6
@@ -256,8 +256,8 @@ def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
     assert after["done"][:, :, 1].sum() == 6
     begins = frames["clock"][:, :, 0] == 0
     assert begins.nonzero()[:, 1].tolist() == [0, 4, 8] * 2
-    one = TorchRLWrapper(LampsEnv()).description
-    assert make().description.row() == one.row()
+    description = TorchRLWrapper(LampsEnv()).description
+    assert make().description.row() == description.row()
 
 
 def test_several_batch_dimensions_are_refused() -> None:
@@ -292,26 +292,26 @@ def test_worlds_give_the_data_of_torchrls_own_rollout(
     stock = make()
     episodes = [0] * worlds
     stock.set_seed(episode_seed(seed, 0, 0))
-    now = stock.reset()
-    alone = 0
+    td = stock.reset()
+    n_partial_ends = 0
     for step in range(steps):
         actions = batch[:, step].select(*stock.action_keys)
-        frame = stock.step(now.update(actions))
+        frame = stock.step(td.update(actions))
         for key, expected in frame.items(include_nested=True, leaves_only=True):
             if key[-1] == "episode_reward" and key[0] != "next":
                 continue  # Ours are under "next" only.
             assert torch.equal(batch[:, step][key], expected), (step, key)
-        now = stock.step_mdp(frame)
+        td = stock.step_mdp(frame)
         over = frame["next", "done"].flatten().nonzero().flatten().tolist()
         for world in over:
             episodes[world] += 1
         if over:
-            alone += len(over) < worlds
+            n_partial_ends += len(over) < worlds
             stock.set_seed(episode_seed(seed, over[0], episodes[over[0]]))
-            now = stock.reset(now.set("_reset", frame["next", "done"]))
-            now = now.exclude("_reset")
-    assert min(episodes) > 0 or alone
-    assert alone or scenario != "buzz_wire"
+            td = stock.reset(td.set("_reset", frame["next", "done"]))
+            td = td.exclude("_reset")
+    assert min(episodes) > 0 or n_partial_ends
+    assert n_partial_ends or scenario != "buzz_wire"
 
 
 def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:

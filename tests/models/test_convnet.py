@@ -40,8 +40,8 @@ def test_outputs_and_gradients_equal_separate_networks(
     flat = x.reshape(-1, N, 2, 7, 8)
     outputs = []
     for agent in range(N):
-        single = net.get_stateful_net(None if share_params else agent)
-        outputs.append(single(flat.flatten(1, 2) if centralised else flat[:, agent]))
+        network = net.get_stateful_net(None if share_params else agent)
+        outputs.append(network(flat.flatten(1, 2) if centralised else flat[:, agent]))
     expected = torch.stack(outputs, 1).reshape(*batch, N, -1)
     assert out.shape == (*batch, N, 6 * 4 * 4)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)

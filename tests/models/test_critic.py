@@ -40,10 +40,10 @@ def batch(*shape: Any) -> Any:
 @pytest.mark.parametrize("share_params", [False, True])
 def test_every_value_depends_on_every_group(share_params: bool) -> None:
     critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
-    data = batch(3, 2)
-    observations = [data[name, "observation"].requires_grad_() for name in SIZES]
+    td = batch(3, 2)
+    observations = [td[name, "observation"].requires_grad_() for name in SIZES]
 
-    out = critic(data)
+    out = critic(td)
 
     for name, (n, _) in SIZES.items():
         value = out[name, "state_value"]
@@ -74,9 +74,9 @@ def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
     )
     critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
     critic.load_torchrl_state_dict(theirs.state_dict())
-    data = batch(5)
+    td = batch(5)
 
-    mine, other = critic(data.clone()), theirs(data.clone())
+    mine, other = critic(td.clone()), theirs(td.clone())
 
     for name in SIZES:
         key = (name, "state_value")
@@ -94,10 +94,10 @@ def test_sizes_are_inferred_and_weights_are_materialized() -> None:
 
 def test_bad_input_names_the_group() -> None:
     critic = CrossGroupCritic(specs())
-    data = batch(2)
-    data["sheep", "observation"] = torch.zeros(2, 3, 5)
+    td = batch(2)
+    td["sheep", "observation"] = torch.zeros(2, 3, 5)
 
     with pytest.raises(Exception, match=r"'sheep'.*n_agents=4.*\[2, 3, 5\]"):
-        critic(data)
+        critic(td)
     with pytest.raises(ValueError, match=r"\['goat'\]"):
         CrossGroupCritic(specs(), detach_groups=["goat"])

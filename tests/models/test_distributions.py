@@ -102,7 +102,7 @@ def test_one_hot_equals_categorical() -> None:
 def test_several_choices_equal_independent_categoricals() -> None:
     logits = torch.randn(*SHAPE, 7, dtype=torch.float64)
     ours = MultiCategorical(logits, [3, 4])
-    theirs = [D.Categorical(logits=part) for part in logits.split([3, 4], -1)]
+    theirs = [D.Categorical(logits=chunk) for chunk in logits.split([3, 4], -1)]
     action = ours.sample((11,))
 
     assert action.shape == (11, *SHAPE, 2)
@@ -127,11 +127,11 @@ def test_normal_equals_torchs() -> None:
 
 
 def reference(loc: torch.Tensor, scale: torch.Tensor) -> Any:
-    parts = [
+    transforms = [
         D.TanhTransform(cache_size=1),
         D.AffineTransform((LOW + HIGH) / 2, (HIGH - LOW) / 2),
     ]
-    return D.Independent(D.TransformedDistribution(D.Normal(loc, scale), parts), 1)
+    return D.Independent(D.TransformedDistribution(D.Normal(loc, scale), transforms), 1)
 
 
 def test_tanh_normal_equals_torchs_transformed_normal() -> None:

@@ -31,10 +31,10 @@ def test_logits_are_finite_with_epsilon_zero() -> None:
 def test_make_policy_builds_values_and_acts_greedily_in_them() -> None:
     make_env = partial(CountingEnv, n_prey=0, action_mask=True)
     policy = make_policy(make_env, epsilon=0.0, return_log_prob=False)
-    found = policy(make_env().reset())["hunter"]
-    legal = found["action_value"].masked_fill(~found["action_mask"], -torch.inf)
-    assert torch.equal(found["action"], legal.argmax(-1))
-    assert "action_log_prob" not in found
+    outputs = policy(make_env().reset())["hunter"]
+    legal = outputs["action_value"].masked_fill(~outputs["action_mask"], -torch.inf)
+    assert torch.equal(outputs["action"], legal.argmax(-1))
+    assert "action_log_prob" not in outputs
 
 
 def test_a_wrong_epsilon_and_actions_without_values_are_refused() -> None:

@@ -69,11 +69,11 @@ def test_each_combination_reaches_exactly_its_best_reward(
     for _ in range(100):
         rows = torch.randint(4, (256,))
         with torch.no_grad(), set_interaction_type("random"):
-            data = policy(frames(task, rows))
-        action = data["pair", "action"]
+            td = policy(frames(task, rows))
+        action = td["pair", "action"]
         reward = (action == TARGET[task][rows]).float().mean(-1, keepdim=True)
         advantage = reward - reward.mean()
-        log_prob = policy.get_dist(data).log_prob(action)
+        log_prob = policy.get_dist(td).log_prob(action)
         optimizer.zero_grad()
         (-log_prob * advantage).mean().backward()
         optimizer.step()

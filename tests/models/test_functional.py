@@ -49,7 +49,7 @@ class Case:
 
 
 def _cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for centralised, share_params in itertools.product((False, True), (False, True)):
         setup: dict[str, Any] = {
             "centralised": centralised,
@@ -77,12 +77,12 @@ def _cases() -> dict[str, Case]:
             return MultiAgentLSTM(4, 3, N, **setup, **options)
 
         name = f"{'c' if centralised else 'd'}{'s' if share_params else 'u'}"
-        found[f"mlp-{name}"] = Case(mlp, ((N, 4),))
-        found[f"conv-{name}"] = Case(conv, ((N, 2, 6, 6),))
-        found[f"gru-{name}"] = Case(gru, ((N, 4), (N, 2, 3)))
-        found[f"lstm-{name}"] = Case(lstm, ((N, 4), (N, 1, 3), (N, 1, 3)))
-    found["vdn"] = Case(lambda **_: VDNMixer(N), ((N, 1),))
-    found["qmix"] = Case(
+        cases[f"mlp-{name}"] = Case(mlp, ((N, 4),))
+        cases[f"conv-{name}"] = Case(conv, ((N, 2, 6, 6),))
+        cases[f"gru-{name}"] = Case(gru, ((N, 4), (N, 2, 3)))
+        cases[f"lstm-{name}"] = Case(lstm, ((N, 4), (N, 1, 3), (N, 1, 3)))
+    cases["vdn"] = Case(lambda **_: VDNMixer(N), ((N, 1),))
+    cases["qmix"] = Case(
         lambda **options: QMixer((4,), 5, N, **options), ((N, 1), (4,))
     )
     for share_params in (False, True):
@@ -102,8 +102,8 @@ def _cases() -> dict[str, Case]:
             inner: nn.Module = module.module
             return inner
 
-        found[f"critic-{'s' if share_params else 'u'}"] = Case(critic, ((2, 3), (1, 4)))
-    return found
+        cases[f"critic-{'s' if share_params else 'u'}"] = Case(critic, ((2, 3), (1, 4)))
+    return cases
 
 
 CASES = _cases()
@@ -142,18 +142,18 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def total(out: Any) -> Tensor:
-    parts = out if isinstance(out, tuple) else (out,)
-    return torch.stack([part.square().sum() for part in parts]).sum()
+    outputs = out if isinstance(out, tuple) else (out,)
+    return torch.stack([output.square().sum() for output in outputs]).sum()
 
 
 def test_gradients_pass_gradcheck(case: Case) -> None:
     net = case.build().double()
-    x = tuple(part.requires_grad_() for part in case.x(2, DOUBLE))
+    x = tuple(tensor.requires_grad_() for tensor in case.x(2, DOUBLE))
     params = dict(net.named_parameters())
 
     def call(*tensors: Tensor) -> Any:
-        own = dict(zip(params, tensors[len(x) :], strict=True))
-        return torch.func.functional_call(net, own, tensors[: len(x)])
+        named_params = dict(zip(params, tensors[len(x) :], strict=True))
+        return torch.func.functional_call(net, named_params, tensors[: len(x)])
 
     assert torch.autograd.gradcheck(call, (*x, *params.values()), fast_mode=True)
 
@@ -234,7 +234,9 @@ def test_vmap_over_stacked_copies(weighty: Case) -> None:
 
     expected = [net(*x) for net in nets]
     if isinstance(expected[0], tuple):
-        close(out, tuple(torch.stack(part) for part in zip(*expected, strict=True)))
+        close(
+            out, tuple(torch.stack(outputs) for outputs in zip(*expected, strict=True))
+        )
     else:
         close(out, torch.stack(expected))
 
@@ -330,7 +332,7 @@ def test_the_gpu_equals_the_cpu(case: Case) -> None:
     on_gpu = copy.deepcopy(net).cuda()
     x = case.x(5)
 
-    out = on_gpu(*(part.cuda() for part in x))
+    out = on_gpu(*(tensor.cuda() for tensor in x))
     expected = net(*x)
 
     pairs = zip(
@@ -338,8 +340,8 @@ def test_the_gpu_equals_the_cpu(case: Case) -> None:
         expected if isinstance(expected, tuple) else (expected,),
         strict=True,
     )
-    for found, wanted in pairs:
-        torch.testing.assert_close(found.cpu(), wanted, atol=1e-4, rtol=1e-3)
+    for gpu_value, cpu_value in pairs:
+        torch.testing.assert_close(gpu_value.cpu(), cpu_value, atol=1e-4, rtol=1e-3)
     if list(net.parameters()):
         total(out).backward()
         total(expected).backward()

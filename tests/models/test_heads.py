@@ -75,16 +75,16 @@ def test_actions_and_log_probabilities_of_each_agent(name: str) -> None:
 
 def test_interaction_types_select_the_action(name: str) -> None:
     head = HEADS[name]()
-    data = parameters(head)
-    dist = head.get_dist(data)
+    td = parameters(head)
+    dist = head.get_dist(td)
 
     def chosen(kind: Any) -> Any:
         with set_interaction_type(kind):
-            return head(data.clone())["walker", "action"]
+            return head(td.clone())["walker", "action"]
 
     assert torch.equal(chosen(InteractionType.MODE), dist.mode)
     assert torch.equal(chosen(InteractionType.DETERMINISTIC), dist.deterministic_sample)
-    assert torch.equal(head(data.clone())["walker", "action"], chosen("deterministic"))
+    assert torch.equal(head(td.clone())["walker", "action"], chosen("deterministic"))
     samples = torch.stack([chosen(InteractionType.RANDOM) for _ in range(20)])
     assert not torch.equal(samples[0], samples[1])
     if name in ("normal", "tanh"):
@@ -100,23 +100,23 @@ def test_interaction_types_select_the_action(name: str) -> None:
 
 def test_given_noise_determines_the_action(name: str) -> None:
     head = HEADS[name]()
-    data = parameters(head)
+    td = parameters(head)
     noise = torch.randn(6, 2, head.noise_size)
 
-    direct = head.sample_from_noise(data.clone(), noise)
+    direct = head.sample_from_noise(td.clone(), noise)
 
     head.noise = noise
     with set_interaction_type(InteractionType.RANDOM):
-        called = head(data.clone())
+        called = head(td.clone())
     for key in head.out_keys:
         assert torch.equal(direct[key], called[key])
-    rows = [head.sample_from_noise(data[i : i + 1], noise[i : i + 1]) for i in range(6)]
+    rows = [head.sample_from_noise(td[i : i + 1], noise[i : i + 1]) for i in range(6)]
     for key in head.out_keys:
         # Vectorised functions may differ in the last bit for different numbers of rows.
         torch.testing.assert_close(torch.cat([row[key] for row in rows]), direct[key])
     assert torch.equal(
-        head(data.clone())["walker", "action"],
-        head.get_dist(data).deterministic_sample,
+        head(td.clone())["walker", "action"],
+        head.get_dist(td).deterministic_sample,
     )
 
 
@@ -124,12 +124,12 @@ def test_heads_can_be_copied_pickled_and_materialized(name: str) -> None:
     with torch.device("meta"):
         on_meta = HEADS[name]()
     original = HEADS[name]()
-    data = parameters(original)
+    td = parameters(original)
 
     copies = [copy.deepcopy(original), pickle.loads(pickle.dumps(original))]
     for head in [*copies, materialize(on_meta), materialize(copies[1])]:
-        out = head(data.clone())
-        assert torch.equal(out["walker", "action"], original(data)["walker", "action"])
+        out = head(td.clone())
+        assert torch.equal(out["walker", "action"], original(td)["walker", "action"])
     assert original.state_dict() == {}
     assert "walker" in repr(original)
 
@@ -146,34 +146,36 @@ def test_a_missing_parameter_names_group_and_key(name: str) -> None:
 @pytest.mark.parametrize("kind", ["random", "mode", "deterministic"])
 def test_illegal_actions_are_never_chosen(one_hot: bool, kind: str) -> None:
     head = CategoricalHead(4, OPTIONS, mask=True, one_hot=one_hot)
-    data = parameters(head, batch=5000)
-    data["walker", "logits"] *= 10
+    td = parameters(head, batch=5000)
+    td["walker", "logits"] *= 10
 
     with set_interaction_type(kind):
-        action = head(data)["walker", "action"]
+        action = head(td)["walker", "action"]
 
-    taken = action.bool() if one_hot else nn.functional.one_hot(action, 4).bool()
-    assert not (taken & ~data["walker", "action_mask"]).any()
+    one_hot_actions = (
+        action.bool() if one_hot else nn.functional.one_hot(action, 4).bool()
+    )
+    assert not (one_hot_actions & ~td["walker", "action_mask"]).any()
 
 
 def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent() -> None:
     head = CategoricalHead(4, OPTIONS, mask=True)
-    data = parameters(head)
-    data["walker", "action_mask"][3, 1] = False
+    td = parameters(head)
+    td["walker", "action_mask"][3, 1] = False
 
     with pytest.raises(ValueError, match=r"'walker_1' of group 'walker'.*\[3\]"):
-        head(data)
+        head(td)
     unchecked = CategoricalHead(4, OPTIONS, mask=True, check_mask=False)
-    assert unchecked(data)["walker", "action"].shape == (6, 2)
+    assert unchecked(td)["walker", "action"].shape == (6, 2)
 
 
 def test_actions_fill_the_bounds_and_stay_within() -> None:
     head = TanhNormalHead(LOW, HIGH, OPTIONS)
-    data = parameters(head, batch=2000)
-    data["walker", "loc"] *= 3
+    td = parameters(head, batch=2000)
+    td["walker", "loc"] *= 3
 
     with set_interaction_type("random"):
-        action = head(data)["walker", "action"]
+        action = head(td)["walker", "action"]
 
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
     assert ((action >= low) & (action <= high)).all()

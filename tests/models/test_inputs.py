@@ -38,6 +38,6 @@ def test_loc_scale_equals_tensordicts_extractor() -> None:
     with torch.device("meta"):
         ours = LocScale()
 
-    for found, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
+        torch.testing.assert_close(actual, expected)
     assert ours(torch.zeros(2))[1] == pytest.approx(1.0)

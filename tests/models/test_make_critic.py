@@ -49,18 +49,18 @@ def test_a_value_for_every_agent(
         recurrent=recurrent,
         **SMALL,
     )
-    data = observe(BOTH, 7)
-    critic(data)
-    assert data["one", "state_value"].shape == (7, 2, 1)
-    assert data["two", "state_value"].shape == (7, 3, 1)
-    sum(data[g, "state_value"].sum() for g in BOTH.groups).backward()
+    td = observe(BOTH, 7)
+    critic(td)
+    assert td["one", "state_value"].shape == (7, 2, 1)
+    assert td["two", "state_value"].shape == (7, 3, 1)
+    sum(td[g, "state_value"].sum() for g in BOTH.groups).backward()
     idle = [n for n, p in critic.named_parameters() if p.grad is None]
     assert not idle
 
     changed = observe(BOTH, 7)
     changed["two", "observation", "speed"] += 1
     critic(changed)
-    same = torch.equal(changed["one", "state_value"], data["one", "state_value"])
+    same = torch.equal(changed["one", "state_value"], td["one", "state_value"])
     assert same is not centralised  # Only the other group's observations differ.
 
 
@@ -91,30 +91,30 @@ def test_identities_tell_agents_with_shared_weights_apart(
     key = "logits" if build is make_policy else "state_value"
     for agent_ids in (False, True):
         module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
-        data = observe(BOTH, 1)
+        td = observe(BOTH, 1)
         for name in BOTH.groups:  # All agents of a group see the same.
-            for k, v in data[name].items(include_nested=True, leaves_only=True):
-                data[(name, *(k if isinstance(k, tuple) else (k,)))] = (
+            for k, v in td[name].items(include_nested=True, leaves_only=True):
+                td[(name, *(k if isinstance(k, tuple) else (k,)))] = (
                     v[:, :1].expand_as(v).clone()
                 )
-        module(data)
+        module(td)
         for name in BOTH.groups:
-            first, second = data[name, key][0, :2]
+            first, second = td[name, key][0, :2]
             assert torch.allclose(first, second) is not agent_ids
 
 
 def test_states_of_critic_and_policy_do_not_share_a_key() -> None:
     critic = make_critic(BOTH, recurrent="gru", **SMALL)
-    data = observe(BOTH, 2).unsqueeze(1).expand(2, 5).contiguous()
-    data["is_init"] = torch.zeros(2, 5, 1, dtype=torch.bool)
+    td = observe(BOTH, 2).unsqueeze(1).expand(2, 5).contiguous()
+    td["is_init"] = torch.zeros(2, 5, 1, dtype=torch.bool)
     state = ("one", "critic_recurrent_state")
-    data[state] = torch.randn(2, 5, 2, 1, 6)
+    td[state] = torch.randn(2, 5, 2, 1, 6)
     with set_recurrent_mode():
-        values = critic(data)["one", "state_value"]
-    assert data["next", *state].shape == (2, 5, 2, 1, 6)
-    assert ("one", "recurrent_state") not in data.keys(True)
-    step = data[:, 0].select(*[("one", "observation"), state, "is_init"])
-    step["two"] = data["two"][:, 0].select("observation")
+        values = critic(td)["one", "state_value"]
+    assert td["next", *state].shape == (2, 5, 2, 1, 6)
+    assert ("one", "recurrent_state") not in td.keys(True)
+    step = td[:, 0].select(*[("one", "observation"), state, "is_init"])
+    step["two"] = td["two"][:, 0].select("observation")
     torch.testing.assert_close(critic(step)["one", "state_value"], values[:, 0])
 
 

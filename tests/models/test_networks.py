@@ -17,8 +17,8 @@ def as_modules(net: Any, x: torch.Tensor) -> Any:
     """Apply each agent's torch network to ``x``, ``[B, N, F]``."""
     outputs = []
     for agent in range(N):
-        single = net.get_stateful_net(None if net.share_params else agent)
-        outputs.append(single(x.flatten(1) if net.centralised else x[:, agent]))
+        module = net.get_stateful_net(None if net.share_params else agent)
+        outputs.append(module(x.flatten(1) if net.centralised else x[:, agent]))
     return torch.stack(outputs, 1)
 
 
@@ -37,7 +37,7 @@ def test_outputs_and_gradients_equal_separate_modules(
 
     (net(x) * weights).sum().backward()
     actual, x.grad = x.grad, None
-    own = [p.grad.clone() for p in net.parameters()]
+    our_gradients = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
     expected = as_modules(net, x)
     single_out = torch.stack(
@@ -53,7 +53,7 @@ def test_outputs_and_gradients_equal_separate_modules(
         pairs = zip(*(s.parameters() for s in singles), strict=True)
         theirs = [torch.stack([p.grad for p in ps]) for ps in pairs]
         theirs = [g.mT if g.ndim == 3 else g.unsqueeze(1) for g in theirs]
-    for mine, other in zip(own, theirs, strict=True):
+    for mine, other in zip(our_gradients, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
 
 
@@ -203,20 +203,20 @@ def test_single_networks_share_memory_and_can_be_replaced(
 def test_a_network_of_one_agent_has_the_same_tensors(
     centralised: bool, share_params: bool
 ) -> None:
-    net, one = (network(centralised, share_params) for _ in range(2))
-    one.load_state_dict(net.state_dict())
+    net, one_agent = (network(centralised, share_params) for _ in range(2))
+    one_agent.load_state_dict(net.state_dict())
     if centralised:
         with pytest.raises(ValueError, match="reads the inputs of all agents"):
-            one.keep_agent(1)
+            one_agent.keep_agent(1)
         return
-    before = list(one.parameters())
-    one.keep_agent(1)
+    before = list(one_agent.parameters())
+    one_agent.keep_agent(1)
     x = torch.randn(2, N, INPUTS)
-    torch.testing.assert_close(one(x[:, 1:2]), net(x)[:, 1:2])
+    torch.testing.assert_close(one_agent(x[:, 1:2]), net(x)[:, 1:2])
     with torch.no_grad():
         for tensor in before:
             tensor.zero_()
-    assert not one(x[:, 1:2]).any()
+    assert not one_agent(x[:, 1:2]).any()
 
 
 def test_a_single_network_of_another_shape_is_an_error() -> None:
@@ -230,9 +230,9 @@ def test_a_single_network_of_another_shape_is_an_error() -> None:
 
 def test_dropout_differs_between_agents() -> None:
     net = network(centralised=False, share_params=False, dropout=0.5)
-    single = net.get_stateful_net(0)
+    module = net.get_stateful_net(0)
     for agent in range(N):
-        net.from_stateful_net(single, agent)
+        net.from_stateful_net(module, agent)
     x = torch.ones(N, INPUTS)
 
     out = net(x)
@@ -267,10 +267,10 @@ def test_layers_without_a_batched_form_are_computed_per_agent(
     pairs = enumerate(singles)
     expected = [s(x.flatten(1) if centralised else x[:, i]) for i, s in pairs]
     torch.testing.assert_close(out, torch.stack(expected, 1))
-    for agent, single in enumerate(singles):
-        own = net.get_stateful_net(agent).state_dict()
-        for key, value in single.state_dict().items():
-            torch.testing.assert_close(own[key], value)
+    for agent, module in enumerate(singles):
+        agent_state = net.get_stateful_net(agent).state_dict()
+        for key, value in module.state_dict().items():
+            torch.testing.assert_close(agent_state[key], value)
 
 
 class Square(nn.Module):
@@ -342,9 +342,9 @@ def test_lazy_networks_infer_their_size_from_the_first_input(
     assert all(not torch.equal(v, before[k]) for k, v in lazy.state_dict().items())
     fresh = network(centralised, share_params, n_inputs=None)
     fresh.load_state_dict(before)
-    known = network(centralised, share_params)
-    known.load_state_dict(before)
-    torch.testing.assert_close(fresh(x), known(x))
+    eager = network(centralised, share_params)
+    eager.load_state_dict(before)
+    torch.testing.assert_close(fresh(x), eager(x))
 
 
 def test_single_networks_of_a_lazy_network_are_an_error() -> None:
@@ -430,10 +430,10 @@ def test_state_dicts_round_trip(centralised: bool, share_params: bool) -> None:
 
 def test_hooks_on_layers_are_called() -> None:
     net = network(False, False)
-    seen = []
-    net.net[1].register_forward_hook(lambda *args: seen.append("layer"))
+    calls = []
+    net.net[1].register_forward_hook(lambda *args: calls.append("layer"))
     net(torch.zeros(N, INPUTS))
-    net.net.register_forward_hook(lambda *args: seen.append("net"))
+    net.net.register_forward_hook(lambda *args: calls.append("net"))
     net(torch.zeros(N, INPUTS))
 
-    assert seen == ["layer", "layer", "net"]
+    assert calls == ["layer", "layer", "net"]

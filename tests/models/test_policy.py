@@ -99,17 +99,17 @@ def test_one_policy_acts_for_every_group(
 
 
 def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
-    single = make_policy(describe("masked"))
+    actor = make_policy(describe("masked"))
     several = make_policy(describe("masked", "bounded"))
 
-    assert hasattr(single, "get_dist")
+    assert hasattr(actor, "get_dist")
     assert type(several) is TensorDictSequential
     assert several["bounded"].out_keys[-2:] == [
         ("bounded", "action"),
         ("bounded", "action_log_prob"),
     ]
-    data = observe(describe("masked", "bounded"), 2)
-    assert several["masked"].get_dist(data).log_prob(
+    td = observe(describe("masked", "bounded"), 2)
+    assert several["masked"].get_dist(td).log_prob(
         torch.zeros(2, 2, dtype=torch.int64)
     ).shape == (2, 2)
 
@@ -126,11 +126,11 @@ def test_any_batch_dimensions(batch: Any) -> None:
 def test_policies_copy_and_pickle() -> None:
     description = describe()
     policy = make_policy(description, share_params=False)
-    data = observe(description, 2)
-    expected = policy(data.clone())
+    td = observe(description, 2)
+    expected = policy(td.clone())
 
     for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
-        actual = other(data.clone())
+        actual = other(td.clone())
         for key in description.actions():
             assert torch.equal(actual[key], expected[key])
 
@@ -161,15 +161,15 @@ def own_head(group: GroupDescription, options: HeadOptions) -> ActionHead:
 def test_a_policy_can_have_a_head_of_its_own(recurrent: str | None) -> None:
     description = describe("unbounded", "multi")
     policy = make_policy(description, head=own_head, recurrent=recurrent)
-    data = observe(description, 4)
+    td = observe(description, 4)
     if recurrent:
-        data["is_init"] = torch.ones(4, 1, dtype=torch.bool)
+        td["is_init"] = torch.ones(4, 1, dtype=torch.bool)
     with set_interaction_type("random"):
-        policy(data)
-    unbounded = data["unbounded"]
+        policy(td)
+    unbounded = td["unbounded"]
     torch.testing.assert_close(unbounded["action"], unbounded["loc"])
     assert unbounded["action_log_prob"].shape == (4, 2)
-    assert data["multi", "action"].shape == (4, 1, 2)
+    assert td["multi", "action"].shape == (4, 1, 2)
 
 
 def test_a_head_of_its_own_refuses_the_options_of_the_default_one() -> None:
@@ -209,37 +209,37 @@ def test_unknown_options_and_spaces_are_errors() -> None:
 
 
 def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent() -> None:
-    data = observe(describe("masked"), 2)
-    data["masked", "action_mask"][1, 0] = False
+    td = observe(describe("masked"), 2)
+    td["masked", "action_mask"][1, 0] = False
 
     with pytest.raises(ValueError, match=r"agent 'a' of group 'masked'"):
-        make_policy(describe("masked"))(data)
-    make_policy(describe("masked"), check_mask=False)(data)
+        make_policy(describe("masked"))(td)
+    make_policy(describe("masked"), check_mask=False)(td)
 
 
 def test_bad_inputs_name_the_group_and_the_key() -> None:
     policy = make_policy(describe("multi"))
-    data = observe(describe("multi"), 2)
+    td = observe(describe("multi"), 2)
 
     with pytest.raises(KeyError, match="'multi' needs multi/observation, but found"):
-        policy(data.exclude(("multi", "observation")))
-    data["multi", "observation"] = torch.zeros(2, 1, 7)
+        policy(td.exclude(("multi", "observation")))
+    td["multi", "observation"] = torch.zeros(2, 1, 7)
     with pytest.raises(ValueError, match=r"'multi'.*observation: .* 5 .* found 7"):
-        policy(data)
-    data["multi"] = TensorDict({"observation": torch.zeros(2, 3, 5)}, [2, 3])
+        policy(td)
+    td["multi"] = TensorDict({"observation": torch.zeros(2, 3, 5)}, [2, 3])
     with pytest.raises(ValueError, match=r"'multi'.*n_agents=1.*\[2, 3, 5\]"):
-        policy(data)
+        policy(td)
 
 
 def test_check_finite_finds_numbers_that_are_not_finite() -> None:
-    data = observe(describe("multi"), 2)
-    data["multi", "observation"][1, 0, 3] = float("nan")
+    td = observe(describe("multi"), 2)
+    td["multi", "observation"][1, 0, 3] = float("nan")
 
-    make_policy(describe("multi"))(data.clone())
+    make_policy(describe("multi"))(td.clone())
     with pytest.raises(
         ValueError, match=r"'multi' .* 5 numbers in multi/logits.* \[1, 0, 0\]"
     ):
-        make_policy(describe("multi"), check_finite=True)(data)
+        make_policy(describe("multi"), check_finite=True)(td)
 
 
 def test_a_policy_can_be_built_by_hand() -> None:
@@ -354,18 +354,18 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
     nn = pytest.importorskip("tensordict.nn")
     description = describe(name)
     policy = make_policy(description, share_params=False)
-    data = observe(description, 6)
+    td = observe(description, 6)
     with torch.no_grad(), set_interaction_type("random"):
-        data = policy(data)
+        td = policy(td)
     n_agents = GROUPS[name].n_agents
-    data[name, "advantage"] = torch.randn(6, n_agents, 1)
-    data[name, "value_target"] = torch.randn(6, n_agents, 1)
+    td[name, "advantage"] = torch.randn(6, n_agents, 1)
+    td[name, "value_target"] = torch.randn(6, n_agents, 1)
     value = (name, "state_value")
     inputs = (name, "observation", "speed") if name == "bounded" else policy.in_keys[0]
-    width = data[inputs].shape[-1]
+    width = td[inputs].shape[-1]
     critic = nn.TensorDictModule(
         MultiAgentMLP(width, 1, n_agents, centralised=True, share_params=True).to(
-            data[inputs].dtype
+            td[inputs].dtype
         ),
         in_keys=[inputs],
         out_keys=[value],
@@ -379,9 +379,9 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
         value_target=(name, "value_target"),
     )
 
-    out = loss(data)
+    out = loss(td)
 
-    torch.testing.assert_close(out["loss_objective"], -data[name, "advantage"].mean())
+    torch.testing.assert_close(out["loss_objective"], -td[name, "advantage"].mean())
     (out["loss_objective"] + out["loss_entropy"]).backward()
     grads = [p.grad for p in loss.actor_network_params.parameters()]
     assert all(g is not None and g.isfinite().all() for g in grads)

@@ -52,12 +52,12 @@ def as_torch(net: Any, kind: Any, agent: int) -> Any:
     """Build torch's network with the weights of one agent."""
     inputs = INPUTS * N if net.centralised else INPUTS
     reference = kind(inputs, UNITS, LAYERS, batch_first=True).double()
-    single = net.get_stateful_net(None if net.share_params else agent)
+    cells = net.get_stateful_net(None if net.share_params else agent)
     with torch.no_grad():
-        for layer, cell in enumerate(single):
-            for name, part in (("ih", cell.input), ("hh", cell.hidden)):
-                getattr(reference, f"weight_{name}_l{layer}").copy_(part.weight)
-                getattr(reference, f"bias_{name}_l{layer}").copy_(part.bias)
+        for layer, cell in enumerate(cells):
+            for name, linear in (("ih", cell.input), ("hh", cell.hidden)):
+                getattr(reference, f"weight_{name}_l{layer}").copy_(linear.weight)
+                getattr(reference, f"bias_{name}_l{layer}").copy_(linear.bias)
     return reference
 
 
@@ -74,10 +74,10 @@ def test_a_sequence_equals_torch(
 
     outputs = []
     for agent in range(N):
-        own = x.flatten(2) if centralised else x[:, :, agent]
+        agent_input = x.flatten(2) if centralised else x[:, :, agent]
         first = tuple(s[:, agent].transpose(0, 1).contiguous() for s in states)
         state = first[0] if len(first) == 1 else first
-        outputs.append(as_torch(net, theirs, agent)(own, state)[0])
+        outputs.append(as_torch(net, theirs, agent)(agent_input, state)[0])
     expected = torch.stack(outputs, 2)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(out)
@@ -96,14 +96,14 @@ def test_single_steps_equal_the_sequence_with_resets(
     x = torch.randn(*batch, T, N, INPUTS, dtype=torch.float64)
     is_init = torch.rand(*batch, T, 1) > 0.7
     states = states_of(net, *batch)
-    whole = net(x, *states, is_init=is_init, sequence=True)
+    sequence = net(x, *states, is_init=is_init, sequence=True)
 
     time = len(batch)
     for t in range(T):
         x_t, init_t = x.select(time, t), is_init.select(time, t)
         out, *states = net(x_t, *states, is_init=init_t)
-        for found, expected in zip((out, *states), whole, strict=True):
-            torch.testing.assert_close(found, expected.select(time, t))
+        for actual, expected in zip((out, *states), sequence, strict=True):
+            torch.testing.assert_close(actual, expected.select(time, t))
 
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
@@ -112,13 +112,13 @@ def test_weights_of_torchrls_modules_are_loaded(
     kind: Any, theirs: Any, share_params: bool
 ) -> None:
     modules = pytest.importorskip("torchrl.modules")
-    made = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
+    module_class = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
     states = ["h"] if theirs is nn.GRU else ["h", "c"]
     keys = {
         "in_keys": ["x", *states],
         "out_keys": ["y", *(("next", state) for state in states)],
     }
-    module = made(INPUTS, UNITS, num_layers=LAYERS, **keys)
+    module = module_class(INPUTS, UNITS, num_layers=LAYERS, **keys)
     net = build(kind, False, share_params)
     agents = [None] if share_params else range(N)
     for agent in agents:
@@ -145,8 +145,8 @@ def test_a_reset_clears_the_state() -> None:
 
     out, _ = net(x, is_init=is_init, sequence=True)
 
-    alone, _ = net(x[3:], sequence=True)
-    torch.testing.assert_close(out[3:], alone)
+    from_reset, _ = net(x[3:], sequence=True)
+    torch.testing.assert_close(out[3:], from_reset)
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
@@ -214,7 +214,7 @@ def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind: Any) ->
     module = RecurrentModule(build(kind, False, False), "walker")
     batch = frames((2,), T)
     batch["is_init"][:, 4] = True
-    collected: list[Any] = []
+    collected_frames: list[Any] = []
     carried: dict[Any, Any] = {}
     for t in range(T):
         frame = batch[:, t].clone()
@@ -222,8 +222,8 @@ def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind: Any) ->
             frame[key] = state
         frame = module(frame)
         carried = {key: frame["next", *key] for key in module.state_keys}
-        collected.append(frame)
-    stacked = torch.stack([f.exclude("next") for f in collected[1:]], 1)
+        collected_frames.append(frame)
+    stacked = torch.stack([f.exclude("next") for f in collected_frames[1:]], 1)
     for key in module.state_keys:
         assert carried[key].shape == (2, *module.state_shapes[key])
 

@@ -29,9 +29,9 @@ def description() -> EnvDescription:
     return describe(factory)
 
 
-def small(what: Any, recurrent: str = "gru", **options: Any) -> Any:
-    chosen = {"num_cells": (8,), "hidden_size": 6} | options
-    return make_policy(what, recurrent=recurrent, **chosen)
+def small(environment: Any, recurrent: str = "gru", **options: Any) -> Any:
+    keywords = {"num_cells": (8,), "hidden_size": 6} | options
+    return make_policy(environment, recurrent=recurrent, **keywords)
 
 
 @pytest.mark.parametrize("recurrent", ["gru", "lstm"])
@@ -107,16 +107,16 @@ def test_collectors_carry_and_reset_the_state_and_losses_reproduce_it(
     with torch.no_grad(), set_recurrent_mode():
         for group, key in (("hunter", "logits"), ("prey", "loc")):
             actor = collector.policy[group]
-            again = actor[0](second.select(*actor.in_keys, strict=False))
-            torch.testing.assert_close(again[group, key], second[group, key])
+            recomputed = actor[0](second.select(*actor.in_keys, strict=False))
+            torch.testing.assert_close(recomputed[group, key], second[group, key])
 
 
 def test_evaluation_and_rollouts_carry_the_state(description: EnvDescription) -> None:
     policy = small(description)
     evaluation = evaluate(policy, factory, episodes=4, num_workers=2)
     assert len(evaluation.lengths) == 4
-    again = evaluate(policy, factory, episodes=4, num_workers=2)
-    assert evaluation.team_returns == again.team_returns
+    with_workers = evaluate(policy, factory, episodes=4, num_workers=2)
+    assert evaluation.team_returns == with_workers.team_returns
 
     with torch.no_grad():
         rollout = factory().rollout(6, policy)

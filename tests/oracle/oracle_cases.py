@@ -172,13 +172,15 @@ class _Run:
             options |= {"num_collectors": case.workers, "envs_per_worker": case.each}
             options |= {"sync": True}
             return RayCollector(factory, self.policy, **options)
-        made = MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
+        collector_class = (
+            MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
+        )
         options |= {"num_workers": case.workers, "envs_per_worker": case.each}
-        return made(factory, self.policy, **options)
+        return collector_class(factory, self.policy, **options)
 
-    def extend(self, data: Any) -> None:
+    def extend(self, batch: Any) -> None:
         """Receive a batch as the replay buffer."""
-        self.buffer.append(data.clone())
+        self.buffer.append(batch.clone())
 
     def close(self) -> None:
         if hasattr(self, "collector"):
@@ -210,7 +212,7 @@ class _Run:
 
     def batch(self, number: int) -> None:
         """Collect a batch, and compare it."""
-        options, here = self.case.options, f"batch {number}"
+        options, location = self.case.options, f"batch {number}"
         if number and options.get("update_at_each_batch"):
             self.publish()
         batch = self.fetch(number)
@@ -220,15 +222,15 @@ class _Run:
         table = flat(batch)
         if self.case.collector == "async":
             worker = self.sender(table)
-            self.compare(table, self.rows(worker, table), here)
+            self.compare(table, self.rows(worker, table), location)
         elif options.get("trajs_per_batch"):
             while self.delivery.lacks():
                 self.delivery.add(self.slot(None))
-            self.compare_table(table, self.delivery.take(), here)
+            self.compare_table(table, self.delivery.take(), location)
         elif DELIVERIES & set(options):
-            self.compare_table(table, self.delivery.shaped(self.slot(None)), here)
+            self.compare_table(table, self.delivery.shaped(self.slot(None)), location)
         else:
-            self.compare(table, self.slot(table), here)
+            self.compare(table, self.slot(table), location)
         self.uncertain = False
 
     def fetch(self, number: int) -> Any:
@@ -287,12 +289,12 @@ class _Run:
             for t in range(case.frames):
                 at = _At(table, first, t, self.noisy)
                 corrects = table is not None and not random and self.uncertain_bits
-                found = worker.frames(
+                frames = worker.frames(
                     random=random,
                     recorded=None if case.world.repeats else at,
                     corrected=at.correct if corrects else None,
                 )
-                for row, frame in zip(rows, found, strict=True):
+                for row, frame in zip(rows, frames, strict=True):
                     self.label(frame, self.workers.index(worker))
                     row.append(frame)
         if options.get("set_truncated"):
@@ -328,31 +330,31 @@ class _Run:
                 worker.episodes[k] = number - 1
                 worker.begin(k)
 
-    def compare(self, table: Table, rows: Sequence[list[Frame]], where: str) -> None:
+    def compare(self, table: Table, rows: Sequence[list[Frame]], location: str) -> None:
         for b, row in enumerate(rows):
             for t, frame in enumerate(row):
-                here = f"{where}, environment {b}, frame {t}"
-                found = {key: value[b, t] for key, value in table.items()}
-                self.compare_frame(found, frame, here)
+                frame_location = f"{location}, environment {b}, frame {t}"
+                actual = {key: value[b, t] for key, value in table.items()}
+                self.compare_frame(actual, frame, frame_location)
 
-    def compare_table(self, actual: Table, expected: Table, here: str) -> None:
-        self.compare_frame(actual, expected, here)
+    def compare_table(self, actual: Table, expected: Table, location: str) -> None:
+        self.compare_frame(actual, expected, location)
         self.compared += expected["done",].shape[0] - 1
 
-    def compare_frame(self, actual: Frame, expected: Frame, here: str) -> None:
+    def compare_frame(self, actual: Frame, expected: Frame, location: str) -> None:
         missing, surplus = (
             expected.keys() - actual.keys(),
             actual.keys() - expected.keys(),
         )
-        self.require(not missing, f"{here}: keys missing: {sorted(missing)}")
-        self.require(not surplus, f"{here}: keys too many: {sorted(surplus)}")
+        self.require(not missing, f"{location}: keys missing: {sorted(missing)}")
+        self.require(not surplus, f"{location}: keys too many: {sorted(surplus)}")
         for key, value in expected.items():
             other = actual[key]
             if key[-1].endswith("log_prob"):
                 other, value = away_from_bounds(expected, key, other, value)
             if not alike(other, value, key, exact=self.kind.exact):
                 raise MismatchError(
-                    f"{here}: {'/'.join(key)} is\n{show(other)}\nbut should be\n"
+                    f"{location}: {'/'.join(key)} is\n{show(other)}\nbut should be\n"
                     f"{show(value)}\n{self.case}"
                 )
         self.compared += 1
@@ -363,14 +365,14 @@ class _Run:
 
     # Events
 
-    def do_reset(self, *chosen: bool) -> None:
+    def do_reset(self, *mask: bool) -> None:
         """Begin new episodes, in all workers or in those chosen."""
-        self.collector.reset(list(chosen) or None)
-        which = chosen or [True] * len(self.workers)
-        for worker, is_meant in zip(self.workers, which, strict=True):
+        self.collector.reset(list(mask) or None)
+        reset_mask = mask or [True] * len(self.workers)
+        for worker, is_meant in zip(self.workers, reset_mask, strict=True):
             for k in range(len(worker.envs)) if is_meant else ():
                 worker.begin(k)
-        if not chosen:
+        if not mask:
             self.delivery.unfinished.clear()
         # A prefetched batch is dropped.
         self.ahead = [None] * len(self.workers)
@@ -407,9 +409,9 @@ class _Run:
         """Give a worker the weights that it has to act with now."""
         index = self.workers.index(worker)
         before = self.acting[index]
-        newest, told = self.published[index], self.ahead[index]
+        newest, pending = self.published[index], self.ahead[index]
         # With prefetch the command was sent while the previous batch was delivered.
-        self.acting[index] = newest if told is None else told
+        self.acting[index] = newest if pending is None else pending
         if self.case.options.get("prefetch"):
             self.ahead[index] = newest
         weights = self.weights[self.acting[index]]
@@ -480,17 +482,17 @@ class _At:
         """Return the frame of environment k."""
         return {key: v[self.first + k, self.frame] for key, v in self.table.items()}
 
-    def correct(self, k: int, written: Frame) -> None:
+    def correct(self, k: int, frame: Frame) -> None:
         """Take last bits and values that depend on noise from the recorded frames."""
-        for key, value in written.items():
+        for key, value in frame.items():
             if key not in self.table:
                 continue
             if self.noisy and key[-1] in NOISY:
-                written[key] = self.table[key][self.first + k, self.frame].clone()
+                frame[key] = self.table[key][self.first + k, self.frame].clone()
             elif value.is_floating_point():
                 recorded = self.table[key][self.first + k, self.frame]
                 if alike(recorded, value, key, exact=False):
-                    written[key] = recorded.clone()
+                    frame[key] = recorded.clone()
 
 
 NOISY = ("action", "dropped", "log_prob")

@@ -32,15 +32,15 @@ def padded(rows: Sequence[Row]) -> Table:
 
 def pieces(rows: Sequence[Row]) -> list[Row]:
     """Cut rows where the trajectory changes."""
-    found: list[Row] = []
+    segments: list[Row] = []
     for row in rows:
         before = None
         for frame in row:
             if before != int(frame[IDS]):
-                found.append([])
+                segments.append([])
             before = int(frame[IDS])
-            found[-1].append(frame)
-    return found
+            segments[-1].append(frame)
+    return segments
 
 
 class Delivery:
@@ -62,19 +62,21 @@ class Delivery:
             for other in [n for n in self.unfinished if n >> 32 == number >> 32]:
                 if other != number:
                     del self.unfinished[other]
-            whole = self.unfinished.setdefault(number, [])
-            whole += piece
+            trajectory = self.unfinished.setdefault(number, [])
+            trajectory += piece
             if piece[-1][ENDS]:
                 self.complete.append(self.unfinished.pop(number))
 
     def take(self) -> Table:
         """Return the next batch of whole trajectories."""
         count = self.options["trajs_per_batch"]
-        taken, self.complete = self.complete[:count], self.complete[count:]
+        trajectories, self.complete = self.complete[:count], self.complete[count:]
         cat = self.options.get("traj_format") == "cat"
         if cat or "replay_buffer" in self.options:
-            return stacked([frame for whole in taken for frame in whole])
-        return padded(taken)
+            return stacked(
+                [frame for trajectory in trajectories for frame in trajectory]
+            )
+        return padded(trajectories)
 
     def shaped(self, rows: Sequence[Row]) -> Table:
         """Return the batch of these frames, for options without whole trajectories."""
@@ -94,13 +96,19 @@ class Delivery:
         return table
 
     def _arranged(self, value: torch.Tensor) -> torch.Tensor:
-        how = self.options.get("cat_results")
-        b, t, *rest = value.shape
-        each = b // self.workers
-        if how is None or (how == "stack" and each == 1) or (how == 0 and each > 1):
+        cat_results = self.options.get("cat_results")
+        b, t, *trailing = value.shape
+        envs_per_worker = b // self.workers
+        if (
+            cat_results is None
+            or (cat_results == "stack" and envs_per_worker == 1)
+            or (cat_results == 0 and envs_per_worker > 1)
+        ):
             return value
-        if how == "stack":
-            return value.reshape(self.workers, each, t, *rest)
-        if each == 1:
-            return value.reshape(b * t, *rest)
-        return torch.cat(list(value.reshape(self.workers, each, t, *rest)), 1)
+        if cat_results == "stack":
+            return value.reshape(self.workers, envs_per_worker, t, *trailing)
+        if envs_per_worker == 1:
+            return value.reshape(b * t, *trailing)
+        return torch.cat(
+            list(value.reshape(self.workers, envs_per_worker, t, *trailing)), 1
+        )

@@ -172,13 +172,13 @@ def work(number: int, minutes: float) -> int:
 def read(job: "subprocess.Popen[str]") -> list[int]:
     """Show what a process prints; return its last counts."""
     counts = [0, 0, 0, 0]
-    shown = time.monotonic()
+    printed_at = time.monotonic()
     assert job.stdout is not None
     for line in job.stdout:
         if line.startswith("COUNTS"):
             counts = [int(number) for number in line.split()[1:]]
-            if time.monotonic() > shown + EVERY:
-                shown = time.monotonic()
+            if time.monotonic() > printed_at + EVERY:
+                printed_at = time.monotonic()
                 print(f"{counts[0]} combinations, {counts[1]} frames", flush=True)
         else:
             print(line, end="", flush=True)

@@ -97,10 +97,10 @@ def rough_action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
 
 def _encoded(world: World, group: Group, code: Tensor) -> Tensor:
     if group.action == "discrete":
-        chosen = code % CHOICES
+        choice = code % CHOICES
         if world.categorical:
-            return chosen
-        return nn.functional.one_hot(chosen, CHOICES)
+            return choice
+        return nn.functional.one_hot(choice, CHOICES)
     if group.action == "multi":
         return torch.stack([code % CHOICES, code % 2], -1)
     # Sometimes outside the bounds; the environment then gets the bound.
@@ -530,8 +530,8 @@ class Remembers(nn.Module):
         following = torch.stack(
             [(state[..., 0] + numbers[..., 1] + 1) % 64, state[..., 0] / 2], -1
         )
-        both = torch.cat([numbers, following], -1)
-        return action_of(self.world, self.group, both), following
+        joint = torch.cat([numbers, following], -1)
+        return action_of(self.world, self.group, joint), following
 
 
 def _declared(world: World, name: str) -> Any:
@@ -970,8 +970,8 @@ def assigned_rows(world: World) -> Any:
     def build(**options: Any) -> Any:
         return make_policy(world.build().description, network=busy, **options)
 
-    ids, own = build(agent_ids=True), build(share_params=False)
-    return _assigned(a=build(), b=shared(world), c=ids, d=own)
+    ids, separate = build(agent_ids=True), build(share_params=False)
+    return _assigned(a=build(), b=shared(world), c=ids, d=separate)
 
 
 @kind(**NETWORK, reads_init=True)
@@ -1100,8 +1100,8 @@ def _theirs(world: World, name: str, states: list[str]) -> Any:
 
     def act(group: Group) -> Any:
         def choose(seen: Tensor) -> Tensor:
-            each = seen.unsqueeze(-2).expand(*seen.shape[:-1], group.n, units)
-            return rough_action_of(world, group, each * 10)
+            repeated = seen.unsqueeze(-2).expand(*seen.shape[:-1], group.n, units)
+            return rough_action_of(world, group, repeated * 10)
 
         return choose
 

@@ -45,15 +45,15 @@ class ReferenceEnv:
         self.sums = dict.fromkeys(self.places, 0.0)
         self.alive: list[str] = []
         self.ended: list[str] = []
-        begun = self.raw.reset(seed=seed)
+        reset_result = self.raw.reset(seed=seed)
         self._admit(list(self.raw.agents))
         if self.world.turns:
             self._pass_the_dead()
             self._look_at_turn()
             self._write_infos(self.raw.infos)
         else:
-            self._observe(begun[0])
-            self._write_infos(begun[1])
+            self._observe(reset_result[0])
+            self._write_infos(reset_result[1])
         self._finish()
 
     def step(self, actions: Mapping[str, Any]) -> None:
@@ -67,17 +67,19 @@ class ReferenceEnv:
         self.ended = []
         for g in self.world.groups:
             row[g.name, "reward"][...] = 0
-        chosen = {n: self._taken(actions, n) for n in self._actors()}
+        actions_by_name = {n: self._taken(actions, n) for n in self._actors()}
         if self.world.turns:
-            self._turn(chosen)
+            self._turn(actions_by_name)
         else:
-            observations, rewards, terminated, truncated, infos = self.raw.step(chosen)
-            here = {*self.alive, *self.raw.agents}
+            observations, rewards, terminated, truncated, infos = self.raw.step(
+                actions_by_name
+            )
+            present = {*self.alive, *self.raw.agents}
             self._end(terminated, truncated)
             self._admit([a for a in self.raw.agents if a not in self.alive])
-            self._observe({a: o for a, o in observations.items() if a in here})
-            self._write_infos({a: i for a, i in infos.items() if a in here})
-            self._reward({a: r for a, r in rewards.items() if a in here})
+            self._observe({a: o for a, o in observations.items() if a in present})
+            self._write_infos({a: i for a, i in infos.items() if a in present})
+            self._reward({a: r for a, r in rewards.items() if a in present})
         self._finish()
 
     def observed(self) -> dict[Key, Any]:
@@ -95,10 +97,10 @@ class ReferenceEnv:
         self.row["done",][:] = self.row["truncated",][:] = True
         self._finish()
 
-    def _turn(self, chosen: Mapping[str, Any]) -> None:
+    def _turn(self, actions: Mapping[str, Any]) -> None:
         raw = self.raw
         agent = raw.agent_selection
-        raw.step(chosen[agent])
+        raw.step(actions[agent])
         self._reward({a: raw.rewards[a] for a in raw.agents})
         self._write_infos(raw.infos)
         self._end(raw.terminations, raw.truncations)
@@ -217,13 +219,13 @@ class ReferenceEnv:
             for name, (g, i) in self.places.items():
                 if not row[g.name, "done"][i, 0]:
                     self._flag(name, not was, was)
-        every = {f: np.concatenate([row[g, f] for g in groups]) for f in FLAGS}
+        flags = {f: np.concatenate([row[g, f] for g in groups]) for f in FLAGS}
         if self.world.any_ends:
-            found = [bool(every[f].any()) for f in FLAGS]
+            values = [bool(flags[f].any()) for f in FLAGS]
         else:
-            done, terminated = (bool(every[f].all()) for f in FLAGS[:2])
-            found = [done, terminated, done and not terminated]
-        for flag, value in zip(FLAGS, found, strict=True):
+            done, terminated = (bool(flags[f].all()) for f in FLAGS[:2])
+            values = [done, terminated, done and not terminated]
+        for flag, value in zip(FLAGS, values, strict=True):
             row[flag,][0] = value
 
     def _taken(self, actions: Mapping[str, Any], name: str) -> Any:
@@ -362,10 +364,10 @@ class ReferenceWorker:
         roots = [self._root(k) for k in range(len(self.envs))]
         if random or self.policy is None:
             blank = self._unwritten(roots)
-            written = [root | self._drawn(k, root) for k, root in enumerate(roots)]
+            acted_roots = [root | self._drawn(k, root) for k, root in enumerate(roots)]
             outputs = [
                 (fitted(frame, blank[k]), self.carried[k])
-                for k, frame in enumerate(written)
+                for k, frame in enumerate(acted_roots)
             ]
         else:
             outputs = self._act(roots)
@@ -390,8 +392,8 @@ class ReferenceWorker:
             env.cut()
         frame = {key: v.clone() for key, v in root.items()}
         frame |= {("next", *key): v.clone() for key, v in following.items()}
-        seen = tensors(env.observed() | env.outcome())
-        frame |= {("next", *key): v for key, v in seen.items()}
+        outputs = tensors(env.observed() | env.outcome())
+        frame |= {("next", *key): v for key, v in outputs.items()}
         if self.reads_init:
             frame["is_init",] = torch.tensor([self.first[k]])
             frame["next", "is_init"] = torch.tensor([False])
@@ -407,8 +409,10 @@ class ReferenceWorker:
         self.carried[k] = {
             key: v.clone() for key, v in following.items() if key not in env.row
         }
-        known = {*env.row, *following, ("is_init",)}
-        self.left[k] = {key: v.clone() for key, v in root.items() if key not in known}
+        known_keys = {*env.row, *following, ("is_init",)}
+        self.left[k] = {
+            key: v.clone() for key, v in root.items() if key not in known_keys
+        }
         if env.row["done",][0]:
             self.begin(k)
         return frame
@@ -425,14 +429,14 @@ class ReferenceWorker:
     def _assign(self, k: int, seed: int) -> None:
         """Note the index of each agent's policy, if there are several."""
         if isinstance(self.policy, AssignedPolicies):
-            named = self.policy.assign(seed, tuple(self.world.agents))
+            names = self.policy.assign(seed, tuple(self.world.agents))
             index = {name: i for i, name in enumerate(self.policy.names)}
             if "pool_0" in index:  # It is full, and samples uniformly.
                 number = np.random.default_rng((seed, 1)).random()
-                place = int(number * self.policy.module("pool").size)
-                index["pool"] = index[f"pool_{place}"]
+                version = int(number * self.policy.module("pool").size)
+                index["pool"] = index[f"pool_{version}"]
             self.chosen[k] = {
-                group: [index[named[agent]] for agent in agents]
+                group: [index[names[agent]] for agent in agents]
                 for group, agents in self.world.group_map.items()
             }
 
@@ -440,16 +444,18 @@ class ReferenceWorker:
         """Return what the policy leaves at the root and under ``next``."""
         if not isinstance(self.policy, AssignedPolicies):
             return self._called(self.policy, roots)
-        each: list[Any] = []
+        results: list[Any] = []
         for index, name in enumerate(self.policy.names):
             policy, first = self.policy[name], index * NOISE_OF_POLICY
             if policy is None:
-                drawn = [r | self._drawn(k, r, first) for k, r in enumerate(roots)]
-                each.append([(root, {}) for root in drawn])
+                random_rows = [
+                    r | self._drawn(k, r, first) for k, r in enumerate(roots)
+                ]
+                results.append([(root, {}) for root in random_rows])
             else:
-                each.append(self._called(policy, roots, first))
+                results.append(self._called(policy, roots, first))
         return [
-            self._merged(k, root, [outputs[k] for outputs in each])
+            self._merged(k, root, [outputs[k] for outputs in results])
             for k, root in enumerate(roots)
         ]
 
@@ -459,13 +465,13 @@ class ReferenceWorker:
         """Take each agent's row from its policy's outputs, or 0 if it has none."""
         merged: tuple[Frame, Frame] = dict(root), {}
         observed = self.envs[k].row.keys() | {("is_init",)}
-        for part, whole in enumerate(merged):
+        for part, merged_row in enumerate(merged):
             for key in {key for output in outputs for key in output[part]} - observed:
                 like = next(o[part][key] for o in outputs if key in o[part])
-                whole[key] = torch.zeros_like(like)
+                merged_row[key] = torch.zeros_like(like)
                 for i, index in enumerate(self.chosen[k][key[0]]):
                     if key in outputs[index][part]:
-                        whole[key][i] = outputs[index][part][key][i]
+                        merged_row[key][i] = outputs[index][part][key][i]
         for group, indices in self.chosen[k].items():
             merged[0][group, "policy_id"] = torch.tensor(indices)
         return merged
@@ -493,9 +499,12 @@ class ReferenceWorker:
         }
         flat = {key: v.detach().clone() for key, v in flat.items()}
         ahead = {key[1:]: v for key, v in flat.items() if key[0] == "next"}
-        now = {key: v for key, v in flat.items() if key[0] != "next"}
+        root_values = {key: v for key, v in flat.items() if key[0] != "next"}
         return [
-            ({n: v[k] for n, v in now.items()}, {n: v[k] for n, v in ahead.items()})
+            (
+                {n: v[k] for n, v in root_values.items()},
+                {n: v[k] for n, v in ahead.items()},
+            )
             for k in range(size)
         ]
 
@@ -514,8 +523,10 @@ class ReferenceWorker:
         """Return zeros at the keys that the policy would write if it acted."""
         if self.policy is None:
             return [{} for _ in roots]
-        found = self._tried(roots)
-        blank = [{k: torch.zeros_like(v) for k, v in root.items()} for root, _ in found]
+        results = self._tried(roots)
+        blank = [
+            {k: torch.zeros_like(v) for k, v in root.items()} for root, _ in results
+        ]
         for frame in blank:
             frame |= {k: v - 1 for k, v in frame.items() if k[-1] == "policy_id"}
         return blank
@@ -525,15 +536,15 @@ class ReferenceWorker:
         policy, noise = self.policy, self.noise
         self.policy, self.noise = copy.deepcopy(policy), copy.deepcopy(noise)
         with torch.random.fork_rng():
-            found = self._act(roots)
+            results = self._act(roots)
         self.policy, self.noise = policy, noise
-        return found
+        return results
 
     def _cast(self, root: Frame) -> None:
         for g in self.world.groups:
             key = (g.name, "action")
-            wanted = torch.float32 if g.action == "box" else torch.int64
-            root[key] = root[key].to(wanted)
+            dtype = torch.float32 if g.action == "box" else torch.int64
+            root[key] = root[key].to(dtype)
 
     def _generator(self, k: int, stream: int) -> np.random.Generator:
         if (k, stream) not in self.noise:
@@ -544,12 +555,12 @@ class ReferenceWorker:
 
     def _drawn(self, k: int, root: Frame, first: int = 0) -> Frame:
         """Draw uniformly among the legal actions of environment k."""
-        drawn: Frame = {}
+        actions: Frame = {}
         for stream, g in enumerate(self.world.groups, first):
             size = (g.n, 2) if g.action in ("box", "multi") else (g.n,)
             noise = self._generator(k, stream).random(size)
-            drawn[g.name, "action"] = torch.from_numpy(self._action(g, noise, root))
-        return drawn
+            actions[g.name, "action"] = torch.from_numpy(self._action(g, noise, root))
+        return actions
 
     def _action(self, g: Group, noise: Any, root: Frame) -> Any:
         if g.action == "box":
@@ -559,13 +570,13 @@ class ReferenceWorker:
         legal = np.ones((g.n, CHOICES), np.bool_)
         if self.world.masked(g):
             legal = root[g.name, "action_mask"].numpy()
-        chosen = [
+        choices = [
             np.flatnonzero(row)[int(u * row.sum())]
             for row, u in zip(legal, noise, strict=True)
         ]
         if self.world.categorical:
-            return np.array(chosen, np.int64)
-        return np.eye(CHOICES, dtype=np.int64)[chosen]
+            return np.array(choices, np.int64)
+        return np.eye(CHOICES, dtype=np.int64)[choices]
 
     def _give_noise(self, policy: Any, first: int) -> None:
         sizes = {g.name: g.n for g in self.world.groups}

@@ -76,35 +76,35 @@ def suitable(world: World, collector: str) -> list[str]:
 def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
     kind = KINDS[case.policy]
     pool = case.collector in ("sync", "async")
-    chosen: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
 
-    def maybe(name: str, values: Any, *, where: bool = True) -> None:
-        if where and draw(seldom):
-            chosen[name] = draw(values)
+    def maybe(name: str, values: Any, *, condition: bool = True) -> None:
+        if condition and draw(seldom):
+            keywords[name] = draw(values)
 
     maybe("max_frames_per_traj", st.integers(1, 6))
     maybe("set_truncated", st.just(True))
     maybe("track_policy_version", st.just(True))
     maybe("use_buffers", st.just(False))
-    maybe("on_worker_failure", st.just("restart"), where=pool and not kind.keeps)
-    maybe("prefetch", st.just(True), where=case.collector == "sync")
-    maybe("max_worker_rss", st.just(1), where=pool and not kind.keeps)
-    maybe("check_actions", st.just(True), where=kind.legal)
+    maybe("on_worker_failure", st.just("restart"), condition=pool and not kind.keeps)
+    maybe("prefetch", st.just(True), condition=case.collector == "sync")
+    maybe("max_worker_rss", st.just(1), condition=pool and not kind.keeps)
+    maybe("check_actions", st.just(True), condition=kind.legal)
     if case.collector == "async":
         maybe("compact_obs", st.just(True))
         maybe("max_staleness", st.integers(0, 2))
         if kind.weights:
-            chosen["track_policy_version"] = True
-        return chosen
+            keywords["track_policy_version"] = True
+        return keywords
     maybe("reset_at_each_iter", st.just(True))
-    maybe("init_random_frames", st.integers(1, 12), where=case.policy != "wider")
-    maybe("update_at_each_batch", st.just(True), where=kind.weights)
-    chosen |= draw(shapes(case, "on_worker_failure" not in chosen))
-    if "trajs_per_batch" in chosen:
+    maybe("init_random_frames", st.integers(1, 12), condition=case.policy != "wider")
+    maybe("update_at_each_batch", st.just(True), condition=kind.weights)
+    keywords |= draw(shapes(case, "on_worker_failure" not in keywords))
+    if "trajs_per_batch" in keywords:
         # With the first two some trajectories would never be complete.
         for name in ("reset_at_each_iter", "update_at_each_batch", "set_truncated"):
-            chosen.pop(name, None)
-    return chosen
+            keywords.pop(name, None)
+    return keywords
 
 
 @st.composite
@@ -113,18 +113,18 @@ def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
     kind = KINDS[case.policy]
     # The reference uses recorded frames if bits or episodes are uncertain, which needs
     # batches [B, T] with trajectory ids.
-    alone = kind.exact and kind.draws == "" and case.world.repeats
+    independent = kind.exact and kind.draws == "" and case.world.repeats
     ways: list[dict[str, Any]] = [{}, {}, {}, {"compact_obs": True}]
     if case.world.repeats and certain:
         ways += [{"track_traj_ids": False}]
-    if alone:
+    if independent:
         ways += [{"split_trajs": True}, {"replay_buffer": True}]
         ways += [
             {"trajs_per_batch": count, "traj_format": form}
             for count, form in [(1, "padded"), (3, "padded"), (2, "cat")]
         ]
-    if alone and case.collector == "sync":
-        ways += [{"cat_results": how} for how in ("stack", 0, -1)]
+    if independent and case.collector == "sync":
+        ways += [{"cat_results": cat_results} for cat_results in ("stack", 0, -1)]
     way = draw(st.sampled_from(ways))
     stored = bool(DELIVERIES & set(way)) and draw(seldom)
     return way | ({"replay_buffer": True} if stored else {})
@@ -135,43 +135,45 @@ def possible_events(case: Case) -> list[tuple[Any, ...]]:
     kind = KINDS[case.policy]
     pool = case.collector == "sync"
     ahead = case.options.get("prefetch")
-    found: list[tuple[Any, ...]] = [()]
+    possible: list[tuple[Any, ...]] = [()]
     if kind.weights:
-        found += [("update",)] * 2
-        found += [("update", index) for index in range(case.workers) if pool]
+        possible += [("update",)] * 2
+        possible += [("update", index) for index in range(case.workers) if pool]
     if case.collector == "async" or (ahead and kind.keeps):
-        return found  # A policy with statistics has seen frames that are dropped.
-    found += [("seed", 7)]
+        return possible  # A policy with statistics has seen frames that are dropped.
+    possible += [("seed", 7)]
     if not ahead:
         # A dropped batch has used up numbers of episodes.
-        found += [("reset",)]
+        possible += [("reset",)]
     if pool and case.workers > 1:
-        found += [("reset", *[k != 0 for k in range(case.workers)])]
+        possible += [("reset", *[k != 0 for k in range(case.workers)])]
     if not kind.keeps:
-        found += [("resume",)]
+        possible += [("resume",)]
     # A prefetching worker may have finished its batch before it is killed.
     if pool and case.options.get("on_worker_failure") and not ahead:
-        found += [("kill", index) for index in range(case.workers)]
+        possible += [("kill", index) for index in range(case.workers)]
         # A new process id tells who crashed, unless large workers are replaced too.
         if not {*DELIVERIES, "max_worker_rss"} & set(case.options):
-            found += [("crash",)]
-    return found
+            possible += [("crash",)]
+    return possible
 
 
 @st.composite
 def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
     possible = st.lists(st.sampled_from(possible_events(case)), max_size=2)
-    found = []
+    events_by_batch = []
     for _ in range(draw(st.integers(0, 3))):
-        each = [event for event in draw(possible) if event]
-        if {event[0] for event in each} & {"seed", "reset", "resume"}:
+        batch_events = [event for event in draw(possible) if event]
+        if {event[0] for event in batch_events} & {"seed", "reset", "resume"}:
             # The number of an episode that was begun and never delivered is undefined.
-            each = [event for event in each if event[0] not in ("kill", "crash")]
-        if ("crash",) in each:
+            batch_events = [
+                event for event in batch_events if event[0] not in ("kill", "crash")
+            ]
+        if ("crash",) in batch_events:
             # A worker that fails again before its first batch is not replaced.
-            each = [event for event in each if event[0] != "kill"]
-        found.append(tuple(each))
-    return tuple(found)
+            batch_events = [event for event in batch_events if event[0] != "kill"]
+        events_by_batch.append(tuple(batch_events))
+    return tuple(events_by_batch)
 
 
 @st.composite

@@ -40,13 +40,13 @@ class Plain:
     """Has a repr that is code with all values that differ from the defaults."""
 
     def __repr__(self) -> str:
-        told = []
-        for each in fields(self):  # type: ignore[arg-type]
-            made = each.default_factory
-            default = each.default if made is MISSING else made()
-            if getattr(self, each.name) != default:
-                told.append(f"{each.name}={getattr(self, each.name)!r}")
-        return f"{type(self).__name__}({', '.join(told)})"
+        arguments = []
+        for field in fields(self):  # type: ignore[arg-type]
+            factory = field.default_factory
+            default = field.default if factory is MISSING else factory()
+            if getattr(self, field.name) != default:
+                arguments.append(f"{field.name}={getattr(self, field.name)!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -351,24 +351,24 @@ class Together(_Script, ParallelEnv):
     def step(self, actions: dict[str, Any]) -> Any:
         if sorted(actions) != sorted(self.agents):
             raise ValueError(f"actions of {list(actions)}, agents are {self.agents}")
-        acted = self.agents
+        actors = self.agents
         ends = self.advance(actions)
         new = self.arrivals(ends)
-        spoken = [a for a in acted if ends.get(a) != "vanished"]
+        spoken = [a for a in actors if ends.get(a) != "vanished"]
         self.agents = [
             a
             for a in self.possible_agents
-            if a in new or (a in acted and a not in ends)
+            if a in new or (a in actors and a not in ends)
         ]
-        seen = [a for a in self.possible_agents if a in spoken or a in new]
+        observed = [a for a in self.possible_agents if a in spoken or a in new]
         if self.world.chatty:
-            seen = [a for a in self.possible_agents if ends.get(a) != "vanished"]
+            observed = [a for a in self.possible_agents if ends.get(a) != "vanished"]
         return (
-            {a: self.look(a) for a in seen},
-            {a: self.reward(a) for a in seen},
-            {a: ends.get(a) == "terminated" for a in seen},
-            {a: ends.get(a) == "truncated" for a in seen},
-            {a: self.tell(a) for a in seen},
+            {a: self.look(a) for a in observed},
+            {a: self.reward(a) for a in observed},
+            {a: ends.get(a) == "terminated" for a in observed},
+            {a: ends.get(a) == "truncated" for a in observed},
+            {a: self.tell(a) for a in observed},
         )
 
 

@@ -51,9 +51,9 @@ class Forks:
         """Serve one trial."""
         self.trial = trial
         self.options = dict(trial.options)
-        given = self.options.get("group_map")
-        if isinstance(given, str) and given != "role":
-            self.options["group_map"] = MarlGroupMapType(given)
+        group_map = self.options.get("group_map")
+        if isinstance(group_map, str) and group_map != "role":
+            self.options["group_map"] = MarlGroupMapType(group_map)
         self._children: dict[int, tuple[int, Any]] = {}
         self.groups: dict[str, list[str]] = {}
 
@@ -114,14 +114,14 @@ class Forks:
 
     def step(self, actions: Frame, *, cut: bool) -> tuple[Frame, Frame, bool]:
         """Step; return what is observed, what came of it, and whether it is over."""
-        chosen: dict[int, Any] = {}
+        joint_action: dict[int, Any] = {}
         for group, names in self.groups.items():
             for row, name in enumerate(names):
                 action = actions[group, "action"][row]
                 if self.options.get("categorical_actions", True) is False:
                     action = action.argmax()
-                chosen[int(name.removeprefix("player_"))] = action
-        self._now.send([chosen[player] for player in sorted(chosen)])
+                joint_action[int(name.removeprefix("player_"))] = action
+        self._now.send([joint_action[player] for player in sorted(joint_action)])
         step: Step = self._receive()
         self._steps += 1
         over = step[3] or cut or self._steps == self.options.get("max_steps")
@@ -141,11 +141,13 @@ class Forks:
         }
 
     def _frame(self, step: Step, flags: dict[str, bool]) -> Frame:
-        seen, world, _, _ = step
+        observations, world, _, _ = step
         frame: Frame = {(name,): np.array([flag]) for name, flag in flags.items()}
         for group, players in self._players().items():
-            for key in seen[players[0]]:
-                values = [np.atleast_1d(seen[player][key]) for player in players]
+            for key in observations[players[0]]:
+                values = [
+                    np.atleast_1d(observations[player][key]) for player in players
+                ]
                 frame[group, "observation", *key] = np.stack(values)
             for name, flag in flags.items():
                 frame[group, name] = np.full((len(players), 1), flag)
@@ -210,32 +212,32 @@ class _Level:
         self._raw = _started(lab)
         self._spec = self._raw.action_spec()
         names = [*self._spec, *lab.observation_names()]
-        found = {name.split(".")[0] for name in names if "." in name}
-        numbers = sorted(int(name) for name in found if name.isdecimal())
+        prefixes = {name.split(".")[0] for name in names if "." in name}
+        numbers = sorted(int(name) for name in prefixes if name.isdecimal())
         self._prefixes = [f"{number}." for number in numbers] or [""]
 
     def begin(self) -> Step:
         return self._said(self._raw.reset())
 
     def step(self, actions: list[Any]) -> Step:
-        told = {}
+        raw_actions = {}
         for prefix, action in zip(self._prefixes, actions, strict=True):
             names = sorted(name for name in self._spec if name.startswith(prefix))
             for name, value in zip(names, np.atleast_1d(action), strict=True):
-                told[name] = int(value) + self._spec[name].minimum
-        return self._said(self._raw.step(told))
+                raw_actions[name] = int(value) + self._spec[name].minimum
+        return self._said(self._raw.step(raw_actions))
 
     def _said(self, timestep: Any) -> Step:
         observed = timestep.observation
         seen: list[Frame] = []
         for prefix in self._prefixes:
-            own: Frame = {
+            frame: Frame = {
                 (name.removeprefix(prefix),): np.array(value)
                 for name, value in observed.items()
                 if name.startswith(prefix) and np.asarray(value).dtype.kind in "biuf"
             }
-            own.pop(("REWARD",), None)
-            seen.append(own)
+            frame.pop(("REWARD",), None)
+            seen.append(frame)
         shared = timestep.reward or 0.0
         rewards = [
             float(observed.get(prefix + "REWARD", shared)) for prefix in self._prefixes
@@ -283,7 +285,7 @@ class _Substrate:
 def trials_of(task: str) -> Iterator[Trial]:
     """Yield the trials of one level or substrate."""
     family, _, name = task.partition("/")
-    each = "one_group_per_agent"
+    per_agent = "one_group_per_agent"
     if family == "meltingpot":
         yield Trial(task, options={"world_rgb": True}, cut=25)
         yield Trial(task, options={"group_map": "role", "max_steps": 20}, seed=1)
@@ -291,5 +293,5 @@ def trials_of(task: str) -> Iterator[Trial]:
     players = {"numPlayers": 2} if name != "chase_eat" else {}
     plain = partial(Trial, task, kwargs=players)
     yield plain(cut=25)
-    yield plain(options={"group_map": each, "max_steps": 20}, seed=1)
+    yield plain(options={"group_map": per_agent, "max_steps": 20}, seed=1)
     yield Trial(task, kwargs={**players, "episodeLengthFrames": 15}, seed=2)

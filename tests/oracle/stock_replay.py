@@ -120,53 +120,55 @@ def collect(trial: Trial, factory: Any, frames: int) -> Frame:
     }
 
 
-def compare(trial: Trial, stock: Any, data: Frame) -> int:
-    """Compare ``data`` with the data of ``stock``; return the number of frames."""
+def compare(trial: Trial, stock: Any, recorded: Frame) -> int:
+    """Compare ``recorded`` with the data of ``stock``; return the number of frames."""
     from marl_collect.core.seeding import episode_seed
 
-    frames = len(data["done",])
-    known: set[Key] = set()
+    frames = len(recorded["done",])
+    known_keys: set[Key] = set()
     frame = episode = 0
     while frame < frames:
         steps = 0
         observation = stock.reset(episode_seed(trial.seed, 0, episode))
         over = False
         while not over and frame < frames:
-            where = f"{trial}: frame {frame}, episode {episode}, step {steps}"
-            known |= _check(where, (), observation, data, frame)
+            location = f"{trial}: frame {frame}, episode {episode}, step {steps}"
+            known_keys |= _check(location, (), observation, recorded, frame)
             actions = {
                 key: value[frame]
-                for key, value in data.items()
+                for key, value in recorded.items()
                 if len(key) > 1 and key[1] == "action"
             }
-            known |= actions.keys()
+            known_keys |= actions.keys()
             steps += 1
             observation, outcome, over = stock.step(actions, cut=steps == trial.cut)
-            known |= _check(where, ("next",), {**observation, **outcome}, data, frame)
+            known_keys |= _check(
+                location, ("next",), {**observation, **outcome}, recorded, frame
+            )
             book: Frame = {("collector", "traj_ids"): np.asarray(episode)}
             if trial.cut is not None:
                 book["step_count",] = np.asarray([steps - 1])
                 book["next", "step_count"] = np.asarray([steps])
-            known |= _check(where, (), book, data, frame)
+            known_keys |= _check(location, (), book, recorded, frame)
             frame += 1
         episode += 1
-    surplus = data.keys() - known
+    surplus = recorded.keys() - known_keys
     if surplus:
         raise MismatchError(f"{trial}: nobody expects the entries {sorted(surplus)}.")
     return frames
 
 
 def _check(
-    where: str, prefix: Key, expected: Frame, data: Frame, frame: int
+    location: str, prefix: Key, expected: Frame, recorded: Frame, frame: int
 ) -> set[Key]:
     for key, value in expected.items():
         name = "/".join((*prefix, *key))
-        if (*prefix, *key) not in data:
-            raise MismatchError(f"{where}: {name} is missing.")
-        actual = data[(*prefix, *key)][frame]
+        if (*prefix, *key) not in recorded:
+            raise MismatchError(f"{location}: {name} is missing.")
+        actual = recorded[(*prefix, *key)][frame]
         if actual.shape != value.shape:
             raise MismatchError(
-                f"{where}: {name} is {actual.shape}, not {value.shape}."
+                f"{location}: {name} is {actual.shape}, not {value.shape}."
             )
         same = actual == value
         if actual.dtype.kind == "f":
@@ -174,12 +176,12 @@ def _check(
         if not same.all():
             at = tuple(int(i) for i in np.argwhere(~same)[0])
             raise MismatchError(
-                f"{where}: {name}{list(at)} is {actual[at]}, but the stock library "
+                f"{location}: {name}{list(at)} is {actual[at]}, but the stock library "
                 f"says {value[at]}; {int((~same).sum())} of {same.size} differ."
             )
         if actual.dtype != value.dtype:
             raise MismatchError(
-                f"{where}: {name} is {actual.dtype}, not {value.dtype}."
+                f"{location}: {name} is {actual.dtype}, not {value.dtype}."
             )
     return {(*prefix, *key) for key in expected}
 
@@ -187,11 +189,11 @@ def _check(
 def leaves_of(space: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Yield path and space of each array that a value of ``space`` consists of."""
     if isinstance(space, spaces.Dict):
-        for name, part in space.spaces.items():
-            yield from leaves_of(part, (*key, name))
+        for name, subspace in space.spaces.items():
+            yield from leaves_of(subspace, (*key, name))
     elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            yield from leaves_of(part, (*key, str(index)))
+        for index, subspace in enumerate(space.spaces):
+            yield from leaves_of(subspace, (*key, str(index)))
     else:
         yield key, space
 
@@ -212,15 +214,15 @@ def installed() -> list[str]:
     return tasks
 
 
-def all_trials(named: list[str], most: int | None = None) -> Iterator[Trial]:
-    """Yield the trials of every installed task whose name contains one of ``named``.
+def all_trials(wanted_names: list[str], most: int | None = None) -> Iterator[Trial]:
+    """Yield the trials of every installed task whose name contains one of ``wanted_names``.
 
     Args:
         named: parts of names; all tasks if empty.
         most: trials of each task; None for all.
     """
     for task in installed():
-        if named and not any(name in task for name in named):
+        if wanted_names and not any(name in task for name in wanted_names):
             continue
         if task.startswith(("lab2d/", "meltingpot/")):
             from stock_lab2d import trials_of
@@ -231,22 +233,26 @@ def all_trials(named: list[str], most: int | None = None) -> Iterator[Trial]:
 
 def small_trials() -> list[Trial]:
     """Return a few trials that take some seconds together."""
-    every = "one_group_per_agent"
-    one = "all_in_one_group"
+    per_agent = "one_group_per_agent"
+    all_in_one = "all_in_one_group"
     fallen = {"terminate_on_fall": False, "max_cycles": 60}
     lasting = {"done_on_any": False}
     rich: dict[str, Any] = {"return_state": True, "episode_reward": True}
     return [
         Trial("mpe/simple_spread_v3", kwargs={"max_cycles": 9}, options=rich),
-        Trial("mpe/simple_tag_v3", cut=7, options={"group_map": every}),
+        Trial("mpe/simple_tag_v3", cut=7, options={"group_map": per_agent}),
         Trial("mpe/simple_reference_v3", options={"categorical_actions": False}),
-        Trial("mpe/simple_spread_v3", parallel=False, options={"group_map": one}),
+        Trial(
+            "mpe/simple_spread_v3", parallel=False, options={"group_map": all_in_one}
+        ),
         Trial("sisl/multiwalker_v9", kwargs=fallen, options=lasting | rich),
         Trial("sisl/multiwalker_v9", kwargs=fallen, parallel=False, cut=50),
         Trial("sisl/multiwalker_v9", options={"agent_ids": True, "fast": False}),
         Trial("sisl/pursuit_v5", kwargs={"max_cycles": 12}),
         Trial("classic/connect_four_v3", parallel=False, options={"agent_ids": True}),
-        Trial("classic/tictactoe_v3", parallel=False, options={"group_map": one}),
+        Trial(
+            "classic/tictactoe_v3", parallel=False, options={"group_map": all_in_one}
+        ),
         Trial("classic/leduc_holdem_v4", parallel=False),
         Trial("classic/rps_v2", kwargs={"max_cycles": 5}),
         Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),

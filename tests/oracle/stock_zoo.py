@@ -51,8 +51,8 @@ class Agent:
         space = stock.env.observation_space(agent)
         self.mask_seen = isinstance(space, spaces.Dict) and MASK in space.spaces
         if self.mask_seen:
-            rest = {k: s for k, s in space.spaces.items() if k != MASK}
-            space = spaces.Dict(rest)
+            subspaces = {k: s for k, s in space.spaces.items() if k != MASK}
+            space = spaces.Dict(subspaces)
         self.space = space
         self.action = stock.env.action_space(agent)
         self.ids = bool(stock.options.get("agent_ids"))
@@ -86,10 +86,10 @@ class Agent:
     def see(self, value: Any) -> None:
         """Observe ``value``."""
         for key, space in leaves_of(self.space):
-            part = value
+            leaf = value
             for name in key:
-                part = part[int(name)] if isinstance(part, tuple) else part[name]
-            self.seen[key] = np.array(part).astype(space.dtype)
+                leaf = leaf[int(name)] if isinstance(leaf, tuple) else leaf[name]
+            self.seen[key] = np.array(leaf).astype(space.dtype)
         self._identify(1)
         if self.mask_seen:
             self.legal = np.array(value[MASK]).astype(bool)
@@ -132,8 +132,8 @@ class Agent:
 def _decode(space: Any, key: Key, actions: Frame, row: int, one_hot: bool) -> Any:
     if isinstance(space, spaces.Dict):
         return {
-            name: _decode(part, (*key, name), actions, row, False)
-            for name, part in space.spaces.items()
+            name: _decode(subspace, (*key, name), actions, row, False)
+            for name, subspace in space.spaces.items()
         }
     value = actions[key][row]
     if isinstance(space, spaces.Discrete):
@@ -157,9 +157,9 @@ class Stock:
         self.env = env
         self.numbers = numbers
         self.options = dict(trial.options)
-        given = self.options.get("group_map")
-        if isinstance(given, str):
-            self.options["group_map"] = MarlGroupMapType(given)
+        group_map = self.options.get("group_map")
+        if isinstance(group_map, str):
+            self.options["group_map"] = MarlGroupMapType(group_map)
         self.factory = partial(
             PettingZooEnv,
             trial.task,
@@ -173,8 +173,8 @@ class Stock:
             self.masked = {
                 g for g, d in ours.description.groups.items() if d.action_mask
             }
-            chosen = self.options.get("done_on_any")
-        self.on_any = trial.parallel if chosen is None else chosen
+            done_on_any = self.options.get("done_on_any")
+        self.on_any = trial.parallel if done_on_any is None else done_on_any
         self.agents = {
             agent: Agent(self, agent, group, names.index(str(agent)))
             for agent in env.possible_agents
@@ -221,14 +221,14 @@ class Stock:
         """Determine whether the episode is over, for which agents, and why."""
         agents = self.agents.values()
         alive = [agent for agent in agents if not agent.done]
-        which = any if self.on_any else all
+        combine = any if self.on_any else all
         if not self.env.agents:
             truncated = any(agent.truncated for agent in agents)
-            if not which(agent.done for agent in agents):
+            if not combine(agent.done for agent in agents):
                 for agent in alive:
                     agent.end(terminated=not truncated, truncated=truncated)
-        done = which(agent.done for agent in agents)
-        terminated = done and which(agent.terminated for agent in agents)
+        done = combine(agent.done for agent in agents)
+        terminated = done and combine(agent.terminated for agent in agents)
         if self.on_any:
             truncated = any(agent.truncated for agent in agents)
         else:
@@ -277,7 +277,7 @@ class Stock:
         return self.last_state
 
     def _members(self, names: list[str]) -> list[Agent]:
-        by_name = {str(agent): known for agent, known in self.agents.items()}
+        by_name = {str(agent): state for agent, state in self.agents.items()}
         return [by_name[name] for name in names]
 
 
@@ -425,7 +425,7 @@ def trials_of(task: str) -> Iterator[Trial]:
     family, _, name = task.partition("/")
     module = importlib.import_module(f"{PACKAGES[family]}.{name}")
     default = _PARTICLES if family == "mpe" else [{}]
-    one, each = "all_in_one_group", "one_group_per_agent"
+    all_in_one, per_agent = "all_in_one_group", "one_group_per_agent"
     rich = {"episode_reward": True}
     for kwargs in _VARIANTS.get(task, default):
         if hasattr(module, "parallel_env"):
@@ -433,7 +433,9 @@ def trials_of(task: str) -> Iterator[Trial]:
             state = {"return_state": _has_state(together())}
             yield together(options=rich | state)
             yield together(options={"done_on_any": False}, seed=1)
-            yield together(options={"group_map": each, "fast": False}, cut=30, seed=2)
+            yield together(
+                options={"group_map": per_agent, "fast": False}, cut=30, seed=2
+            )
         turns = partial(Trial, task, parallel=False, kwargs=kwargs)
         yield turns(options=rich)
         yield turns(options={"done_on_any": True}, cut=30, seed=1)
@@ -442,4 +444,4 @@ def trials_of(task: str) -> Iterator[Trial]:
         alike |= {str(env.action_space(a)) for a in env.possible_agents}
         env.close()
         if len(alike) == 2:
-            yield turns(options={"group_map": one}, seed=2)
+            yield turns(options={"group_map": all_in_one}, seed=2)

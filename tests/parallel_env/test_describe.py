@@ -11,15 +11,15 @@ from marl_collect.parallel_env.describe import describe
 
 
 def test_description_comes_from_another_process() -> None:
-    here = os.getpid()
+    pid = os.getpid()
 
     def make() -> CountingEnv:
-        assert os.getpid() != here
+        assert os.getpid() != pid
         return CountingEnv(n_prey=4)
 
-    found = describe(make)
-    assert found.group_map["prey"] == [f"prey_{i}" for i in range(4)]
-    assert found.row() == CountingEnv(n_prey=4).description.row()
+    description = describe(make)
+    assert description.group_map["prey"] == [f"prey_{i}" for i in range(4)]
+    assert description.row() == CountingEnv(n_prey=4).description.row()
 
 
 def test_collectors_use_the_same_fork_server(tmp_path: Path) -> None:

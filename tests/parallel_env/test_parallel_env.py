@@ -97,11 +97,11 @@ def test_multiwalker_is_the_same_in_other_processes() -> None:
 
 
 def test_shapes_and_spaces_are_those_of_one_environment_batched() -> None:
-    with ParallelEnv(3, counting, num_processes=2) as env, counting() as single:
+    with ParallelEnv(3, counting, num_processes=2) as env, counting() as single_env:
         assert env.batch_size == (3,)
         assert len(env) == 3
-        assert env.group_map == single.group_map
-        assert env.action_space == single.action_space
+        assert env.group_map == single_env.group_map
+        assert env.action_space == single_env.action_space
         fake, real = env.fake_tensordict(), env.rand_step(env.reset())
         assert fake.shape == (3,)
         assert fake["hunter"].shape == (3, 2)

@@ -193,16 +193,16 @@ def test_a_process_that_is_stopped_for_a_while_continues() -> None:
 
 
 def test_pauses_of_the_trainer_are_not_a_hang(clock: Clock, tmp_path: Path) -> None:
-    begun, finish = tmp_path / "begun", tmp_path / "finish"
+    started_file, finish = tmp_path / "begun", tmp_path / "finish"
 
     def pause() -> None:
-        wait_until(begun.exists)
+        wait_until(started_file.exists)
         clock.pass_slowly(0.1 * LIMIT)
         clock.now += 36 * LIMIT
         clock.wait_for_search()
         finish.touch()
 
-    fault = Fault(waits(begun, finish), "step")
+    fault = Fault(waits(started_file, finish), "step")
     with ParallelEnv(1, lambda: CountingEnv(fault=fault), timeout=LIMIT) as env:
         root = env.rand_action(env.reset())
         with beside(pause):
@@ -218,8 +218,8 @@ def test_a_step_may_take_long_if_its_environments_make_progress(
     slow = [partial(CountingEnv, fault=fault) for fault in faults]
 
     def pass_time() -> None:
-        for begun, finish in files:
-            wait_until(begun.exists)
+        for started_file, finish in files:
+            wait_until(started_file.exists)
             clock.pass_slowly(0.8 * LIMIT)
             finish.touch()
 
@@ -230,11 +230,11 @@ def test_a_step_may_take_long_if_its_environments_make_progress(
 
 
 def test_an_interrupted_step_is_finished_by_the_next_call(tmp_path: Path) -> None:
-    begun, finish = tmp_path / "begun", tmp_path / "finish"
-    slow = Fault(waits(begun, finish), "step", at=1)
+    started_file, finish = tmp_path / "begun", tmp_path / "finish"
+    slow = Fault(waits(started_file, finish), "step", at=1)
 
     def interrupt() -> None:
-        wait_until(begun.exists)
+        wait_until(started_file.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     with ParallelEnv(

@@ -54,9 +54,9 @@ def test_wrong_types_and_names_are_refused(options: dict[str, Any], words: str) 
 
 
 def test_integers_of_numpy_are_accepted() -> None:
-    two: Any = np.int64(2)
-    one: Any = np.int64(1)
-    with ParallelEnv(two, CountingEnv, num_processes=one) as env:
+    n_envs: Any = np.int64(2)
+    n_processes: Any = np.int64(1)
+    with ParallelEnv(n_envs, CountingEnv, num_processes=n_processes) as env:
         assert env.batch_size == (2,)
 
 

@@ -50,17 +50,17 @@ def test_each_process_is_pinned_to_one_processor() -> None:
 def pinned(before: frozenset[int]) -> list[Any]:
     """Return what `pin` says to the last of as many as processors, and its outcome."""
     allowed = os.sched_getaffinity(0)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def look() -> None:
-        said = cpus.pin(len(allowed) - 1, len(allowed), before)
-        found.extend([said, os.sched_getaffinity(0)])
+        is_pinned = cpus.pin(len(allowed) - 1, len(allowed), before)
+        results.extend([is_pinned, os.sched_getaffinity(0)])
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join(SOON)
     assert os.sched_getaffinity(0) == allowed, "more than the thread is pinned"
-    return found
+    return results
 
 
 @pytest.mark.parametrize("rationed", [False, True])
@@ -69,8 +69,8 @@ def test_a_thread_is_pinned_unless_processor_time_is_limited(
 ) -> None:
     monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
     allowed = cpus.affinity()
-    own = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
-    assert pinned(allowed) == [own != allowed, own]
+    cores = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
+    assert pinned(allowed) == [cores != allowed, cores]
 
 
 def test_an_affinity_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,11 @@ def test_a_new_semaphore_is_empty() -> None:
 
 def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
     buffer = mmap.mmap(-1, 4096)
-    kept = Semaphore(buffer, 0, fresh=True)
+    semaphore = Semaphore(buffer, 0, fresh=True)
     with pytest.raises(BufferError):
         buffer.close()
-    kept.post()
-    assert kept.take()
+    semaphore.post()
+    assert semaphore.take()
 
 
 ANSWERER = """
@@ -89,7 +89,7 @@ for _ in range(100):
 
 def test_processes_wake_each_other() -> None:
     segment = Segment.create(4096, "test")
-    asked = Semaphore(segment.buffer, 0, fresh=True)
+    request = Semaphore(segment.buffer, 0, fresh=True)
     answered = Semaphore(segment.buffer, 64, fresh=True)
     command = [sys.executable, "-c", ANSWERER]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -97,6 +97,6 @@ def test_processes_wake_each_other() -> None:
         pickle.dump(segment.handle, process.stdin)
         process.stdin.close()
         for _ in range(100):
-            asked.post()
+            request.post()
             assert answered.sleep(SOON)
     assert process.returncode == 0

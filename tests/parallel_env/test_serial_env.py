@@ -20,19 +20,19 @@ def test_each_environment_has_its_own_factory_and_kwargs() -> None:
 
 def test_it_gives_the_same_data_as_its_environments_alone() -> None:
     """Environment 0 of a batch has the seeds of a single environment."""
-    with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single:
-        for env in (batch, single):
+    with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single_env:
+        for env in (batch, single_env):
             env.set_seed(11)
         torch.manual_seed(0)
-        many = batch.rollout(30, break_when_any_done=False)
-        actions = {g: many[0][g, "action"] for g in batch.group_map}
+        rollout = batch.rollout(30, break_when_any_done=False)
+        actions = {g: rollout[0][g, "action"] for g in batch.group_map}
 
-        root = single.reset()
+        root = single_env.reset()
         for frame in range(30):
-            for group, taken in actions.items():
-                root[group, "action"] = taken[frame]
-            step, root = single.step_and_maybe_reset(root)
-            assert (step == many[0, frame]).all()
+            for group, group_actions in actions.items():
+                root[group, "action"] = group_actions[frame]
+            step, root = single_env.step_and_maybe_reset(root)
+            assert (step == rollout[0, frame]).all()
 
 
 @pytest.mark.torchrl_defect("D15")

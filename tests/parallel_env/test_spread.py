@@ -17,10 +17,10 @@ def test_environments_are_spread_evenly(
     processes, groups = min(processes, environments), min(groups, environments)
     spread = Spread.even(environments, processes, groups)
 
-    every = [k for part in spread.groups for k in part]
-    assert every == list(range(environments))
+    indices = [k for group in spread.groups for k in group]
+    assert indices == list(range(environments))
     dealt = [[k for mine in rows for k in mine] for rows in spread.rows]
-    assert dealt == [list(part) for part in spread.groups]
+    assert dealt == [list(group) for group in spread.groups]
     loads = [sum(map(len, spread.of_process(p))) for p in range(processes)]
     assert max(loads) - min(loads) <= 1
     assert min(loads) >= 1

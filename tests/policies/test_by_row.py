@@ -50,10 +50,10 @@ def collect(collector: Any, batches: int = 4) -> TensorDict:
         return torch.cat([collector.next().clone() for _ in range(batches)], dim=1)
 
 
-def same(one: TensorDictBase, other: TensorDictBase) -> None:
-    assert set(one.keys(True, True)) == set(other.keys(True, True))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-5)
+def same(td: TensorDictBase, other_td: TensorDictBase) -> None:
+    assert set(td.keys(True, True)) == set(other_td.keys(True, True))
+    for key in td.keys(True, True):
+        torch.testing.assert_close(td[key], other_td[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -254,10 +254,12 @@ def test_layers_that_treat_rows_alike_are_allowed(all_rows: Any) -> None:
 
 @pytest.mark.usefixtures("all_worth_it")
 def test_hooks_see_all_rows() -> None:
-    given = two(plain)
+    policies = two(plain)
     shapes = []
-    given["main"].register_forward_hook(lambda _, args, out: shapes.append(out.shape))
-    with start(plain, given) as collector:
+    policies["main"].register_forward_hook(
+        lambda _, args, out: shapes.append(out.shape)
+    )
+    with start(plain, policies) as collector:
         collector.next()
     assert set(shapes) == {torch.Size([ENVIRONMENTS])}
 
@@ -282,11 +284,11 @@ def test_a_policy_for_one_group_shares_rows_with_random_actions() -> None:
 def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
     texts = []
     for begin in (all_rows, alone):
-        given = two(plain, check_finite=True)
-        with begin(plain, given) as collector:
+        policies = two(plain, check_finite=True)
+        with begin(plain, policies) as collector:
             collector.next()
             with torch.no_grad():
-                next(given["rival"].parameters()).fill_(torch.nan)
+                next(policies["rival"].parameters()).fill_(torch.nan)
             with pytest.raises(
                 ValueError, match="must write finite numbers"
             ) as excinfo:
@@ -300,32 +302,32 @@ def test_an_error_names_the_index_in_the_batch(all_rows: Any) -> None:
 def test_changed_weights_and_settings_act_at_once(all_rows: Any, options: Any) -> None:
     batches = []
     for begin in (all_rows, alone):
-        given = two(plain, **options)
-        with begin(plain, given) as collector:
-            found = [collector.next().clone()]
+        policies = two(plain, **options)
+        with begin(plain, policies) as collector:
+            actual = [collector.next().clone()]
             with torch.no_grad():
-                next(given["main"].parameters()).mul_(2)
-            found.append(collector.next().clone())
-            hunter = given["main"]["hunter"][0].module
+                next(policies["main"].parameters()).mul_(2)
+            actual.append(collector.next().clone())
+            hunter = policies["main"]["hunter"][0].module
             hunter = hunter.mlp.net if "agent_ids" in options else hunter.net
             hunter[0].weight = nn.Parameter(hunter[0].weight.detach() * 2)
-            found.append(collector.next().clone())
+            actual.append(collector.next().clone())
             hunter[1] = nn.ReLU()
-            found.append(collector.next().clone())
+            actual.append(collector.next().clone())
             hunter[1] = nn.Dropout(0.0)
-            found.append(collector.next().clone())
+            actual.append(collector.next().clone())
             hunter[1] = nn.Tanh()
-            found.append(collector.next().clone())
-        batches.append(torch.cat(found, 1))
+            actual.append(collector.next().clone())
+        batches.append(torch.cat(actual, 1))
     same(*batches)
 
 
 @pytest.mark.usefixtures("all_worth_it")
 def test_a_policy_whose_settings_always_change_computes_all_rows() -> None:
-    given = two(plain)
-    with alone(plain, given) as collector:
+    policies = two(plain)
+    with alone(plain, policies) as collector:
         for number in range(12):
-            given["main"].train(number % 2 == 0)
+            policies["main"].train(number % 2 == 0)
             collector.next()
         assert collector.explain()[0].count(ALONE) == 1
 

@@ -29,10 +29,10 @@ def test_inputs_and_outputs_are_transferred() -> None:
     exchange = Exchange(sources, torch.device("cpu"))
     for _ in range(2):
         exchange.send()
-        for found, source in zip(exchange.inputs, sources, strict=True):
-            assert torch.equal(found, source)
-            assert found.data_ptr() != source.data_ptr()
-        memories = {found.untyped_storage().data_ptr() for found in exchange.inputs}
+        for copied, source in zip(exchange.inputs, sources, strict=True):
+            assert torch.equal(copied, source)
+            assert copied.data_ptr() != source.data_ptr()
+        memories = {copied.untyped_storage().data_ptr() for copied in exchange.inputs}
         assert len(memories) == 1
         sources[0].add_(1)
     target = torch.zeros(2, 3, dtype=torch.float64)
@@ -122,9 +122,9 @@ def test_a_policy_on_a_gpu_acts_in_parallel_environments() -> None:
         ) as collector:
             return collector.next().clone()
 
-    on_gpu, here = collect(), collect(policy_device="cpu")
+    on_gpu, on_cpu = collect(), collect(policy_device="cpu")
     torch.testing.assert_close(
-        on_gpu["hunter", "logits"], here["hunter", "logits"], atol=1e-4, rtol=1e-3
+        on_gpu["hunter", "logits"], on_cpu["hunter", "logits"], atol=1e-4, rtol=1e-3
     )
 
 

@@ -78,75 +78,87 @@ def environment(
 class Acting:
     """One runner with its own memory and given observations."""
 
-    def __init__(self, runner: PolicyRunner, what: EnvDescription, size: int) -> None:
-        row = allocate(what.row(), (size,))
-        RandomFrames(what, row).draw()
+    def __init__(
+        self, runner: PolicyRunner, description: EnvDescription, size: int
+    ) -> None:
+        row = allocate(description.row(), (size,))
+        RandomFrames(description, row).draw()
         runner.probe(row)
-        self.memory = row | allocate(runner.signature.memory(what), (size,))
+        self.memory = row | allocate(runner.signature.memory(description), (size,))
         if runner.signature.reads_is_init:
             self.memory[IS_INIT] = np.ones((size, 1), np.bool_)
-        self.runner, self.what, self.size = runner, what, size
+        self.runner, self.what, self.size = runner, description, size
         runner.bind(self.memory)
 
-    def slot(self, how: InteractionType, frames: int, seed: int) -> list[Any]:
+    def slot(
+        self, interaction_type: InteractionType, frames: int, seed: int
+    ) -> list[Any]:
         """Return the outputs of each frame, on observations drawn from ``seed``."""
         observations = RandomFrames(self.what, self.memory, seed)
         generators = Generators(seed, range(self.size))
         signature = self.runner.signature
-        written = [*signature.outputs, *signature.carried]
+        keys = [*signature.outputs, *signature.carried]
         rows = []
-        with torch.no_grad(), set_interaction_type(how):
+        with torch.no_grad(), set_interaction_type(interaction_type):
             self.runner.begin(frames, generators)
             for frame in range(frames):
                 observations.draw()
                 self.runner.act(frame)
-                rows.append({key: self.memory[key].copy() for key in written})
+                rows.append({key: self.memory[key].copy() for key in keys})
         return rows
 
 
 def pair(
-    policy: Any, what: EnvDescription, size: int = 2, how: InteractionType = RANDOM
+    policy: Any,
+    description: EnvDescription,
+    size: int = 2,
+    interaction_type: InteractionType = RANDOM,
 ) -> tuple[Acting, Acting]:
     """Return the policy fused, and the policy called."""
-    fused = FusedRunner(ModuleRunner(policy, what, size), what, how)
+    fused = FusedRunner(
+        ModuleRunner(policy, description, size), description, interaction_type
+    )
     return (
-        Acting(fused, what, size),
-        Acting(ModuleRunner(policy, what, size), what, size),
+        Acting(fused, description, size),
+        Acting(ModuleRunner(policy, description, size), description, size),
     )
 
 
 def check_equal(
     acting: tuple[Acting, Acting],
-    how: InteractionType = RANDOM,
+    interaction_type: InteractionType = RANDOM,
     *,
     seed: int = 0,
     fused: bool = True,
 ) -> list[Any]:
     """Compare all outputs of some frames; return those of the fused runner."""
-    found = []
+    slots = []
     for runner in acting:
         torch.manual_seed(seed)
-        found.append(runner.slot(how, FRAMES, seed))
-    for ours, theirs in zip(*found, strict=True):
+        slots.append(runner.slot(interaction_type, FRAMES, seed))
+    for ours, theirs in zip(*slots, strict=True):
         assert ours.keys() == theirs.keys()
         for key, array in theirs.items():
             assert ours[key].dtype == array.dtype
             np.testing.assert_allclose(
-                ours[key], array, RTOL, ATOL, err_msg=str((key, how))
+                ours[key], array, RTOL, ATOL, err_msg=str((key, interaction_type))
             )
     explanation = acting[0].runner.explain()
     assert explanation.startswith("Fused" if fused else "Not fused"), explanation
-    ours_first: list[Any] = found[0]
+    ours_first: list[Any] = slots[0]
     return ours_first
 
 
-@pytest.mark.parametrize("how", [RANDOM, MODE, DETERMINISTIC])
+@pytest.mark.parametrize("interaction_type", [RANDOM, MODE, DETERMINISTIC])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_head_writes_what_the_module_writes(
-    action: str, how: InteractionType
+    action: str, interaction_type: InteractionType
 ) -> None:
-    what = environment(action)
-    rows = check_equal(pair(make_policy(what), what, how=how), how)
+    description = environment(action)
+    rows = check_equal(
+        pair(make_policy(description), description, interaction_type=interaction_type),
+        interaction_type,
+    )
     assert set(rows[0]) >= {("agents", "action"), ("agents", "action_log_prob")}
 
 
@@ -180,8 +192,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", CHANGES)
 def test_a_policy_with_any_option_is_fused(option: str, action: str) -> None:
     image: Any = spaces.Box(-1, 1, (12, 12, 2), np.float32)
-    what = environment(action, image if option == "conv" else VECTOR)
-    check_equal(pair(make_policy(what, **CHANGES[option]), what))
+    description = environment(action, image if option == "conv" else VECTOR)
+    check_equal(pair(make_policy(description, **CHANGES[option]), description))
 
 
 def test_every_option_of_make_policy_has_a_change() -> None:
@@ -205,31 +217,31 @@ def test_an_index_out_of_range_is_an_error_when_it_is_encoded() -> None:
 def test_every_network_writes_what_the_module_writes(
     centralised: bool, share_params: bool, size: int
 ) -> None:
-    what = environment("tanh_normal")
+    description = environment("tanh_normal")
     options = {"centralised": centralised, "share_params": share_params}
-    check_equal(pair(make_policy(what, **options), what, size))
+    check_equal(pair(make_policy(description, **options), description, size))
 
 
 def test_interaction_types_may_change_between_slots() -> None:
-    what = environment("normal")
-    acting = pair(make_policy(what), what)
-    for how in (RANDOM, MODE, RANDOM, DETERMINISTIC):
-        rows = check_equal(acting, how)
-        drawn = rows[0]["agents", "action"] != rows[0]["agents", "loc"]
-        assert drawn.any() == (how is RANDOM)
+    description = environment("normal")
+    acting = pair(make_policy(description), description)
+    for interaction_type in (RANDOM, MODE, RANDOM, DETERMINISTIC):
+        rows = check_equal(acting, interaction_type)
+        differs = rows[0]["agents", "action"] != rows[0]["agents", "loc"]
+        assert differs.any() == (interaction_type is RANDOM)
 
 
 @pytest.mark.parametrize("action", ["normal", "tanh_normal"])
 def test_mean_actions_are_those_of_the_module(action: str) -> None:
-    what = environment(action)
-    acting = pair(make_policy(what), what, how=MEAN)
+    description = environment(action)
+    acting = pair(make_policy(description), description, interaction_type=MEAN)
     # If the mean has no closed form, it is estimated with torch's generator.
     check_equal(acting, MEAN)
 
 
 def test_errors_of_the_module_are_raised() -> None:
-    what = environment()
-    acting = pair(make_policy(what), what)
+    description = environment()
+    acting = pair(make_policy(description), description)
     for runner in acting:
         with pytest.raises(NotImplementedError, match="have no mean"):
             runner.slot(MEAN, 2, 0)
@@ -240,12 +252,12 @@ def test_errors_of_the_module_are_raised() -> None:
 def test_recurrent_networks_carry_what_the_module_carries(
     network: Any, share_params: bool
 ) -> None:
-    what = environment("normal")
+    description = environment("normal")
     core = network(5, 4, 3, centralised=False, share_params=share_params)
     head = make_policy(environment("normal", spaces.Box(-1, 1, (4,), np.float32)))
     head[0].in_keys = [("agents", "embedding")]
     policy = TensorDictSequential(RecurrentModule(core), *head)
-    rows = check_equal(pair(policy, what))
+    rows = check_equal(pair(policy, description))
     states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
     assert len(states) == len(core.state_names)
     assert all(abs(row[key]).max() > 0 for row in rows for key in states)
@@ -256,9 +268,9 @@ def test_recurrent_networks_carry_what_the_module_carries(
 def test_policies_with_a_memory_carry_what_the_module_carries(
     recurrent: str, action: str
 ) -> None:
-    what = environment(action)
-    policy = make_policy(what, recurrent=recurrent, hidden_size=8, num_layers=2)
-    rows = check_equal(pair(policy, what))
+    description = environment(action)
+    policy = make_policy(description, recurrent=recurrent, hidden_size=8, num_layers=2)
+    rows = check_equal(pair(policy, description))
     states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
     assert states
     assert all(abs(row[key]).max() > 0 for row in rows for key in states)
@@ -266,9 +278,9 @@ def test_policies_with_a_memory_carry_what_the_module_carries(
 
 def test_images_go_through_convolutions() -> None:
     image: Any = spaces.Box(0, 255, (30, 30, 3), np.uint8)
-    what = environment("categorical", image)
+    description = environment("categorical", image)
     conv = {"num_cells": [4, 4], "kernel_sizes": [5, 3]}
-    acting = pair(make_policy(what, conv=conv), what)
+    acting = pair(make_policy(description, conv=conv), description)
     check_equal(acting)
 
 
@@ -280,8 +292,8 @@ def test_nested_observations_are_concatenated() -> None:
             "grid": spaces.MultiBinary([2, 2]),
         }
     )
-    what = environment("masked", observation)
-    check_equal(pair(make_policy(what, check_finite=True), what))
+    description = environment("masked", observation)
+    check_equal(pair(make_policy(description, check_finite=True), description))
 
 
 def layers() -> dict[str, Callable[[], nn.Module]]:
@@ -334,9 +346,9 @@ def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> 
             keys, [("agents", "action")], distribution_class=normal
         ),
     )
-    what = environment("normal")
-    first = check_equal(pair(policy, what), seed=3)
-    other = check_equal(pair(policy, what), seed=4)
+    description = environment("normal")
+    first = check_equal(pair(policy, description), seed=3)
+    other = check_equal(pair(policy, description), seed=4)
     assert (first[0]["agents", "action"] != other[0]["agents", "action"]).any()
     check_equal(pair(categorical(nn.Linear(5, 4)), environment()))
 
@@ -348,9 +360,9 @@ def test_dropout_in_training_drops_in_every_frame() -> None:
 
 
 def test_weights_may_change_in_any_way_between_slots() -> None:
-    what = environment("tanh_normal")
-    policy = make_policy(what, num_cells=(6,))
-    acting = pair(policy, what)
+    description = environment("tanh_normal")
+    policy = make_policy(description, num_cells=(6,))
+    acting = pair(policy, description)
     before = check_equal(acting)[0]["agents", "loc"]
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -361,7 +373,9 @@ def test_weights_may_change_in_any_way_between_slots() -> None:
         parameter.data = parameter.data * 2
     replaced = check_equal(acting)[0]["agents", "loc"]
     assert (replaced != in_place).any()
-    policy.load_state_dict(make_policy(what, num_cells=(6,)).state_dict(), assign=True)
+    policy.load_state_dict(
+        make_policy(description, num_cells=(6,)).state_dict(), assign=True
+    )
     assert (check_equal(acting)[0]["agents", "loc"] != replaced).any()
 
 
@@ -393,10 +407,14 @@ def test_hooks_that_are_added_later_are_called() -> None:
 
 def test_masked_actions_are_never_taken() -> None:
     for action in ("masked", "masked_one_hot"):
-        what = environment(action)
+        description = environment(action)
         acting = Acting(
-            FusedRunner(ModuleRunner(make_policy(what), what, 8), what, RANDOM),
-            what,
+            FusedRunner(
+                ModuleRunner(make_policy(description), description, 8),
+                description,
+                RANDOM,
+            ),
+            description,
             8,
         )
         rng = np.random.default_rng(0)
@@ -407,18 +425,18 @@ def test_masked_actions_are_never_taken() -> None:
                 mask[..., 0] |= ~mask.any(-1)
                 acting.memory["agents", "action_mask"][...] = mask
                 acting.runner.act(frame)
-                taken = acting.memory["agents", "action"]
+                actions = acting.memory["agents", "action"]
                 if action == "masked":
-                    taken = np.eye(4, dtype=np.int64)[taken]
-                assert (taken.sum(-1) == 1).all()
-                assert not (taken.astype(bool) & ~mask).any()
+                    actions = np.eye(4, dtype=np.int64)[actions]
+                assert (actions.sum(-1) == 1).all()
+                assert not (actions.astype(bool) & ~mask).any()
         assert acting.runner.explain().startswith("Fused")
 
 
 def test_a_mask_without_legal_actions_raises_the_module_s_error() -> None:
-    what = environment("masked")
-    acting = pair(make_policy(what), what)[0]
-    check_equal((acting, pair(make_policy(what), what)[0])[:1] * 2)
+    description = environment("masked")
+    acting = pair(make_policy(description), description)[0]
+    check_equal((acting, pair(make_policy(description), description)[0])[:1] * 2)
     with torch.no_grad(), set_interaction_type(RANDOM):
         acting.runner.begin(2, Generators(0, range(2)))
         acting.memory["agents", "action_mask"][...] = True
@@ -484,10 +502,10 @@ def test_functions_are_called_unless_declared_pure() -> None:
         observation = td["agents", "observation"]
         return td.set(("agents", "action"), (observation[..., :4] * 2).argmax(-1))
 
-    what = environment()
-    check_equal(pair(act, what), fused=False)
+    description = environment()
+    check_equal(pair(act, description), fused=False)
     act.pure_forward = True  # type: ignore[attr-defined]
-    check_equal(pair(act, what))
+    check_equal(pair(act, description))
 
 
 def test_policies_that_return_another_tensordict_are_fused_too() -> None:
@@ -563,16 +581,18 @@ def test_a_policy_that_asks_for_begun_episodes_is_recorded_both_ways(size: int) 
     acting = pair(Restarts(), environment(), size)
     runners = [acting[0].runner, acting[1].runner]
     for begins in (False, True, False, False, True):
-        written = []
-        for one, runner in zip(acting, runners, strict=True):
-            one.memory[IS_INIT][...] = False
-            one.memory[IS_INIT][-1] = begins
+        outputs = []
+        for stepper, runner in zip(acting, runners, strict=True):
+            stepper.memory[IS_INIT][...] = False
+            stepper.memory[IS_INIT][-1] = begins
             torch.manual_seed(0)
             with torch.no_grad(), set_interaction_type(RANDOM):
                 runner.begin(1, Generators(0, range(size)))
                 runner.act(0)
-            written.append([one.memory[key].copy() for key in runner.signature.outputs])
-        for ours, theirs in zip(*written, strict=True):
+            outputs.append(
+                [stepper.memory[key].copy() for key in runner.signature.outputs]
+            )
+        for ours, theirs in zip(*outputs, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert runners[0].explain().startswith("Fused")
     check_equal(acting, seed=3)
@@ -603,8 +623,8 @@ def test_a_policy_with_data_dependent_shapes_is_called() -> None:
 
 
 def test_a_policy_is_called_under_autocast() -> None:
-    what = environment("normal")
-    acting = pair(make_policy(what), what)
+    description = environment("normal")
+    acting = pair(make_policy(description), description)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         acting[0].slot(RANDOM, 1, 0)
     assert "autocast is on" in acting[0].runner.explain()
@@ -612,10 +632,10 @@ def test_a_policy_is_called_under_autocast() -> None:
 
 
 def test_recording_changes_neither_memory_nor_torch_generator() -> None:
-    what = environment("masked")
-    policy = make_policy(what)
-    runner = FusedRunner(ModuleRunner(policy, what, 1), what)
-    acting = Acting(runner, what, 1)
+    description = environment("masked")
+    policy = make_policy(description)
+    runner = FusedRunner(ModuleRunner(policy, description, 1), description)
+    acting = Acting(runner, description, 1)
     for array in acting.memory.values():
         array[...] = 1
     torch.manual_seed(0)
@@ -628,9 +648,9 @@ def test_recording_changes_neither_memory_nor_torch_generator() -> None:
 
 
 def test_trainer_may_call_the_policy_between_frames() -> None:
-    what = environment("categorical")
-    policy = make_policy(what)
-    for acting in pair(policy, what):
+    description = environment("categorical")
+    policy = make_policy(description)
+    for acting in pair(policy, description):
         acting.slot(RANDOM, 2, 0)
         batch = TensorDict({"agents": {"observation": torch.zeros(7, 3, 5)}}, [7])
         with set_interaction_type(RANDOM):
@@ -639,11 +659,11 @@ def test_trainer_may_call_the_policy_between_frames() -> None:
 
 def test_convolutions_of_each_agent_are_grouped() -> None:
     image: Any = spaces.Box(-1, 1, (2, 12, 12), np.float32)
-    what = environment("categorical", image)
+    description = environment("categorical", image)
     net = MultiAgentConvNet(
         3, centralised=False, share_params=False, in_features=2, num_cells=[4]
     )
-    check_equal(pair(categorical(nn.Sequential(net, nn.LazyLinear(4))), what))
+    check_equal(pair(categorical(nn.Sequential(net, nn.LazyLinear(4))), description))
 
 
 @pytest.mark.parametrize("share_params", [True, False])
@@ -683,7 +703,7 @@ def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
         lambda: CountingEnv(n_prey=0), policy, frames_per_batch=200, seed=0
     ) as collector:
         torch.manual_seed(1)
-        taken = collector.next()["hunter", "action"][0, :, 0].tolist()
+        actions = collector.next()["hunter", "action"][0, :, 0].tolist()
         assert collector.explain()[0].startswith("Fused")
     torch.manual_seed(1)
-    assert taken == [int(torch.rand(()) < 0.3) for _ in range(200)]
+    assert actions == [int(torch.rand(()) < 0.3) for _ in range(200)]

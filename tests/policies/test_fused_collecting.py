@@ -131,10 +131,10 @@ def check_written(policy: Any, batch: Any) -> None:
     """Check that the module's outputs equal those in the batch."""
     with torch.no_grad():
         for group, keys in (("hunter", ["logits"]), ("prey", ["loc", "scale"])):
-            again = policy[group][0](batch.select((group, "observation")))
+            recomputed = policy[group][0](batch.select((group, "observation")))
             for key in keys:
                 torch.testing.assert_close(
-                    batch[group, key], again[group, key], rtol=1e-4, atol=1e-5
+                    batch[group, key], recomputed[group, key], rtol=1e-4, atol=1e-5
                 )
             dist = policy[group].get_dist(batch)
             torch.testing.assert_close(

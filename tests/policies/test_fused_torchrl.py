@@ -262,7 +262,9 @@ def environment(name: str) -> Any:
     return discrete if name in DISCRETE else Noughts
 
 
-def collect(name: str, *, how: Any = RANDOM, fused: bool | None = True) -> TensorDict:
+def collect(
+    name: str, *, interaction_type: Any = RANDOM, fused: bool | None = True
+) -> TensorDict:
     """Return four batches of three environments, on the given path; None for any."""
     torch.manual_seed(0)
     policy = POLICIES[name]()
@@ -272,7 +274,7 @@ def collect(name: str, *, how: Any = RANDOM, fused: bool | None = True) -> Tenso
         policy,
         frames_per_batch=3 * 17,
         seed=0,
-        exploration_type=how,
+        exploration_type=interaction_type,
     ) as collector:
         batches = [collector.next().clone() for _ in range(4)]
         (explained,) = collector.explain()
@@ -296,12 +298,15 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
 
 @pytest.mark.filterwarnings("ignore:deterministic_sample wasn't found")
 @pytest.mark.filterwarnings("ignore:size_average and reduce args")  # TorchRL 0.11.
-@pytest.mark.parametrize("how", [RANDOM, InteractionType.DETERMINISTIC])
+@pytest.mark.parametrize("interaction_type", [RANDOM, InteractionType.DETERMINISTIC])
 @pytest.mark.parametrize("name", POLICIES)
 def test_fused_and_called_policies_write_the_same(
-    name: str, how: Any, called: Callable[..., TensorDict]
+    name: str, interaction_type: Any, called: Callable[..., TensorDict]
 ) -> None:
-    fused, expected = collect(name, how=how), called(name, how=how)
+    fused, expected = (
+        collect(name, interaction_type=interaction_type),
+        called(name, interaction_type=interaction_type),
+    )
     assert set(fused.keys(True, True)) == set(expected.keys(True, True))
     for key, value in expected.items(True, True):
         torch.testing.assert_close(fused[key], value, rtol=1e-4, atol=1e-4)
@@ -329,8 +334,8 @@ def test_recurrent_modules_with_dropout_act_as_they_do_when_called(
 @pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
 def test_only_random_exploration_adds_noise(name: str) -> None:
     random, mode, mean = (
-        collect(name, how=how)
-        for how in (RANDOM, InteractionType.MODE, InteractionType.MEAN)
+        collect(name, interaction_type=interaction_type)
+        for interaction_type in (RANDOM, InteractionType.MODE, InteractionType.MEAN)
     )
     torch.testing.assert_close(mode[ACTION], mean[ACTION])
     assert not torch.equal(random[ACTION], mode[ACTION])
@@ -338,9 +343,9 @@ def test_only_random_exploration_adds_noise(name: str) -> None:
 
 def test_every_agent_explores_alone() -> None:
     batch = collect("QMIX")
-    chosen = batch[VALUES].argmax(-1) != batch[ACTION]
-    both = (chosen[..., 0] & chosen[..., 1]).float().mean()
-    assert 0.05 < both < 0.25  # (0.5 x 3 / 4) squared is 0.14.
+    explored = batch[VALUES].argmax(-1) != batch[ACTION]
+    together = (explored[..., 0] & explored[..., 1]).float().mean()
+    assert 0.05 < together < 0.25  # (0.5 x 3 / 4) squared is 0.14.
 
 
 def test_the_process_begins_again_in_every_episode() -> None:
@@ -411,11 +416,11 @@ def test_bounds_stay_those_of_the_spec() -> None:
 def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Bounded(-1.0, 1.0, (2,))
     value = torch.tensor([3.0, 0.0])
-    asked, results = [], []
+    names, results = [], []
     is_in = type(spec).is_in
 
     def asks(spec: Any, value: Any) -> Any:
-        asked.append(threading.current_thread().name)
+        names.append(threading.current_thread().name)
         return is_in(spec, value)
 
     monkeypatch.setattr(type(spec), "is_in", asks)
@@ -426,10 +431,10 @@ def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         other.start()
         other.join()
         results.append(spec.project(value))
-    assert asked == ["other"]
+    assert names == ["other"]
     assert all(torch.equal(result, torch.tensor([1.0, 0.0])) for result in results)
     spec.project(value)
-    assert len(asked) == 2
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize("share_params", [True, False])

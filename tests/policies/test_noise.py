@@ -27,25 +27,25 @@ def environment() -> EnvDescription:
 
 def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
     """Return the noise of each head, ``[environments, frames, ...]``."""
-    what = environment()
-    head_noise = HeadNoise(make_policy(what), what, len(environments))
+    description = environment()
+    head_noise = HeadNoise(make_policy(description), description, len(environments))
     generators = Generators(seed, environments)
-    pieces = []
+    blocks = []
     with set_interaction_type(InteractionType.RANDOM):
         for frames in slots:
             head_noise.begin(frames, generators)
             arrays: list[Any] = [stream.slot for stream in head_noise.streams]
-            pieces.append([array.swapaxes(0, 1) for array in arrays])
-    return [np.concatenate(p, axis=1) for p in zip(*pieces, strict=True)]
+            blocks.append([array.swapaxes(0, 1) for array in arrays])
+    return [np.concatenate(p, axis=1) for p in zip(*blocks, strict=True)]
 
 
 def test_noise_depends_neither_on_slots_nor_on_other_environments() -> None:
-    whole = drawn(range(4), [12])
-    assert [array.shape for array in whole] == [(4, 12, 2, 3), (4, 12, 1, 2)]
+    reference = drawn(range(4), [12])
+    assert [array.shape for array in reference] == [(4, 12, 2, 3), (4, 12, 1, 2)]
     for slots in ([1, 11], [5, 4, 3]):
-        for array, other in zip(whole, drawn(range(4), slots), strict=True):
+        for array, other in zip(reference, drawn(range(4), slots), strict=True):
             np.testing.assert_array_equal(array, other)
-    for array, other in zip(whole, drawn(range(2, 4), [12]), strict=True):
+    for array, other in zip(reference, drawn(range(2, 4), [12]), strict=True):
         np.testing.assert_array_equal(array[2:], other)
 
 
@@ -72,8 +72,8 @@ def test_noise_has_the_named_distribution(kind: Any, dtype: Any) -> None:
 
 
 def test_deterministic_actions_sample_no_noise() -> None:
-    what = environment()
-    head_noise = HeadNoise(make_policy(what), what, 1)
+    description = environment()
+    head_noise = HeadNoise(make_policy(description), description, 1)
     generators = Generators(0, range(1))
     with set_interaction_type(InteractionType.RANDOM):
         head_noise.begin(3, generators)
@@ -85,9 +85,9 @@ def test_deterministic_actions_sample_no_noise() -> None:
 
 
 def test_heads_have_the_noise_until_take_back() -> None:
-    what = environment()
-    policy = make_policy(what)
-    head_noise = HeadNoise(policy, what, 1)
+    description = environment()
+    policy = make_policy(description)
+    head_noise = HeadNoise(policy, description, 1)
     heads = [stream.head for stream in head_noise.streams]
     assert len(heads) == 2
     head_noise.give()

@@ -96,7 +96,9 @@ def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> list[TensorOp]:
 
 
 def is_constant(x: Tensor) -> Callable[[Tensor], bool]:
-    inner = {id(each) for each in (OTHER, DOUBLE, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)}
+    inner = {
+        id(constant) for constant in (OTHER, DOUBLE, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)
+    }
     return lambda tensor: tensor is not x and id(tensor) in inner
 
 
@@ -108,15 +110,18 @@ def example(rows: int = ROWS) -> Tensor:
 def test_results_equal_those_of_torch(name: str) -> None:
     x = example()
     recorded = operations(CALLS[name], x)
-    actual = [numpy_calls(each, ROWS, is_constant(x)) for each in recorded]
-    assert any(actual), [each.name for each in recorded]
+    actual = [
+        numpy_calls(recorded_operation, ROWS, is_constant(x))
+        for recorded_operation in recorded
+    ]
+    assert any(actual), [recorded_operation.name for recorded_operation in recorded]
     x.copy_(example().flip(0))
     for operation, calls in zip(recorded, actual, strict=True):
         if calls is None:
             continue
         with torch.no_grad():
-            again = operation.function(*operation.args, **operation.kwargs)
-        (result,), (expected,) = tensors(operation.result), tensors(again)
+            repeated = operation.function(*operation.args, **operation.kwargs)
+        (result,), (expected,) = tensors(operation.result), tensors(repeated)
         for call in (*calls.setup, *calls.calls):
             call()
         assert close(result, expected), operation.name
@@ -162,9 +167,9 @@ def test_a_row_s_result_does_not_depend_on_other_rows(function: str) -> None:
         result: Tensor = operation.result
         return result
 
-    whole = one(64)
+    reference = one(64)
     for rows in (1, 2, 3, 7, 33):
-        assert torch.equal(one(rows), whole[:rows]), rows
+        assert torch.equal(one(rows), reference[:rows]), rows
 
 
 def test_infinities_cause_no_warnings() -> None:

@@ -40,9 +40,9 @@ def test_every_k_th_version_replaces_the_oldest() -> None:
 
 def test_the_version_that_is_beaten_most_makes_room() -> None:
     pool = trained(2, size=3, keep="best")
-    for place, score in ((0, 0), (1, 1), (2, 0)):
+    for index, score in ((0, 0), (1, 1), (2, 0)):
         for _ in range(4):
-            pool.played(place, score)
+            pool.played(index, score)
     assert pool.win_rates.tolist() == [1 / 6, 5 / 6, 1 / 6]
     pool.update()
     assert pool.versions.tolist() == [0, 3, 2]

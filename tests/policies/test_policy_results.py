@@ -110,14 +110,14 @@ def test_a_policy_may_return(style: str, fused: bool) -> None:
             batches.append(collector.next().clone())
             fuses = collector.explain()[0].startswith("Fused")
     assert fuses == fused
-    one, other = batches
-    for key in set(one.keys(True, True)) - {("prey", "observation")}:
-        assert torch.equal(one[key], other[key]), key
+    ours, other = batches
+    for key in set(ours.keys(True, True)) - {("prey", "observation")}:
+        assert torch.equal(ours[key], other[key]), key
     if style != "an exclusion":
         key = ("prey", "observation")
-        assert torch.equal(one[key], other[key])
-    collected = other["prey", "action"]
-    assert collected.unique().numel() > 3
+        assert torch.equal(ours[key], other[key])
+    actions = other["prey", "action"]
+    assert actions.unique().numel() > 3
 
 
 @pytest.mark.parametrize("style", sorted(STYLES.keys() - {"an exclusion"}))

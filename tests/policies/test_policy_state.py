@@ -245,9 +245,9 @@ def test_bounds_near_the_largest_number_are_compared() -> None:
     for dtype in (np.float32, np.float64):
         box: Any = spaces.Box(-largest, largest, (4,), dtype)
         group = GroupDescription(("a", "b"), box, spaces.Discrete(2))
-        what = EnvDescription("wide", {"g": group})
-        memory = allocate(what.row(), (3,))
-        RandomFrames(what, memory).draw()
+        description = EnvDescription("wide", {"g": group})
+        memory = allocate(description.row(), (3,))
+        RandomFrames(description, memory).draw()
         numbers = memory["g", "observation"]
         assert (np.abs(numbers) < 100).all()
         assert len(np.unique(numbers)) > 10
@@ -296,13 +296,13 @@ def test_copies_of_a_policy_that_lies_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After every change of settings, the copies are compared again."""
-    both = []
+    locs = []
     for worth in (True, False):
         monkeypatch.setattr(by_row, "is_worth_it", lambda *_, w=worth: w)
         alone, batch = with_shares(0.0, 1.0)
         assert alone == [worth, False]
-        both.append(batch["prey", "loc"])
-    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
+        locs.append(batch["prey", "loc"])
+    torch.testing.assert_close(*locs, rtol=1e-4, atol=1e-5)
 
 
 def with_shares(*shares: float) -> tuple[list[bool], Any]:

@@ -89,15 +89,15 @@ def test_random_numbers_are_sampled_again_as_in_the_call() -> None:
 
     result, operations = record(call)
     program = Program(operations, [x], [result])
-    drawn = []
+    samples = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         program.prepare()
         program.run()
         torch.manual_seed(seed)
         assert torch.equal(result, call())
-        drawn.append(result.clone())
-    assert not torch.equal(*drawn)
+        samples.append(result.clone())
+    assert not torch.equal(*samples)
 
 
 def test_a_guard_fails_when_the_value_differs() -> None:

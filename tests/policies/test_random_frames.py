@@ -29,14 +29,14 @@ def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None
     action: Any = spaces.Discrete(3)
     group = GroupDescription(("a", "b"), observation, action, action_mask=True)
     root: Any = {"state": spaces.Box(0, 1, (6,), np.float32)}
-    what = EnvDescription("test", {"g": group}, root)
-    memory = allocate(what.row(), (2,))
-    frames = RandomFrames(what, memory)
-    seen = set()
+    description = EnvDescription("test", {"g": group}, root)
+    memory = allocate(description.row(), (2,))
+    frames = RandomFrames(description, memory)
+    kinds = set()
     for _ in range(50):
         frames.draw()
         assert memory["g", "action_mask"].any(-1).all()
-        assert what.root["state"].contains(memory["state",][0])
+        assert description.root["state"].contains(memory["state",][0])
         for k in range(2):
             for agent in range(2):
                 row = {
@@ -45,26 +45,26 @@ def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None
                 }
                 row["flags"] = row["flags"].astype(np.int8)
                 assert observation.contains(row)
-                seen.add(int(row["kind"]))
-    assert seen == set(range(10, 15))
+                kinds.add(int(row["kind"]))
+    assert kinds == set(range(10, 15))
     assert not memory["g", "action_mask"].all()
 
 
 @pytest.mark.parametrize("size", [1, 30])
 def test_frames_begin_an_episode_if_they_are_told_to(size: int) -> None:
     space: Any = spaces.Box(0, 1, (2,), np.float32)
-    what = EnvDescription("test", {"g": GroupDescription(("a",), space, space)})
-    memory = allocate(what.row(), (size,))
+    description = EnvDescription("test", {"g": GroupDescription(("a",), space, space)})
+    memory = allocate(description.row(), (size,))
     memory[IS_INIT] = np.zeros((size, 1), np.bool_)
-    frames = RandomFrames(what, memory)
+    frames = RandomFrames(description, memory)
     for begins in (True, False):
         frames.begins = begins
         for _ in range(10):
             frames.draw()
             assert memory[IS_INIT].any() == begins
     frames.begins = None
-    seen = set()
+    flags = set()
     for _ in range(20):
         frames.draw()
-        seen |= set(memory[IS_INIT].flat)
-    assert seen == {True, False}
+        flags |= set(memory[IS_INIT].flat)
+    assert flags == {True, False}

@@ -19,10 +19,10 @@ def halves(x: Tensor) -> Tensor:
 
 def in_place(x: Tensor) -> Tensor:
     y = x * 2
-    part = y[:, :2]
-    before = part + 1
+    view = y[:, :2]
+    before = view + 1
     y.add_(1)
-    return before * part
+    return before * view
 
 
 CALLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {

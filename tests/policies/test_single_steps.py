@@ -39,14 +39,14 @@ class Names(OperationObserver):
         self.names.add(operation.name)
 
 
-def check(net: Any, x: Any, *given: Any, replaced: bool) -> None:
+def check(net: Any, x: Any, *arguments: Any, replaced: bool) -> None:
     """Compare the results, and check that the operations are or are not torch's."""
     with torch.no_grad():
         torch.manual_seed(1)
-        expected = flat(net(x, *given))
+        expected = flat(net(x, *arguments))
         torch.manual_seed(1)
         with SingleSteps(), Names() as observer:
-            result = net(x, *given)
+            result = net(x, *arguments)
     for ours, theirs in zip(flat(result), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert replaced != bool(observer.names & TORCHS), observer.names
@@ -58,10 +58,10 @@ def check(net: Any, x: Any, *given: Any, replaced: bool) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_step_is_elementary(kind: Any, bias: bool, layers: int, rows: int) -> None:
     torch.manual_seed(0)
-    for batch_first, begun in itertools.product((True, False), repeat=2):
+    for batch_first, with_state in itertools.product((True, False), repeat=2):
         net = kind(6, 16, layers, bias=bias, batch_first=batch_first)
         x = torch.randn(rows, 1, 6) if batch_first else torch.randn(1, rows, 6)
-        check(net, x, *([states(net, rows)] if begun else []), replaced=True)
+        check(net, x, *([states(net, rows)] if with_state else []), replaced=True)
 
 
 @KINDS
@@ -94,5 +94,5 @@ def test_packed_sequences_are_left_to_torch(kind: Any) -> None:
 def test_projections_are_left_to_torch() -> None:
     torch.manual_seed(0)
     net = nn.LSTM(3, 4, proj_size=2, batch_first=True)
-    given = (torch.randn(1, 5, 2), torch.randn(1, 5, 4))
-    check(net, torch.randn(5, 1, 3), given, replaced=False)
+    kv = (torch.randn(1, 5, 2), torch.randn(1, 5, 4))
+    check(net, torch.randn(5, 1, 3), kv, replaced=False)

@@ -38,9 +38,9 @@ def test_workers_have_the_trainers_environment_path_and_directory(
 
     with WorkerPool(obey, [0], start_method=start_method) as second:
         second.send(0, look)
-        _, found = second.receive()
+        _, surroundings = second.receive()
     path = str(tmp_path)
-    assert found == (["1", "1"], path, ["train.py", "--seed", "3"], path)
+    assert surroundings == (["1", "1"], path, ["train.py", "--seed", "3"], path)
 
 
 def test_workers_bypass_the_caches_for_large_copies(
@@ -55,11 +55,11 @@ def test_workers_bypass_the_caches_for_large_copies(
     preload = ("graphlib",)  # A server of its own, which starts now.
     with WorkerPool(obey, [0], start_method=start_method, preload=preload) as pool:
         pool.send(0, look)
-        _, (started, now) = pool.receive()
+        _, (started, thresholds) = pool.receive()
     ours, users = "x86_non_temporal_threshold=0x10000", "glibc.malloc.perturb=0"
     # What comes last wins.
     assert f":GLIBC_TUNABLES=glibc.cpu.{ours}:{users}:" in started
-    assert now == users
+    assert thresholds == users
 
 
 def test_a_worker_imports_no_large_library_by_itself() -> None:
@@ -86,8 +86,8 @@ def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
         )
     )
     for _ in range(3):
-        _, found = any_pool.receive()
-        assert found == (signal.SIG_IGN, signal.SIG_DFL, set())
+        _, handlers = any_pool.receive()
+        assert handlers == (signal.SIG_IGN, signal.SIG_DFL, set())
 
 
 @pytest.mark.torchrl_defect("D15")

@@ -82,13 +82,13 @@ def shared_by_the_first(
     server = module(f"preload_for_{name}", "")
 
     def first(worker: Any, argument: Any) -> None:
-        ended = threading.Event()
+        stop = threading.Event()
         if with_thread:
-            threading.Thread(target=ended.wait).start()
+            threading.Thread(target=stop.wait).start()
         importlib.import_module(OWN)
         importlib.import_module(name)
         launcher.share_imports()
-        ended.set()
+        stop.set()
 
     def second(worker: Any, argument: Any) -> Any:
         return [OWN in sys.modules, name in sys.modules]
@@ -225,10 +225,10 @@ def test_workers_inherit_no_files_of_the_server_or_of_each_other() -> None:
     def count(worker: Any, argument: Any) -> Any:
         return len(os.listdir("/proc/self/fd"))
 
-    with WorkerPool(obey, [0]) as alone:
-        single = ask(alone, count)
+    with WorkerPool(obey, [0]) as single_pool:
+        n_files = ask(single_pool, count)
         with WorkerPool(obey, range(8)) as crowd:
-            assert ask(crowd, count, worker=7) == single
+            assert ask(crowd, count, worker=7) == n_files
 
 
 def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(

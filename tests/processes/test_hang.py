@@ -39,9 +39,9 @@ def look(
     """Check every second for a while; return the first finding."""
     for _ in range(int(seconds)):
         clock.now += 1
-        found = watch.find({0: sent}, 10.0)
-        if found:
-            return found
+        hung = watch.find({0: sent}, 10.0)
+        if hung:
+            return hung
     return None
 
 
@@ -111,11 +111,11 @@ def test_frequent_checks_still_reach_the_limit(
 ) -> None:
     watch = HangWatch(status_board, 50.0)
     status_board.lines[0].enter(Phase.STEP)
-    found = None
+    hung = None
     for _ in range(2_000):
         clock.now += 0.01
-        found = found or watch.find({0: 0}, 10.0)
-    assert found == (0, 10.0)
+        hung = hung or watch.find({0: 0}, 10.0)
+    assert hung == (0, 10.0)
 
 
 def test_progress_of_other_workers_does_not_count(

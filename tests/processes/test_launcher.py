@@ -89,8 +89,8 @@ def kill_group(process: Program) -> None:
 def assert_gone(pidfds: Sequence[int], seconds: float = GONE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     for pidfd in pidfds:
-        left = max(0.0, deadline - time.monotonic())
-        assert select.select([pidfd], [], [], left)[0], "a process is left behind"
+        remaining = max(0.0, deadline - time.monotonic())
+        assert select.select([pidfd], [], [], remaining)[0], "a process is left behind"
 
 
 def test_stuck_workers_end_with_a_killed_trainer(run: Run) -> None:

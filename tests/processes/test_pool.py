@@ -28,9 +28,9 @@ def test_each_worker_has_its_own_index_argument_and_process(
 
 
 def test_large_messages_pass_both_ways(pool: WorkerPool) -> None:
-    data = os.urandom(5_000_000)
-    pool.send(1, lambda worker, argument: data)
-    assert pool.receive() == (1, data)
+    payload = os.urandom(5_000_000)
+    pool.send(1, lambda worker, argument: payload)
+    assert pool.receive() == (1, payload)
 
 
 def test_only_the_chosen_workers_are_waited_for(pool: WorkerPool) -> None:
@@ -112,9 +112,9 @@ def test_a_message_that_cannot_be_pickled_fails_in_the_worker(pool: WorkerPool) 
 
 def test_messages_from_many_threads_stay_whole(pool: WorkerPool) -> None:
     def send(i: int) -> None:
-        data = bytes([i]) * 300_000
+        payload = bytes([i]) * 300_000
         for _ in range(10):
-            pool.send(0, lambda worker, argument: data == bytes([i]) * 300_000)
+            pool.send(0, lambda worker, argument: payload == bytes([i]) * 300_000)
 
     threads = [threading.Thread(target=send, args=(i,)) for i in range(6)]
     for thread in threads:

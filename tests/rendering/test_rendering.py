@@ -57,12 +57,12 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None
 def test_the_overlay_is_a_band_above_the_picture() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     plain = list(play(spread, seed=3))
-    shown = list(play(spread, seed=3, overlay=True))
+    pictures = list(play(spread, seed=3, overlay=True))
     height = plain[0].shape[0]
     assert all(
-        np.array_equal(a, b[-height:]) for a, b in zip(plain, shown, strict=True)
+        np.array_equal(a, b[-height:]) for a, b in zip(plain, pictures, strict=True)
     )
-    bands = [picture[:-height] for picture in shown]
+    bands = [picture[:-height] for picture in pictures]
     assert all(band.min() < 100 for band in bands)  # Dark text on white.
     assert not np.array_equal(bands[0], bands[-1])
 
@@ -87,17 +87,17 @@ def test_the_black_margin_of_the_first_picture_is_cut() -> None:
 
 def drawing_its_steps() -> CountingEnv:
     env = CountingEnv()
-    drawn = lambda: np.full((2, 2, 3), env._steps, np.uint8)  # noqa: E731
-    object.__setattr__(env, "render", drawn)
+    render = lambda: np.full((2, 2, 3), env._steps, np.uint8)  # noqa: E731
+    object.__setattr__(env, "render", render)
     return env
 
 
 def test_play_and_evaluate_play_the_same_episodes() -> None:
     policy = make_policy(CountingEnv)
     pictures = play(drawing_its_steps, policy, episodes=3, seed=5)
-    seen = [int(picture[0, 0, 0]) for picture in pictures]
+    steps = [int(picture[0, 0, 0]) for picture in pictures]
     played = evaluate(policy, CountingEnv, episodes=3, seeds=5, num_workers=2)
-    assert seen == [t for length in played.lengths for t in range(length + 1)]
+    assert steps == [t for length in played.lengths for t in range(length + 1)]
 
 
 def test_to_frames_repeats_a_recorded_episode(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ def test_to_frames_repeats_a_recorded_episode(tmp_path: Path) -> None:
     with spread() as env:
         env.set_seed(7)
         by_hand = env.rollout(6)
-    again = to_frames(spread, by_hand, seed=episode_seed(7, 0, 0))
-    assert len(again) == 7
+    by_hand_frames = to_frames(spread, by_hand, seed=episode_seed(7, 0, 0))
+    assert len(by_hand_frames) == 7
     # In the dataset, episode 0 of environment 0 has the same seed.
-    assert again.dtype == np.uint8
+    assert by_hand_frames.dtype == np.uint8
     first = trajectories.seeds.index(episode_seed(7, 0, 0))
-    shown = to_frames(spread, trajectories[first], seed=episode_seed(7, 0, 0))
-    assert np.array_equal(shown[0], again[0])
+    recorded = to_frames(spread, trajectories[first], seed=episode_seed(7, 0, 0))
+    assert np.array_equal(recorded[0], by_hand_frames[0])
     with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
         to_frames(spread, trajectories[2], seed=seed + 1)
 
@@ -171,9 +171,9 @@ def test_meltingpot_is_rendered_but_not_repeated(
     assert last[-20:, -1].any(axis=-1).all()
     with make() as env:
         rollout = env.rollout(2)
-        whole = env.render()
-    assert whole is not None
-    assert whole[-1].any() == (size is max)
+        picture = env.render()
+    assert picture is not None
+    assert picture[-1].any() == (size is max)
     with pytest.raises(ValueError, match="does not repeat"):
         to_frames(make, rollout, seed=0)
 

@@ -202,9 +202,9 @@ def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
         action_mask=True,
         mask=True,
     )
-    what = EnvDescription("test", {"g": group})
-    memory = allocate(what.row(), (1,))
-    check = action_check(what, memory)
+    description = EnvDescription("test", {"g": group})
+    memory = allocate(description.row(), (1,))
+    check = action_check(description, memory)
     memory["g", "action_mask"][...] = [[True, True, False]]
     memory["g", "mask"][...] = [[False, True, True]]
     memory["g", "action"][...] = [[-1, 0, 1]]

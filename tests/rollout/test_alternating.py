@@ -44,9 +44,9 @@ def serial() -> Iterator[Any]:
 
 
 def rollouts(engine: EnvBatch, progress: Any = None) -> Any:
-    parts = engine.parts()
-    policies = [RandomRunner(engine.description) for _ in parts]
-    return make_rollout(parts, policies, PLAN, progress)
+    engines = engine.parts()
+    policies = [RandomRunner(engine.description) for _ in engines]
+    return make_rollout(engines, policies, PLAN, progress)
 
 
 def slot(engine: Any, frames: int) -> Any:
@@ -68,25 +68,25 @@ def test_a_batch_of_one_part_is_one_rollout(serial: Any, parallel: Any) -> None:
 
 
 def test_slots_and_episodes_are_the_same(serial: Any, parallel: Any) -> None:
-    one, alternating = rollouts(serial), rollouts(parallel)
+    serial_rollout, alternating = rollouts(serial), rollouts(parallel)
     for version in range(3):
         a, b = slot(serial, 11), slot(parallel, 11)
-        frames, episodes = one.collect(a, version)
-        found = alternating.collect(b, version)
+        frames, episodes = serial_rollout.collect(a, version)
+        result = alternating.collect(b, version)
         equal(a, b)
-        assert found[0] == frames
-        assert sorted(map(repr, found[1])) == sorted(map(repr, episodes))
-        assert alternating.running == one.running
+        assert result[0] == frames
+        assert sorted(map(repr, result[1])) == sorted(map(repr, episodes))
+        assert alternating.running == serial_rollout.running
     assert alternating.take_reset_seconds() > 0
 
 
 def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> None:
-    one, alternating = rollouts(serial), rollouts(parallel)
+    serial_rollout, alternating = rollouts(serial), rollouts(parallel)
     alternating.collect(slot(parallel, 9))
     state = alternating.state()
-    one.load(state)
+    serial_rollout.load(state)
     a, b = slot(serial, 9), slot(parallel, 9)
-    one.collect(a)
+    serial_rollout.collect(a)
     alternating.collect(b)
     equal(a, b)
 
@@ -96,15 +96,15 @@ def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> Non
 
 
 def test_reset_and_reseed_reach_every_part(serial: Any, parallel: Any) -> None:
-    one, alternating = rollouts(serial), rollouts(parallel)
-    for rollout in (one, alternating):
+    serial_rollout, alternating = rollouts(serial), rollouts(parallel)
+    for rollout in (serial_rollout, alternating):
         rollout.reset()
         rollout.reset([1, 4])
-    assert alternating.running == one.running == (0, 1, 0, 0, 1)
-    for rollout in (one, alternating):
+    assert alternating.running == serial_rollout.running == (0, 1, 0, 0, 1)
+    for rollout in (serial_rollout, alternating):
         rollout.reseed(77)
     a, b = slot(serial, 6), slot(parallel, 6)
-    one.collect(a)
+    serial_rollout.collect(a)
     alternating.collect(b)
     equal(a, b)
 
@@ -140,6 +140,8 @@ def test_a_policy_in_the_trainer_is_shared_by_the_parts() -> None:
         ) as c:
             return torch.cat([batch.clone() for batch in c], 1)
 
-    whole = data([make] * ENVIRONMENTS)
-    parts = data(lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=2, groups=5))
-    assert (whole == parts).all()
+    serial_batch = data([make] * ENVIRONMENTS)
+    parallel_batch = data(
+        lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=2, groups=5)
+    )
+    assert (serial_batch == parallel_batch).all()

@@ -31,21 +31,21 @@ def test_sums_do_not_depend_on_how_many_environments_are_summed(
         if len(rows):
             ends.append(EpisodeEnds(rows, begins[rows], end))
             begins[rows] = end
-    total, rest = _sums(rewards, _joined(ends), begins, frames)
+    total, carried = _sums(rewards, _joined(ends), begins, frames)
     for k in range(16):
-        own = [
+        own_ends = [
             EpisodeEnds(np.array([0]), e.begins[e.rows == k], e.end)
             for e in ends
             if k in e.rows
         ]
-        alone = _sums(rewards[k : k + 1], _joined(own), begins[k : k + 1], frames)
+        single = _sums(rewards[k : k + 1], _joined(own_ends), begins[k : k + 1], frames)
         mine = np.concatenate([e.rows for e in ends]) == k
-        assert (alone[0] == total[mine]).all()
-        assert (alone[1][0] == rest[k]).all()
-    whole = np.add.reduce(rewards.astype(np.float64), 1)
-    joined = rest.copy()
+        assert (single[0] == total[mine]).all()
+        assert (single[1][0] == carried[k]).all()
+    totals = np.add.reduce(rewards.astype(np.float64), 1)
+    joined = carried.copy()
     np.add.at(joined, np.concatenate([e.rows for e in ends]), total)
-    np.testing.assert_allclose(joined, whole, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(joined, totals, rtol=1e-9, atol=1e-6)
 
 
 @pytest.mark.parametrize("limit", [None, 7])
@@ -66,17 +66,19 @@ def test_many_worlds_give_the_data_of_single_environments(
     with (
         Collector(singles, None, **keywords) as expected,
         Collector(lambda: CountingWorlds(size, **options), None, **keywords) as actual,
-        Collector(singles[:2], None, frames_per_batch=4, total_frames=4) as few,
+        Collector(
+            singles[:2], None, frames_per_batch=4, total_frames=4
+        ) as few_collector,
     ):
-        for one, other in zip(expected, actual, strict=True):
-            pair = [restore_next(batch) for batch in (one, other)]
+        for expected_batch, actual_batch in zip(expected, actual, strict=True):
+            pair = [restore_next(batch) for batch in (expected_batch, actual_batch)]
             for batch in pair if compact else ():
                 del batch["collector", "last_observations"]
             assert (pair[0] == pair[1]).all()
-            assert not other["next", "hunter", "reward"].is_contiguous()
-            image = other["hunter", "observation", "image"]
+            assert not actual_batch["next", "hunter", "reward"].is_contiguous()
+            image = actual_batch["hunter", "observation", "image"]
             assert image.is_contiguous()
-        batch = few.next()
+        batch = few_collector.next()
         assert batch["next", "hunter", "reward"].is_contiguous()
         first, second = expected.stats(), actual.stats()
     for name in ("episodes", "episode_returns", "episode_length"):
@@ -103,10 +105,10 @@ def slots(
 
 
 def assert_taken(actions: SlotActions, expected: Any) -> None:
-    taken = actions.taken()
-    assert taken.lengths.tolist() == [len(episode) for episode in expected]
+    episode_actions = actions.taken()
+    assert episode_actions.lengths.tolist() == [len(episode) for episode in expected]
     frames = [list(frame) for episode in expected for frame in episode]
-    assert [list(frame) for frame in taken.arrays.get(ACTION, ())] == frames
+    assert [list(frame) for frame in episode_actions.arrays.get(ACTION, ())] == frames
 
 
 def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
@@ -120,9 +122,9 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
         loaded.load(actions.taken())
         assert_taken(loaded, expected)
         actions = loaded if seed % 3 == 1 else actions
-    held = sum(block.frames for block in actions._blocks)
+    n_frames = sum(block.frames for block in actions._blocks)
     needed = sum(map(len, expected))
-    assert held <= 2 * needed + 9 * 20 * 5
+    assert n_frames <= 2 * needed + 9 * 20 * 5
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 1000])
@@ -133,27 +135,27 @@ def test_loaded_actions_are_continued(length: int) -> None:
     actions.load(EpisodeActions(lengths, {ACTION: before}))
     assert (actions.taken().lengths == lengths).all()
     assert (actions.taken().arrays[ACTION] == before).all()
-    held = sum(block.frames for block in actions._blocks)
-    assert held <= 2 * (length + 1) + 4 * 64
+    n_frames = sum(block.frames for block in actions._blocks)
+    assert n_frames <= 2 * (length + 1) + 4 * 64
     slot = {ACTION: np.full((4, 2, 2), -1)}
     actions.append(slot, np.array([0, 0, 1, 0]), 2)
-    taken = actions.taken()
-    assert taken.lengths.tolist() == [length + 2, -1, 1, 3]
+    episode_actions = actions.taken()
+    assert episode_actions.lengths.tolist() == [length + 2, -1, 1, 3]
     new = [[-1, -1]]
     expected = [*before[:-1].tolist(), *2 * new, *new, before[-1].tolist(), *2 * new]
-    assert taken.arrays[ACTION].tolist() == expected
+    assert episode_actions.arrays[ACTION].tolist() == expected
     actions.begin(np.array([0, 1]))
     assert actions.taken().lengths.tolist() == [0, 0, 1, 3]
     assert actions.taken().arrays[ACTION].tolist() == expected[length + 2 :]
 
 
 def test_actions_of_some_episodes() -> None:
-    whole = EpisodeActions(np.array([2, -1, 0, 3]), {ACTION: np.arange(5)})
-    some = whole.take(np.array([3, 1, 0]))
+    all_actions = EpisodeActions(np.array([2, -1, 0, 3]), {ACTION: np.arange(5)})
+    some = all_actions.take(np.array([3, 1, 0]))
     assert some.lengths.tolist() == [3, -1, 2]
     assert some.arrays[ACTION].tolist() == [2, 3, 4, 0, 1]
     none = EpisodeActions(np.array([0]), {})
-    joined = EpisodeActions.join([none, some, whole])
+    joined = EpisodeActions.join([none, some, all_actions])
     assert joined.lengths.tolist() == [0, 3, -1, 2, 2, -1, 0, 3]
     assert joined.arrays[ACTION].tolist() == [2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
 

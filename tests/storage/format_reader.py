@@ -41,12 +41,12 @@ def _batch(folder: Path, batch: Any, keys: Any, layouts: Any) -> Any:
         rows = enumerate(out[key])
         out[key] = np.stack([f if f.size else out[key[1:]][i + 1] for i, f in rows])
     records = _unpack(out.pop((), stored), layout["record"])
-    parts, tail = [records[:, 4:], _unpack(tails, layout["tail"])], records[:, :4]
+    columns, tail = [records[:, 4:], _unpack(tails, layout["tail"])], records[:, :4]
     for key, shape, name in ((tuple(k["key"]), k["shape"], k["dtype"]) for k in keys):
         size = int(np.prod(shape)) * np.dtype(name.replace("bfloat", "uint")).itemsize
         if key not in packed:
             i = int(key in follows)
-            out[key], parts[i] = np.split(parts[i], [size], 1)
+            out[key], columns[i] = np.split(columns[i], [size], 1)
     tail = tail.copy().view("<u4")[:, 0]
     for key in follows:  # Without a tail, the next record has the values.
         following = np.roll(out[key[1:]], -1, 0)
@@ -63,8 +63,13 @@ def _rows(data: Any, layout: Any, n: int) -> Any:
 
 def _unpack(stored: Any, layout: Any) -> Any:
     kind, low, high = (np.array([*base64.b64decode(a)], "u1") for a in layout.values())
-    two, varies, out = kind == 1, kind == 2, np.tile(low, (len(stored), 1))
-    bits = -(-two.sum() // 8)
-    ones = np.unpackbits(stored[:, :bits], axis=1, bitorder="little")[:, : two.sum()]
-    out[:, two], out[:, varies] = np.where(ones, high[two], low[two]), stored[:, bits:]
+    two_valued, varies, out = kind == 1, kind == 2, np.tile(low, (len(stored), 1))
+    bits = -(-two_valued.sum() // 8)
+    ones = np.unpackbits(stored[:, :bits], axis=1, bitorder="little")[
+        :, : two_valued.sum()
+    ]
+    out[:, two_valued], out[:, varies] = (
+        np.where(ones, high[two_valued], low[two_valued]),
+        stored[:, bits:],
+    )
     return out

@@ -128,8 +128,8 @@ def write_segments(folder: Path, compression: Any) -> None:
     try:
         with Writer(folder, description, compression=compression) as writer:
             for batch in data:
-                for part in batch.split(5, 1):
-                    writer.add(part)
+                for piece in batch.split(5, 1):
+                    writer.add(piece)
     finally:
         appending.SEGMENT = before  # type: ignore[misc]
 
@@ -226,8 +226,8 @@ def fuzz(
         opened: open the dataset and read it before it is damaged.
     """
     contents = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    whole = _lines(contents)
-    expected = {whole: read(folder)}
+    complete = _lines(contents)
+    expected = {complete: read(folder)}
     draw = random.Random(seed)
     outcome = Outcome()
     for trial in range(trials):
@@ -237,15 +237,15 @@ def fuzz(
             if draw.random() < 0.9:
                 read_all(dataset)
             reading = functools.partial(read_all, dataset)
-        done = []
+        changes = []
         for path in draw.sample(list(contents), draw.choice([1, 1, 1, 2])):
             kind = draw.choice(["flip", "flip", "flips", "cut", "extend", "gone"])
             kind = draw.choice([kind, kind, kind, "link", "zeros", "in place"])
             damage(path, kind, draw)
-            done.append(f"{kind} {path.relative_to(folder)}")
+            changes.append(f"{kind} {path.relative_to(folder)}")
             outcome.kinds[kind] += 1
         # An open dataset does not read its journal again.
-        lines = whole if opened else _lines(contents)
+        lines = complete if opened else _lines(contents)
         actual = _attempt(reading, folder)
         _restore(contents)
         if isinstance(actual, DatasetError | FileNotFoundError):
@@ -256,11 +256,11 @@ def fuzz(
             expected[lines] = read(folder)
             _restore(contents)
         if isinstance(actual, str):
-            outcome.wrong.append(f"trial {trial}: {done}: {actual}")
+            outcome.wrong.append(f"trial {trial}: {changes}: {actual}")
         elif same(actual, expected[lines]):
             outcome.right += 1
         else:
-            outcome.wrong.append(f"trial {trial}: {done}: wrong data")
+            outcome.wrong.append(f"trial {trial}: {changes}: wrong data")
     return outcome
 
 

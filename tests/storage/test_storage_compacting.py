@@ -28,15 +28,15 @@ DIGEST = "a3501db808f66981b6a42ce832ac6d2d121144aa81b7665716e9e130244bb33c"
 
 def digest(dataset: Dataset) -> str:
     """Return a digest of all frames, by run and key."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for run in range(len(dataset.contents.runs)):
         numbers = [i for i, b in enumerate(dataset.contents.batches) if b.run == run]
         frames = flatten(torch.cat([dataset[i] for i in numbers], 1))
-        named = {str(k[0] if len(k) == 1 else k): t for k, t in frames.items()}
-        for name, tensor in sorted(named.items()):
-            found.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
-            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        tensors = {str(k[0] if len(k) == 1 else k): t for k, t in frames.items()}
+        for name, tensor in sorted(tensors.items()):
+            sha.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
+            sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 @pytest.fixture

@@ -48,21 +48,21 @@ def copy(intact: Path, tmp_path: Path) -> Path:
 
 def digests(folder: Path) -> dict[str, str]:
     """The content of every file and the target of every link."""
-    found = {}
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            found[str(path)] = str(path.readlink())
+            hashes[str(path)] = str(path.readlink())
         elif path.is_file():
-            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            hashes[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
-def read_refuses(folder: Path, named: str, message: str | None = None) -> None:
+def read_refuses(folder: Path, file_name: str, message: str | None = None) -> None:
     """Every read that needs the file raises an error, and no file changes."""
     before = digests(folder.parent)
     with pytest.raises(DatasetError, match=message) as excinfo:
         read_all(open_dataset(folder))
-    assert named in str(excinfo.value)
+    assert file_name in str(excinfo.value)
     assert digests(folder.parent) == before
 
 

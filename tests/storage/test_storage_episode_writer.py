@@ -46,13 +46,13 @@ def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path) -
             played.append((end + 1 - begin, returns))
             begin = end + 1
     assert len(dataset.trajectories) == len(played) == 9
-    found = sorted(
+    episodes = sorted(
         (int(t["collector", "traj_ids"][0]), len(t), e.returns)
         for t, e in zip(
             dataset.trajectories, dataset.trajectories.episodes, strict=True
         )
     )
-    assert [(length, dict(returns)) for _, length, returns in found] == played
+    assert [(length, dict(returns)) for _, length, returns in episodes] == played
     for episode in dataset.trajectories:
         done = episode["next", "done"].flatten()
         assert done[-1]
@@ -114,10 +114,10 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
     collector = Collector(CountingEnv, frames_per_batch=5, track_traj_ids=False)
     with (
-        EpisodeWriter(writer(tmp_path / "d", collector)) as whole,
+        EpisodeWriter(writer(tmp_path / "d", collector)) as episode_writer,
         pytest.raises(KeyError, match="collect with track_traj_ids=True"),
     ):
-        whole.add(collector.next())
+        episode_writer.add(collector.next())
 
 
 def test_an_error_closes_the_writer_and_keeps_what_was_written(
@@ -129,41 +129,41 @@ def test_an_error_closes_the_writer_and_keeps_what_was_written(
     collector = Collector(
         [CountingEnv] * 3, frames_per_batch=15, total_frames=300, seed=2
     )
-    whole = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
+    episode_writer = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
     batches = enumerate([batch.clone() for batch in collector])
-    written: list[object] = []
+    episodes: list[object] = []
 
     def write() -> None:
         for number, batch in batches:
             if number == 10:
                 monkeypatch.setattr(os, "fdatasync", fail)
-            written.extend(whole.add(batch))
+            episodes.extend(episode_writer.add(batch))
 
     with pytest.raises(OSError, match="broken disk"):
         write()
     monkeypatch.undo()
     with pytest.raises(ClosedError, match="could not be written: broken disk"):
         write()
-    whole.close()
+    episode_writer.close()
     dataset = open_dataset(tmp_path / "d")
     dataset.verify()
-    assert list(dataset.trajectories.episodes) == written
-    assert len(written) > 3
+    assert list(dataset.trajectories.episodes) == episodes
+    assert len(episodes) > 3
 
 
 def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> None:
     collector = Collector(
         [CountingEnv] * 3, frames_per_batch=15, total_frames=600, seed=2
     )
-    told: list[object] = []
-    whole = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
-    with BackgroundWriter(whole, told.extend) as background:
+    reported: list[object] = []
+    episode_writer = EpisodeWriter(writer(tmp_path / "d", collector), frames=50)
+    with BackgroundWriter(episode_writer, reported.extend) as background:
         for batch in collector:
             background.add(batch)
     dataset = open_dataset(tmp_path / "d")
     assert len(dataset.trajectories) == collector.stats()["episodes"]
     assert len(dataset) > 3
-    assert list(dataset.trajectories.episodes)[: len(told)] == told
+    assert list(dataset.trajectories.episodes)[: len(reported)] == reported
 
 
 KILLED = """
@@ -189,9 +189,9 @@ def test_episodes_reported_as_written_survive_a_kill(tmp_path: Path) -> None:
             if int(line) > 40:
                 break
         program.kill()
-        said = [int(line), *map(int, program.stdout.read().split())][-1]
+        n_reported = [int(line), *map(int, program.stdout.read().split())][-1]
     trajectories = open_dataset(tmp_path / "d").trajectories
-    assert len(trajectories) >= said
+    assert len(trajectories) >= n_reported
     for episode in trajectories:
         assert episode["next", "done"][-1].all()
         assert episode["next", "done"].sum() == 1

@@ -35,27 +35,27 @@ def test_an_episode_across_batches_is_one_episode() -> None:
     finder = EpisodeFinder()
     no, yes = False, True
     assert not finder.add(stream([[1.0, 2.0]], [[no, no]]))
-    (ended,) = finder.add(stream([[4.0, 8.0]], [[yes, no]]))
-    assert (ended.length, ended.frame, ended.returns) == (3, 0, {"g": (7.0,)})
-    (ended,) = finder.add(stream([[16.0, 32.0]], [[no, yes]]))
-    assert (ended.length, ended.frame, ended.returns) == (3, 1, {"g": (56.0,)})
-    assert ended.terminated
+    (episode,) = finder.add(stream([[4.0, 8.0]], [[yes, no]]))
+    assert (episode.length, episode.frame, episode.returns) == (3, 0, {"g": (7.0,)})
+    (episode,) = finder.add(stream([[16.0, 32.0]], [[no, yes]]))
+    assert (episode.length, episode.frame, episode.returns) == (3, 1, {"g": (56.0,)})
+    assert episode.terminated
 
 
 def test_rows_are_independent_and_several_episodes_may_end_in_one_batch() -> None:
     finder = EpisodeFinder()
     batch = stream([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 0], [0, 0, 1]])
-    found = finder.add(batch)
-    assert [(e.environment, e.frame, e.length) for e in found] == [
+    episodes = finder.add(batch)
+    assert [(e.environment, e.frame, e.length) for e in episodes] == [
         (0, 0, 1),
         (0, 1, 1),
         (1, 2, 3),
     ]
-    assert [e.team_return for e in found] == [1.0, 2.0, 15.0]
-    assert found[-1] == list(found)[2]
-    assert list(found[1:]) == list(found)[1:]
+    assert [e.team_return for e in episodes] == [1.0, 2.0, 15.0]
+    assert episodes[-1] == list(episodes)[2]
+    assert list(episodes[1:]) == list(episodes)[1:]
     with pytest.raises(IndexError):
-        _ = found[3]
+        _ = episodes[3]
 
 
 def test_an_abandoned_episode_is_not_mixed_with_the_next_one() -> None:
@@ -63,9 +63,9 @@ def test_an_abandoned_episode_is_not_mixed_with_the_next_one() -> None:
     ids = [torch.full((1, 2), i) for i in (0, 1)]
     finder.add(stream([[1.0, 1.0]], [[0, 0]], collector={"traj_ids": ids[0]}))
     batch = stream([[1.0, 1.0]], [[0, 1]], collector={"traj_ids": ids[1]})
-    (ended,) = finder.add(batch)
-    assert ended.length == 2
-    assert ended.team_return == 2.0
+    (episode,) = finder.add(batch)
+    assert episode.length == 2
+    assert episode.team_return == 2.0
 
 
 def test_invalid_frames_are_ignored() -> None:
@@ -73,8 +73,8 @@ def test_invalid_frames_are_ignored() -> None:
     mask = torch.tensor([[True, True, False]])
     batch = stream([[1.0, 2.0, 9.0]], [[0, 0, 1]], collector={"mask": mask})
     assert not finder.add(batch)
-    (ended,) = finder.add(stream([[4.0]], [[1]]))
-    assert (ended.length, ended.team_return) == (3, 7.0)
+    (episode,) = finder.add(stream([[4.0]], [[1]]))
+    assert (episode.length, episode.team_return) == (3, 7.0)
 
 
 @pytest.mark.parametrize("frames", [6, 14, 60])
@@ -87,10 +87,10 @@ def test_lengths_and_returns_equal_the_collectors(frames: int) -> None:
         seed=0,
     )
     finder = EpisodeFinder()
-    found = [episode for batch in collector for episode in finder.add(batch)]
+    episodes = [episode for batch in collector for episode in finder.add(batch)]
     stats = collector.stats()
-    assert len(found) == stats["episodes"] > 0
-    team = sum(e.team_return for e in found[-100:]) / len(found[-100:])
+    assert len(episodes) == stats["episodes"] > 0
+    team = sum(e.team_return for e in episodes[-100:]) / len(episodes[-100:])
     assert team == pytest.approx(stats["episode_return_team"])
 
 
@@ -103,12 +103,12 @@ def of_episode(environment: int, episode: int, *, done: bool = False) -> TensorD
 def test_environments_may_share_a_row_if_no_episode_is_interrupted() -> None:
     finder = EpisodeFinder()
     finder.add(of_episode(0, 0))  # Abandoned by a reset.
-    found = [
+    episodes = [
         *finder.add(of_episode(1, 0, done=True)),
         *finder.add(of_episode(0, 1, done=True)),
         *finder.add(of_episode(0, 0, done=True)),  # Numbered again from 0.
     ]
-    assert [ended.length for ended in found] == [2, 2, 2]
+    assert [episode.length for episode in episodes] == [2, 2, 2]
     finder.add(of_episode(0, 3))
     finder.add(of_episode(1, 1))  # Another worker's batch.
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_random_rows_give_the_episodes_of_a_plain_loop(seed: int) -> None:
     """Rows have different numbers of valid frames, and may lack their beginning."""
     generator = torch.Generator().manual_seed(seed)
     finder = EpisodeFinder()
-    lengths, sums, whole = [0] * 3, [0.0] * 3, [True] * 3
+    lengths, sums, is_complete = [0] * 3, [0.0] * 3, [True] * 3
     for batch in range(6):
         frames = int(torch.randint(1, 6, (), generator=generator))
         rewards = torch.randint(-9, 9, (3, frames), generator=generator).float()
@@ -147,11 +147,11 @@ def test_random_rows_give_the_episodes_of_a_plain_loop(seed: int) -> None:
         expected = []
         for b, t in mask.nonzero().tolist():
             if not lengths[b]:
-                whole[b] = bool(is_init[b, t])
+                is_complete[b] = bool(is_init[b, t])
             lengths[b] += 1
             sums[b] += float(rewards[b, t])
             if done[b, t]:
-                if whole[b]:
+                if is_complete[b]:
                     expected.append((b, t, lengths[b], {"g": (sums[b],)}))
                 lengths[b], sums[b] = 0, 0.0
         actual = finder.add(transitions)

@@ -21,11 +21,11 @@ def check(path: Path) -> None:
     dataset = open_dataset(path)
     read = read_dataset(path)
     assert len(read) == len(dataset) > 1
-    for found, batch in zip(read, dataset, strict=True):
+    for actual, batch in zip(read, dataset, strict=True):
         expected = {key: frame_bytes(value) for key, value in flatten(batch).items()}
-        assert set(found) == set(expected)
+        assert set(actual) == set(expected)
         for key, content in expected.items():
-            assert (found[key] == content).all(), key
+            assert (actual[key] == content).all(), key
 
 
 def test_vectors_flags_and_tails(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_vectors_flags_and_tails(tmp_path: Path) -> None:
                 batch["grown"] = torch.full(batch.shape, number % 3)
                 writer.add(batch)
     contents = open_dataset(tmp_path).contents
-    (layout, *more) = contents.layouts
-    assert more
+    (layout, *further_layouts) = contents.layouts
+    assert further_layouts
     assert ("next", "half") in layout.follows
     assert len(layout.record.bits)
     assert all(entry.tails for entry in contents.batches)

@@ -153,8 +153,8 @@ def mutate(value: Any, draw: random.Random) -> Any:
         name = draw.choice(list(value))
         return value | {name: mutate(value[name], draw)}
     if isinstance(value, list) and value and draw.random() < 0.9:
-        place = draw.randrange(len(value))
-        return [*value[:place], mutate(value[place], draw), *value[place + 1 :]]
+        index = draw.randrange(len(value))
+        return [*value[:index], mutate(value[index], draw), *value[index + 1 :]]
     return draw.choice(VALUES)
 
 
@@ -164,15 +164,15 @@ def test_random_journals_raise_only_errors_of_the_dataset(copy: Path) -> None:
     refusals = 0
     for _ in range(400):
         content = list(original)
-        place = draw.randrange(len(content))
-        content[place] = mutate(content[place], draw)
+        offset = draw.randrange(len(content))
+        content[offset] = mutate(content[offset], draw)
         write_entries(copy, content)
         begin = time.process_time()
         try:
             read_all(open_dataset(copy))
         except DatasetError:
             refusals += 1
-        assert time.process_time() - begin < 1, content[place]
+        assert time.process_time() - begin < 1, content[offset]
     assert refusals > 100
 
 
@@ -196,13 +196,13 @@ def test_random_batches_with_right_checksums_raise_only_errors_of_the_dataset(
                 (0, len(text)),
             ]
         )
-        place = draw.randrange(begin, end)
-        size = min(draw.choice([1, 4, 8]), end - place)
+        offset = draw.randrange(begin, end)
+        size = min(draw.choice([1, 4, 8]), end - offset)
         value = draw.choice([b"\xff" * size, bytes(size), draw.randbytes(size)])
         if end == len(text):
-            forge_notes(copy, 1, text[:place] + value + text[place + size :])
+            forge_notes(copy, 1, text[:offset] + value + text[offset + size :])
         else:
-            forge(copy, 1, place, value)
+            forge(copy, 1, offset, value)
         dataset = open_dataset(copy)
         try:
             read_all(dataset)

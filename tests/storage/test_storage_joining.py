@@ -56,13 +56,18 @@ def joined(
 def test_joined_datasets_read_like_one(
     joined: Dataset, datasets: list[Dataset]
 ) -> None:
-    each = [read_all(dataset) for dataset in datasets]
-    whole = read_all(joined)
-    assert same(whole[0], [batch for one in each for batch in one[0]])
-    assert same(whole[1], torch.cat([one[1] for one in each]))
-    for place in (2, 3, 4):  # Episodes, trajectories, seeds.
-        assert same(whole[place], [item for one in each for item in one[place]])
-    totals = [one.contents.totals for one in datasets]
+    contents = [read_all(dataset) for dataset in datasets]
+    joined_content = read_all(joined)
+    assert same(
+        joined_content[0], [batch for content in contents for batch in content[0]]
+    )
+    assert same(joined_content[1], torch.cat([content[1] for content in contents]))
+    for index in (2, 3, 4):  # Episodes, trajectories, seeds.
+        assert same(
+            joined_content[index],
+            [item for content in contents for item in content[index]],
+        )
+    totals = [content.contents.totals for content in datasets]
     assert joined.contents.totals.frames == sum(t.frames for t in totals)
     assert joined.contents.totals.episodes == sum(t.episodes for t in totals)
     assert len(joined.contents.runs) == 4
@@ -70,10 +75,10 @@ def test_joined_datasets_read_like_one(
     joined.verify()
     frames = joined.transitions
     order = torch.randperm(len(frames), generator=torch.Generator().manual_seed(0))
-    assert same(frames[order], whole[1][order])
+    assert same(frames[order], joined_content[1][order])
     assert same(
         frames.select(("hunter", "image"))[order[:50]],
-        whole[1][order[:50]].select(("hunter", "image")),
+        joined_content[1][order[:50]].select(("hunter", "image")),
     )
 
 
@@ -111,10 +116,10 @@ def test_a_merged_dataset_can_be_appended_to(
     datasets: list[Dataset], tmp_path: Path
 ) -> None:
     merged = merge(datasets[1:], tmp_path / "all")
-    more = add(tmp_path / "all", 9)
-    assert len(more) == len(merged) + 3
-    assert len(list(more.episodes())) == more.contents.totals.episodes
-    more.verify()
+    appended = add(tmp_path / "all", 9)
+    assert len(appended) == len(merged) + 3
+    assert len(list(appended.episodes())) == appended.contents.totals.episodes
+    appended.verify()
 
 
 def other(path: Path, task: str = "c", **settings: Any) -> Path:
@@ -146,9 +151,9 @@ def test_datasets_of_different_kinds_are_refused(
 
 def test_nothing_to_join_is_an_error(datasets: list[Dataset]) -> None:
     nothing: list[Any] = [[], "folder", datasets[0]]
-    for given in nothing:
+    for sources in nothing:
         with pytest.raises(ValueError, match="must be a list of datasets"):
-            concatenate(given)
+            concatenate(sources)
 
 
 def test_a_merge_refuses_what_is_in_its_place(

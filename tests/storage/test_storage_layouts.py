@@ -55,14 +55,14 @@ def check(dataset: Dataset, data: Batches) -> None:
     """Compare all ways of reading with the batches."""
     dataset.verify()
     assert same(dataset[:], data)
-    frames: Any = torch.cat([part.reshape(-1) for part in data])
+    frames: Any = torch.cat([td.reshape(-1) for td in data])
     assert same(dataset.transitions[:], frames)
     draw = torch.Generator().manual_seed(0)
     order = torch.randint(len(frames), (3 * len(frames),), generator=draw)
     assert same(dataset.transitions[order], frames[order])
     for key in frames.keys(True, True):
-        chosen = dataset.transitions.select(key)[order]
-        assert same(chosen, frames[order].select(key))
+        selection = dataset.transitions.select(key)[order]
+        assert same(selection, frames[order].select(key))
     assert len(dataset.trajectories) == dataset.contents.totals.episodes
 
 
@@ -89,16 +89,16 @@ def test_constants_become_two_values_then_any(
 ) -> None:
     data = []
     for number, kind in enumerate(order):
-        part = batch(2, 6, number)
+        td = batch(2, 6, number)
         content = values(kind, 12 * 3).reshape(2, 6, 3).to(getattr(torch, dtype))
-        part["x"] = content
-        part["next", "x"] = content.roll(-1, 1)
-        data.append(part)
+        td["x"] = content
+        td["next", "x"] = content.roll(-1, 1)
+        data.append(td)
     dataset = write(tmp_path / "d", environment, data)
     if order[0] == "one" and dtype != "bool":
         assert len(dataset.contents.layouts) > 1
     check(dataset, data)
-    check(write(tmp_path / "runs", environment, *[[part] for part in data]), data)
+    check(write(tmp_path / "runs", environment, *[[td] for td in data]), data)
 
 
 DTYPES = [
@@ -122,14 +122,14 @@ def test_every_dtype_shape_and_unusual_value(
 ) -> None:
     data = []
     for number in range(2):
-        part = batch(3, length, number)
+        td = batch(3, length, number)
         for dtype in DTYPES:
             for name, shape in (("scalar", ()), ("matrix", (2, 3)), ("none", (0, 4))):
                 content = torch.randn(3, length, *shape) * 50
-                part[dtype, name] = content.to(getattr(torch, dtype))
-                part["next", dtype, name] = part[dtype, name].roll(-1, 1)
-        part["float32", "matrix"][0, 0, 0] = float("inf")
-        data.append(part)
+                td[dtype, name] = content.to(getattr(torch, dtype))
+                td["next", dtype, name] = td[dtype, name].roll(-1, 1)
+        td["float32", "matrix"][0, 0, 0] = float("inf")
+        data.append(td)
     dataset = write(tmp_path / "d", environment, data)
     check(dataset, data)
     layout = dataset.contents.layouts[0]
@@ -141,40 +141,40 @@ def test_every_dtype_shape_and_unusual_value(
 def test_nan_and_negative_zero_keep_their_bits(
     tmp_path: Path, environment: EnvDescription
 ) -> None:
-    part = batch(2, 4)
+    td = batch(2, 4)
     bits = torch.tensor([0x7FC00001, 0x7FC00000, -(2**31), 0], dtype=torch.int32)
-    part["x"] = bits.view(torch.float32).expand(2, 4).clone()
-    part["next", "x"] = torch.zeros(2, 4)  # Equal to -0.0, but not in its bits.
-    found = write(tmp_path / "d", environment, [part])[0]
-    assert torch.equal(found["x"].view(torch.int32), bits.expand(2, 4))
-    assert not found["next", "x"].view(torch.int32).any()
+    td["x"] = bits.view(torch.float32).expand(2, 4).clone()
+    td["next", "x"] = torch.zeros(2, 4)  # Equal to -0.0, but not in its bits.
+    stored = write(tmp_path / "d", environment, [td])[0]
+    assert torch.equal(stored["x"].view(torch.int32), bits.expand(2, 4))
+    assert not stored["next", "x"].view(torch.int32).any()
 
 
 def images(length: int, seed: int, pixels: int = 5000) -> TensorDict:
-    part = batch(2, length, seed)
+    td = batch(2, length, seed)
     draw = torch.Generator().manual_seed(seed)
-    part["image"] = torch.randint(
+    td["image"] = torch.randint(
         256, (2, length, pixels), generator=draw, dtype=torch.uint8
     )
-    part["next", "image"] = part["image"].roll(-1, 1)
-    part["next", "image"][:, -1] = 0
-    return part
+    td["next", "image"] = td["image"].roll(-1, 1)
+    td["next", "image"][:, -1] = 0
+    return td
 
 
-def unrelated(part: TensorDict) -> TensorDict:
+def unrelated(td: TensorDict) -> TensorDict:
     """Return a batch whose next values never equal the following root."""
-    part = part.clone()
+    td = td.clone()
     for name in ("x", "image"):
-        if name in part.keys():
-            part["next", name] = part[name] + 1
-    return part
+        if name in td.keys():
+            td["next", name] = td[name] + 1
+    return td
 
 
 def related(length: int, seed: int) -> TensorDict:
-    part = batch(2, length, seed)
-    part["x"] = torch.randn(2, length, 3, generator=torch.Generator().manual_seed(seed))
-    part["next", "x"] = part["x"].roll(-1, 1)
-    return part
+    td = batch(2, length, seed)
+    td["x"] = torch.randn(2, length, 3, generator=torch.Generator().manual_seed(seed))
+    td["next", "x"] = td["x"].roll(-1, 1)
+    return td
 
 
 @pytest.mark.parametrize("make", [related, images])
@@ -207,10 +207,10 @@ def test_joined_datasets_have_different_layouts(
     ):
         check(concatenate(datasets), data)
         check(merge(datasets, tmp_path / str(len(datasets))), data)
-    more = [related(6, 9), unrelated(related(6, 10))]
-    check(write(tmp_path / "2", environment, more), first + second + more)
+    further = [related(6, 9), unrelated(related(6, 10))]
+    check(write(tmp_path / "2", environment, further), first + second + further)
     assert copy(tmp_path / "2", tmp_path / "copy") == 6
-    check(open_dataset(tmp_path / "copy"), first + second + more)
+    check(open_dataset(tmp_path / "copy"), first + second + further)
 
 
 def test_batches_of_different_shapes(
@@ -219,10 +219,10 @@ def test_batches_of_different_shapes(
     shapes = [(2, 6), (1, 1), (2, 1), (5, 3), (2, 6)]
     data = []
     for number, (size, length) in enumerate(shapes):
-        part = batch(size, length, number)
-        part["x"] = torch.full((size, length, 2), number)
-        data.append(part)
-    check(write(tmp_path / "d", environment, *[[part] for part in data]), data)
+        td = batch(size, length, number)
+        td["x"] = torch.full((size, length, 2), number)
+        data.append(td)
+    check(write(tmp_path / "d", environment, *[[td] for td in data]), data)
 
 
 def test_a_batch_without_frames_is_refused_and_the_writer_stays_open(
@@ -249,8 +249,8 @@ def test_data_files_are_continued_in_new_ones(
     size = (path / "data-000000").stat().st_size
     monkeypatch.setattr(appending, "SEGMENT", 2 * size - size // 2)
     dataset = write(path, environment, data[1:4], data[4:])
-    found = [entry.segment for entry in dataset.contents.batches]
-    assert found == [0, 0, 1, 1, 2, 2, 3]
+    segments = [entry.segment for entry in dataset.contents.batches]
+    assert segments == [0, 0, 1, 1, 2, 2, 3]
     check(dataset, data)
     # A killed writer began a file that no line names.
     (path / "data-000004").write_bytes(b"half")
@@ -263,5 +263,5 @@ def test_data_files_are_continued_in_new_ones(
     monkeypatch.setattr(appending, "SEGMENT", 2**30)
     check(merge([path, path], tmp_path / "one"), data * 2)
     assert len(list((tmp_path / "one").glob("data-*"))) == 1
-    again: Any = concatenate([path, tmp_path / "one"])
-    check(again, data * 3)
+    joined: Any = concatenate([path, tmp_path / "one"])
+    check(joined, data * 3)

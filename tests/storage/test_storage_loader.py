@@ -58,13 +58,16 @@ def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
     frames = source if kind == "transitions" else dataset.trajectories.transitions
     assert flat[0] == flat[1] == sorted(tags(frames[:]))
     assert epochs[0] != epochs[1]
-    again = source.loader(batch_size=4, seed=1)
-    assert [tags(batch) for batch in again] == epochs[0]
+    second_loader = source.loader(batch_size=4, seed=1)
+    assert [tags(batch) for batch in second_loader] == epochs[0]
 
 
 def test_a_dataset_loads_its_transitions(dataset: Dataset) -> None:
-    whole, frames = dataset.loader(9, seed=1), dataset.transitions.loader(9, seed=1)
-    assert [*map(tags, whole)] == [*map(tags, frames)]
+    dataset_loader, frame_loader = (
+        dataset.loader(9, seed=1),
+        dataset.transitions.loader(9, seed=1),
+    )
+    assert [*map(tags, dataset_loader)] == [*map(tags, frame_loader)]
 
 
 def test_selections_have_loaders(dataset: Dataset) -> None:
@@ -83,8 +86,8 @@ def test_loops_are_independent(dataset: Dataset) -> None:
     pairs = [
         (tags(one), tags(other)) for one, other in zip(loader, loader, strict=True)
     ]
-    again = dataset.loader(batch_size=8, seed=3)
-    epochs = [[tags(batch) for batch in again] for _ in range(2)]
+    second_loader = dataset.loader(batch_size=8, seed=3)
+    epochs = [[tags(batch) for batch in second_loader] for _ in range(2)]
     assert [[*epoch] for epoch in zip(*pairs, strict=True)] == epochs
     nested = sum(1 for _ in loader for _ in loader)
     assert nested == len(loader) ** 2
@@ -98,16 +101,16 @@ def test_a_loop_that_was_left_is_followed_by_an_epoch(
     first = [tags(batch) for batch, _ in zip(loader, range(5), strict=False)]
     assert loader.epoch == 0
     second = [tags(batch) for batch in loader]
-    whole = sorted(tags(dataset.transitions[:]))
+    all_tags = sorted(tags(dataset.transitions[:]))
     if resume:
         # `zip` took a sixth batch and dropped it.
         assert len(second) == len(loader) - 6
-        assert Counter(chain(*first, *second)) < Counter(whole)
+        assert Counter(chain(*first, *second)) < Counter(all_tags)
         assert loader.epoch == 1
     else:
-        assert sorted(chain(*second)) == whole
+        assert sorted(chain(*second)) == all_tags
         assert loader.epoch == 2
-    assert sorted(chain(*map(tags, loader))) == whole
+    assert sorted(chain(*map(tags, loader))) == all_tags
 
 
 def test_the_last_batch_can_be_left_out(dataset: Dataset) -> None:
@@ -128,7 +131,7 @@ def test_ranks_share_an_epoch_as_in_torch(
     world, episodes = 3, dataset.trajectories
     assert len(episodes) % world
     ids = [int(episode["collector", "traj_ids"][0]) for episode in episodes]
-    parts = []
+    rank_ids = []
     for rank in range(world):
         loader = episodes.loader(
             batch_size=1,
@@ -138,7 +141,7 @@ def test_ranks_share_an_epoch_as_in_torch(
             shuffle=shuffle,
             drop_last=drop_last,
         )
-        parts.append([int(b["collector", "traj_ids"][0, 0]) for b in loader])
+        rank_ids.append([int(b["collector", "traj_ids"][0, 0]) for b in loader])
         sampler: Any = DistributedSampler(
             episodes,  # type: ignore[arg-type]
             num_replicas=world,
@@ -148,8 +151,8 @@ def test_ranks_share_an_epoch_as_in_torch(
         )
         assert len(loader) == len(sampler)
         if not shuffle:
-            assert parts[-1] == [ids[i] for i in sampler]
-    items = [*chain(*parts)]
+            assert rank_ids[-1] == [ids[i] for i in sampler]
+    items = [*chain(*rank_ids)]
     if drop_last:
         assert len(set(items)) == len(items) == len(ids) // world * world
     else:
@@ -166,11 +169,11 @@ def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset) -> 
         assert batch.shape[1] == 3
         assert batch.names == [None, "time"]
         mask = batch["collector", "mask"]
-        for piece, valid in zip(batch, mask, strict=True):
-            ids = piece["collector", "traj_ids"][valid]
+        for sequence, valid in zip(batch, mask, strict=True):
+            ids = sequence["collector", "traj_ids"][valid]
             assert len(ids)
             assert (ids == ids[0]).all()
-            done = piece["next", "done"][valid][:-1]
+            done = sequence["next", "done"][valid][:-1]
             assert not done.any()
 
 
@@ -187,17 +190,17 @@ def test_pieces_overlap_and_have_frames_in_front(
             if end == len(episode):
                 break
             end = min(begin + length, len(episode))
-            piece = next(pieces)
+            sequence = next(pieces)
             padding = max(0, burn_in - begin)
             expected = episode[begin - burn_in + padding : end]
-            assert piece.shape == (burn_in + length,)
-            mask = piece["collector", "mask"]
+            assert sequence.shape == (burn_in + length,)
+            mask = sequence["collector", "mask"]
             columns = torch.arange(burn_in + length)
             valid = (padding <= columns) & (columns < padding + len(expected))
             assert torch.equal(mask, valid)
-            read = piece[mask].exclude(("collector", "mask"))
+            read = sequence[mask].exclude(("collector", "mask"))
             assert (read == expected).all()
-            assert not piece[~mask]["hunter", "observation"].any()
+            assert not sequence[~mask]["hunter", "observation"].any()
         assert end == len(episode)
     assert next(pieces, None) is None
     sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
@@ -208,12 +211,12 @@ def test_pieces_overlap_and_have_frames_in_front(
 
 @pytest.mark.forks
 def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
-    here = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
+    expected = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
     loader = dataset.loader(batch_size=16, seed=2, workers=2)
-    assert [tags(b) for b in loader] == here
+    assert [tags(b) for b in loader] == expected
     children = {child.pid for child in psutil.Process().children(recursive=True)}
-    assert [tags(b) for b, _ in zip(loader, range(2), strict=False)] != here[:2]
-    assert sorted(chain(*map(tags, loader))) == sorted(chain(*here))
+    assert [tags(b) for b, _ in zip(loader, range(2), strict=False)] != expected[:2]
+    assert sorted(chain(*map(tags, loader))) == sorted(chain(*expected))
     # The same processes, also after a loop that was left.
     after = {child.pid for child in psutil.Process().children(recursive=True)}
     assert after == children
@@ -221,12 +224,12 @@ def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
         (tags(one), tags(other)) for one, other in zip(loader, loader, strict=True)
     ]
     for epoch in zip(*pairs, strict=True):
-        assert sorted(chain(*epoch)) == sorted(chain(*here))
+        assert sorted(chain(*epoch)) == sorted(chain(*expected))
 
 
 def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
-    whole = dataset.loader(batch_size=8, seed=3)
-    expected = [tags(batch) for _ in range(2) for batch in whole]
+    loader = dataset.loader(batch_size=8, seed=3)
+    expected = [tags(batch) for _ in range(2) for batch in loader]
     first = dataset.loader(batch_size=8, seed=3)
     actual = []
     for batch in first:

@@ -68,18 +68,18 @@ def test_moments_are_kept_and_read_without_the_frames(path: Path) -> None:
     second = open_dataset(path).transitions
     (path / "data-000000").unlink()
     assert equal(second.moments(OBSERVATION, ("next", "hunter", "reward")), first)
-    (found,) = second.select("hunter").moments(OBSERVATION).values()
-    assert torch.equal(found.mean, first[OBSERVATION].mean)
-    assert found.mean.dtype == found.std.dtype == torch.float32
+    (moments,) = second.select("hunter").moments(OBSERVATION).values()
+    assert torch.equal(moments.mean, first[OBSERVATION].mean)
+    assert moments.mean.dtype == moments.std.dtype == torch.float32
 
 
 def test_moments_of_further_keys_are_added(path: Path) -> None:
     frames = open_dataset(path).transitions
     first = frames.moments(OBSERVATION)
-    every = frames.moments("hunter", "next")
-    assert equal({OBSERVATION: every[OBSERVATION]}, first)
+    both_moments = frames.moments("hunter", "next")
+    assert equal({OBSERVATION: both_moments[OBSERVATION]}, first)
     (path / "data-000000").unlink()
-    assert equal(open_dataset(path).transitions.moments("hunter", "next"), every)
+    assert equal(open_dataset(path).transitions.moments("hunter", "next"), both_moments)
 
 
 def test_moments_are_computed_again_after_a_batch_was_added(path: Path) -> None:
@@ -159,11 +159,11 @@ def test_nan_is_not_kept(path: Path) -> None:
     with Writer(path, description) as writer:
         writer.add(batch)
     for _ in range(2):
-        found = open_dataset(path).transitions.moments(OBSERVATION, "prey")
-        assert found[OBSERVATION].mean.isnan().any()
+        moments = open_dataset(path).transitions.moments(OBSERVATION, "prey")
+        assert moments[OBSERVATION].mean.isnan().any()
         stored = json.loads((path / FILE).read_text())["moments"]
-        assert list(OBSERVATION) not in [item["key"] for item in stored]
-        assert ["prey", "observation"] in [item["key"] for item in stored]
+        assert list(OBSERVATION) not in [entry["key"] for entry in stored]
+        assert ["prey", "observation"] in [entry["key"] for entry in stored]
 
 
 def test_moments_of_selections_and_views_are_not_kept(path: Path) -> None:
@@ -202,5 +202,5 @@ def test_moments_in_an_object_store_are_read_but_not_written(path: Path) -> None
     assert equal(remote, local)
     change(path, lambda data: data["moments"][0]["mean"].__setitem__(0, 7.0))
     store.put_file(str(path / FILE), f"{url}/{FILE}")
-    found = open_dataset(url).transitions.moments(OBSERVATION)
-    assert found[OBSERVATION].mean.flatten()[0] == 7
+    moments = open_dataset(url).transitions.moments(OBSERVATION)
+    assert moments[OBSERVATION].mean.flatten()[0] == 7

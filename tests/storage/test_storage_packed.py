@@ -55,8 +55,8 @@ def test_every_way_of_reading_gives_the_collected_data(
     numbers = torch.randint(len(frames), (200,)).tolist()
     assert same(dataset.transitions[numbers], frames[numbers])
     for keys in ([IMAGE], [("next", *IMAGE)], [("next", *NOISE), IMAGE]):
-        chosen = frames[numbers].select(*keys)
-        assert same(dataset.transitions.select(*keys)[numbers], chosen)
+        selection = frames[numbers].select(*keys)
+        assert same(dataset.transitions.select(*keys)[numbers], selection)
     lengths = dataset.trajectories.lengths
     assert (lengths > 5).any()
     row = torch.cat([batch[0] for batch in data])  # Episodes are back to back in it.
@@ -213,12 +213,12 @@ def test_packed_batches_survive_a_kill(tmp_path: Path, after: int) -> None:
                 break
         time.sleep(0.01 * after)  # noqa: TID251 - to kill it in different places of a write
         program.kill()
-        said = [after, *map(int, program.stdout.read().split())]
+        reported = [after, *map(int, program.stdout.read().split())]
     dataset = open_dataset(path)
-    assert len(dataset) in (said[-1] + 1, said[-1] + 2)
+    assert len(dataset) in (reported[-1] + 1, reported[-1] + 2)
     collector = Collector([CountingEnv] * 2, frames_per_batch=60, seed=3)
-    for number, found in enumerate(dataset):
-        assert same(found.clone(), with_images(collector.next(), number))
+    for number, batch in enumerate(dataset):
+        assert same(batch.clone(), with_images(collector.next(), number))
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
@@ -232,9 +232,9 @@ def test_a_frame_of_another_size_is_an_error(compression: str, size: int) -> Non
         (ValueError, RuntimeError), match=rf"{size:,} bytes, not 80,000"
     ):
         decode(memoryview(stored), out)
-    whole = encode(np.full(80_000, 7, np.uint8))
-    for part in (b"", whole[:3], whole[:6], b"x" * len(whole)):
+    encoded = encode(np.full(80_000, 7, np.uint8))
+    for content in (b"", encoded[:3], encoded[:6], b"x" * len(encoded)):
         with pytest.raises((ValueError, RuntimeError)):
-            decode(memoryview(part), out)
-    decode(memoryview(whole), out)
+            decode(memoryview(content), out)
+    decode(memoryview(encoded), out)
     assert (out == 7).all()

@@ -45,8 +45,8 @@ def test_chdir_does_not_move_the_writer(
     monkeypatch.chdir(tmp_path)
     writer = Writer("d", description)
     writer.add(data[0])
-    with Writer(other, description) as own:
-        own.add(data[3])
+    with Writer(other, description) as own_writer:
+        own_writer.add(data[3])
     monkeypatch.chdir(tmp_path / "sub")
     writer.add(data[1])
     writer.close()

@@ -14,10 +14,10 @@ def records(kinds: list[int], n: int, seed: int = 0) -> Bytes:
     """Return records ``[n, R]`` whose bytes are of these kinds."""
     draw = np.random.default_rng(seed)
     out = np.empty((n, len(kinds)), np.uint8)
-    for place, kind in enumerate(kinds):
+    for column, kind in enumerate(kinds):
         values = draw.permutation(256)[: (1, 2, 256)[kind]]
-        out[:, place] = values[np.arange(n) % len(values)]
-        out[:, place] = draw.permutation(out[:, place])
+        out[:, column] = values[np.arange(n) % len(values)]
+        out[:, column] = draw.permutation(out[:, column])
     return out
 
 
@@ -36,9 +36,9 @@ def test_all_kinds_of_bytes(kinds: tuple[int, ...]) -> None:
     assert (read(layout, content[:0]) == content[:0]).all()
     for begin, end in itertools.combinations(range(4), 2):
         column = Column(layout, begin, end)
-        found = column.read(layout.encode(content))
-        assert (found == content[:, begin:end]).all()
-        assert found.flags.c_contiguous
+        stored_column = column.read(layout.encode(content))
+        assert (stored_column == content[:, begin:end]).all()
+        assert stored_column.flags.c_contiguous
         constant = not any(kinds[begin:end])
         assert (column.constant is not None) == constant
         if constant:
@@ -54,16 +54,18 @@ def test_random_bytes_of_all_widths(width: int) -> None:
         kinds = np.repeat(kinds, draw.choice([1, 4, 40]))[:width]
         content = records(kinds.tolist(), 257, width)
         layout = RecordLayout.of(content)
-        again = RecordLayout.from_json(json.loads(json.dumps(layout.to_json())), width)
+        reloaded = RecordLayout.from_json(
+            json.loads(json.dumps(layout.to_json())), width
+        )
         stored = layout.encode(content)
         for _ in range(12):
             begin, end = sorted(draw.integers(0, width + 1, 2).tolist())
-            chosen = draw.integers(0, len(content), draw.choice([0, 1, 5, 300]))
-            for place in (layout, again):
-                found = Column(place, begin, end).read(stored[chosen])
-                assert (found == content[chosen, begin:end]).all()
-                assert found.shape == (len(chosen), end - begin)
-                assert found.flags.c_contiguous
+            rows = draw.integers(0, len(content), draw.choice([0, 1, 5, 300]))
+            for record_layout in (layout, reloaded):
+                actual = Column(record_layout, begin, end).read(stored[rows])
+                assert (actual == content[rows, begin:end]).all()
+                assert actual.shape == (len(rows), end - begin)
+                assert actual.flags.c_contiguous
 
 
 def test_records_without_bytes() -> None:
@@ -77,8 +79,8 @@ def test_a_layout_that_fits_is_not_replaced() -> None:
     wide = np.zeros(3, np.bool_)
     content = records([0, 1, 2], 300)
     layout = RecordLayout.of(content)
-    for part in (content, content[:1], content[:2], content[5:8]):
-        assert layout.joined(RecordLayout.of(part), wide) is layout
+    for rows in (content, content[:1], content[:2], content[5:8]):
+        assert layout.joined(RecordLayout.of(rows), wide) is layout
 
 
 @pytest.mark.parametrize("before", range(3))

@@ -109,8 +109,8 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(
     folder = dataset.parts[0][0]
     assert isinstance(folder, RemoteFolder)
     key = ("hunter", "observation")
-    found = dataset.transitions.select(key)[:10]
-    assert same(found, open_dataset(local).transitions.select(key)[:10])
+    selection = dataset.transitions.select(key)[:10]
+    assert same(selection, open_dataset(local).transitions.select(key)[:10])
     assert {p.name for p in folder.path.rglob("*") if p.is_file()} <= FILES
     (blocks,) = folder.blocks.values()
     _, parts = extent(local, 0)
@@ -144,13 +144,13 @@ def test_processes_that_load_share_the_fetched_files(
     dataset = open_dataset(url, storage_options=options)
     loader = dataset.loader(batch_size=8, seed=0, workers=2)
     frames = open_dataset(local).loader(batch_size=8, seed=0)
-    for found, expected in zip(loader, frames, strict=True):
-        assert same(found, expected)
+    for batch, expected in zip(loader, frames, strict=True):
+        assert same(batch, expected)
     folder = dataset.parts[0][0].path
     assert folder.exists()  # A worker that ends removes nothing.
-    again = pickle.loads(pickle.dumps(dataset.transitions))
-    assert same(again[:], open_dataset(local).transitions[:])
-    del again
+    unpickled = pickle.loads(pickle.dumps(dataset.transitions))
+    assert same(unpickled[:], open_dataset(local).transitions[:])
+    del unpickled
     assert folder.exists()
 
 
@@ -205,7 +205,7 @@ def test_a_failed_copy_leaves_a_complete_prefix(
     monkeypatch.setattr(RemoteFolder, "upload", failing)
     monkeypatch.setattr(copying, "_AT_ONCE", 1)
     expected = open_dataset(local)
-    seen = []
+    lengths = []
     # The journal, then for each batch a data file and the journal.
     for fails in (1, 5, 8) if options else range(1, 10):
         calls[0] = 0
@@ -216,14 +216,14 @@ def test_a_failed_copy_leaves_a_complete_prefix(
         except FileNotFoundError:
             assert fails == 1
             continue
-        seen.append(len(actual))
+        lengths.append(len(actual))
         assert same(actual[:], expected[: len(actual)])
         assert actual.contents.totals.episodes == len(list(actual.episodes()))
-    assert seen == ([1, 3] if options else [0, 0, 1, 1, 2, 2, 3, 3])
+    assert lengths == ([1, 3] if options else [0, 0, 1, 1, 2, 2, 3, 3])
     calls[0] = -(10**6)
     assert copy(local, f"{url}/{fails}", storage_options=options) == 1  # It goes on.
-    whole = open_dataset(f"{url}/{fails}", storage_options=options)
-    assert same(read_all(whole), read_all(expected))
+    complete = open_dataset(f"{url}/{fails}", storage_options=options)
+    assert same(read_all(complete), read_all(expected))
 
 
 def segments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +259,12 @@ def test_a_killed_copy_to_a_server_goes_on(
     url, local = f"s3://bucket/{uuid.uuid4().hex}", tmp_path / "d"
     segments(local, monkeypatch)
     expected = open_dataset(local)
-    for count, done in ((5, 1), (3, 2), (2, 2)):
+    for count, n_copied in ((5, 1), (3, 2), (2, 2)):
         run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
         assert run.returncode == -signal.SIGKILL
         actual = open_dataset(url, storage_options=server)
-        assert len(actual) == done
-        assert same(actual[:], expected[:done])
+        assert len(actual) == n_copied
+        assert same(actual[:], expected[:n_copied])
     assert copy(local, url, storage_options=server) == 2
     assert same(read_all(open_dataset(url, storage_options=server)), read_all(expected))
 
@@ -280,11 +280,11 @@ def test_a_killed_copy_to_a_folder_goes_on(
     ).replace("import copy, copying, remote", "import copy, copying")
     run = run_python("-c", program, local, target, "null", str(count))
     assert run.returncode == -signal.SIGKILL
-    done = max(0, (count - 2) // 2)  # The journal, then two files for each batch.
+    n_copied = max(0, (count - 2) // 2)  # The journal, then two files for each batch.
     if count > 1:
-        assert len(open_dataset(target)) == done
+        assert len(open_dataset(target)) == n_copied
         open_dataset(target).verify()
-    assert copy(local, target) == 4 - done
+    assert copy(local, target) == 4 - n_copied
     assert same(read_all(open_dataset(target)), read_all(open_dataset(local)))
 
 
@@ -388,9 +388,9 @@ def test_images_of_many_batches_are_fetched_at_the_same_time(
 
     monkeypatch.setattr(MemoryFileSystem, "cat_ranges", cat_ranges)
     key = ("hunter", "image")
-    found = frames.select(key)[:]
+    images = frames.select(key)[:]
     assert len(calls) == 1
-    assert same(found, open_dataset(local).transitions.select(key)[:])
+    assert same(images, open_dataset(local).transitions.select(key)[:])
 
 
 def test_a_cache_keeps_what_was_read(
@@ -410,8 +410,8 @@ def test_a_cache_keeps_what_was_read(
     store, root = fsspec.url_to_fs(url, **options)
     store.rm_file(f"{root}/data-000000")
     assert same(read_all(opened()), expected)  # The journal is in the store.
-    again = pickle.loads(pickle.dumps(opened().transitions))
-    assert same(again[:], expected[1])
+    unpickled = pickle.loads(pickle.dumps(opened().transitions))
+    assert same(unpickled[:], expected[1])
     with pytest.raises(DatasetError, match="data-000000 is missing"):
         read_all(open_dataset(url, storage_options=options))
 
@@ -471,22 +471,22 @@ def test_damage_in_a_store_is_an_error(
             read_all(open_dataset(url, storage_options=options))
         assert url in str(error.value)
 
-    whole = store.cat_file(name)
-    content = bytearray(whole)
+    original = store.cat_file(name)
+    content = bytearray(original)
     content[3] ^= 1
     store.pipe_file(name, bytes(content))
     refused(f"{url}/data-000000 is damaged")
-    store.pipe_file(name, whole[:-9])
+    store.pipe_file(name, original[:-9])
     refused("data-000000 ends before byte .* but the journal lists")
     store.rm_file(name)
     refused("data-000000 is missing")
     lines = store.cat_file(journal)
     store.pipe_file(journal, lines.replace(b'"run"', b'"ran"', 1))
     refused(r"journal\.jsonl: line \d is damaged")
-    store.pipe_file(name, whole)
+    store.pipe_file(name, original)
     store.pipe_file(journal, lines[:-9])  # As if the last line was never complete.
-    found = open_dataset(url, storage_options=options)
-    assert same(found[:], open_dataset(local)[:3])
+    dataset = open_dataset(url, storage_options=options)
+    assert same(dataset[:], open_dataset(local)[:3])
 
 
 def test_damage_is_not_copied(local: Path, tmp_path: Path) -> None:
@@ -540,8 +540,8 @@ def test_copying_on_the_command_line(
     from marl_collect.cli.main import app
 
     url, options = place
-    given = [f"--option={name}={value}" for name, value in options.items()]
-    run = CliRunner().invoke(app, ["copy", str(local), url, *given])
+    arguments = [f"--option={name}={value}" for name, value in options.items()]
+    run = CliRunner().invoke(app, ["copy", str(local), url, *arguments])
     assert run.exit_code == 0, run.output
     assert "4 batches" in run.output
     if not options:
@@ -570,8 +570,8 @@ def test_one_frame_of_one_key_takes_few_requests(
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
     monkeypatch.setattr(remote, "_BLOCK", 512)
-    found = open_dataset(url).transitions.select("values")[30]["values"]
-    assert (found == open_dataset(tmp_path / "d").transitions[30]["values"]).all()
+    frame = open_dataset(url).transitions.select("values")[30]["values"]
+    assert (frame == open_dataset(tmp_path / "d").transitions[30]["values"]).all()
     assert 2 <= len(requests) <= most
 
 

@@ -58,19 +58,19 @@ def test_a_selection_is_saved_as_a_dataset(tmp_path: Path) -> None:
     dataset = write(tmp_path / "a", 0, ABOUT)
     write(tmp_path / "a", 1)
     dataset = open_dataset(tmp_path / "a")
-    chosen = dataset.trajectories.filter(lambda episode: episode.length > 5)
-    assert 0 < len(chosen) < len(dataset.trajectories)
-    saved = save(chosen, tmp_path / "b")
+    long_episodes = dataset.trajectories.filter(lambda episode: episode.length > 5)
+    assert 0 < len(long_episodes) < len(dataset.trajectories)
+    saved = save(long_episodes, tmp_path / "b")
     saved.verify()
-    assert len(saved.transitions) == chosen.lengths.sum()
-    assert saved.trajectories.seeds == chosen.seeds
-    assert saved.trajectories.run_numbers == chosen.run_numbers
-    assert (saved.trajectories.cat() == chosen.cat()).all()
+    assert len(saved.transitions) == long_episodes.lengths.sum()
+    assert saved.trajectories.seeds == long_episodes.seeds
+    assert saved.trajectories.run_numbers == long_episodes.run_numbers
+    assert (saved.trajectories.cat() == long_episodes.cat()).all()
     assert saved.contents.metadata == ABOUT
     with pytest.raises(FileExistsError):
-        save(chosen, tmp_path / "b")
+        save(long_episodes, tmp_path / "b")
     with pytest.raises(ValueError, match="no complete episodes"):
-        save(chosen[:0], tmp_path / "c")
+        save(long_episodes[:0], tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -91,8 +91,8 @@ def test_metadata_are_kept_by_everything_that_writes_a_dataset(tmp_path: Path) -
     copy(tmp_path / "c", tmp_path / "d")
     compact(tmp_path / "d", tmp_path / "e")
     export_dataset(open_dataset(tmp_path / "e"), tmp_path / "e.hdf5", "hdf5")
-    again = import_dataset(tmp_path / "e.hdf5", tmp_path / "f", "hdf5")
-    assert merged.contents.metadata == again.contents.metadata == ABOUT
+    imported = import_dataset(tmp_path / "e.hdf5", tmp_path / "f", "hdf5")
+    assert merged.contents.metadata == imported.contents.metadata == ABOUT
 
 
 def test_metadata_are_changed_one_by_one(tmp_path: Path) -> None:

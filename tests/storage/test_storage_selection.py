@@ -40,14 +40,14 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
     """Complete episodes by run and trajectory, cut out of the collected frames."""
-    found = {}
+    episodes = {}
     for run, rows in enumerate(truth):
         for row in rows.unbind(0):
             for number in row["collector", "traj_ids"].unique().tolist():
                 episode = row[row["collector", "traj_ids"] == number]
                 if episode["next", "done"][-1]:
-                    found[run, number] = episode
-    return found
+                    episodes[run, number] = episode
+    return episodes
 
 
 def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None:
@@ -58,17 +58,19 @@ def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None
     runs = np.repeat([0, 1], [sum(k[0] == r for k in expected) for r in (0, 1)])
     ends = zip(runs, dataset.trajectories, dataset.trajectories.episodes, strict=True)
     spanning = 0
-    for run, episode, known in ends:
+    for run, episode, info in ends:
         number = int(episode["collector", "traj_ids"][0])
-        own = expected.pop((int(run), number))
-        assert (episode == own).all()
-        assert episode.batch_size == own.batch_size
-        assert episode["hunter"].batch_size == own["hunter"].batch_size
+        expected_episode = expected.pop((int(run), number))
+        assert (episode == expected_episode).all()
+        assert episode.batch_size == expected_episode.batch_size
+        assert episode["hunter"].batch_size == expected_episode["hunter"].batch_size
         assert episode.names == ["time"]
-        assert known.length == len(own)
-        rewards = sum(own["next", g, "reward"].sum() for g in ("hunter", "prey"))
-        assert known.team_return == pytest.approx(float(rewards))
-        spanning += known.length > known.frame + 1
+        assert info.length == len(expected_episode)
+        rewards = sum(
+            expected_episode["next", g, "reward"].sum() for g in ("hunter", "prey")
+        )
+        assert info.team_return == pytest.approx(float(rewards))
+        spanning += info.length > info.frame + 1
     assert not expected
     assert spanning > 5
 
@@ -76,7 +78,7 @@ def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None
 def test_frames_are_stored_in_order_and_read_in_any_order(collected: Any) -> None:
     path, truth = collected
     transitions = open_dataset(path).transitions
-    batches = [part for run in truth for part in run.split(10, 1)]
+    batches = [piece for run in truth for piece in run.split(10, 1)]
     flat = torch.cat([batch.reshape(-1) for batch in batches])
     assert len(transitions) == len(flat) == 600
     assert (transitions[:] == flat).all()
@@ -84,9 +86,9 @@ def test_frames_are_stored_in_order_and_read_in_any_order(collected: Any) -> Non
     assert (transitions[-1] == flat[-1]).all()
     assert transitions[3].batch_size == ()
     order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
-    found = transitions[order]
-    assert (found == flat[order]).all()
-    assert found["hunter"].batch_size == (600, 2)
+    frames = transitions[order]
+    assert (frames == flat[order]).all()
+    assert frames["hunter"].batch_size == (600, 2)
     assert (transitions[[5, 5, -600]] == flat[[5, 5, 0]]).all()
     for index in (600, -601, [0, 600]):
         with pytest.raises(IndexError, match="there are 600 frames"):
@@ -97,8 +99,8 @@ def test_frames_are_indexed_by_integers_and_booleans_only(collected: Any) -> Non
     transitions = open_dataset(collected[0]).transitions
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
-    for chosen in (mask, mask.numpy(), mask.tolist()):
-        assert (transitions[chosen] == transitions[[3, 598]]).all()
+    for mask_form in (mask, mask.numpy(), mask.tolist()):
+        assert (transitions[mask_form] == transitions[[3, 598]]).all()
     assert transitions[[]].shape == transitions[~mask & mask].shape == (0,)
     assert (transitions[[torch.tensor(3), np.int32(4)]] == transitions[3:5]).all()
     for index in (mask[:599], True, 1.5, torch.ones(2), [[1, 2]], mask[:, None], None):
@@ -110,12 +112,12 @@ def test_samples_are_uniform_and_reproducible(collected: Any) -> None:
     path, truth = collected
     transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
     draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
-    again = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
-    assert (draw == again).all()
+    repeated = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
+    assert (draw == repeated).all()
     ids, counts = draw["collector", "traj_ids"].unique(return_counts=True)
     flat = torch.cat([run.reshape(-1)["collector", "traj_ids"] for run in truth])
-    every, expected = flat.unique(return_counts=True)
-    assert torch.equal(ids, every)
+    unique_ids, expected = flat.unique(return_counts=True)
+    assert torch.equal(ids, unique_ids)
     share = counts / 60_000 - expected / 600
     assert share.abs().max() < 0.006  # Five standard errors of the largest share.
 
@@ -125,21 +127,21 @@ def test_padded_and_concatenated_samples_have_whole_episodes(collected: Any) -> 
     generators = [torch.Generator().manual_seed(4) for _ in range(3)]
     padded = trajectories.sample(8, generator=generators[0])
     joined = trajectories.sample(8, form="cat", generator=generators[1])
-    drawn = torch.randint(len(trajectories), (8,), generator=generators[2]).tolist()
-    episodes = [trajectories[i] for i in drawn]
+    indices = torch.randint(len(trajectories), (8,), generator=generators[2]).tolist()
+    episodes = [trajectories[i] for i in indices]
     assert (joined == torch.cat(episodes)).all()
     longest = max(map(len, episodes))
     assert padded.shape == (8, longest)
     assert padded.names == [None, "time"]
     for row, episode in zip(padded, episodes, strict=True):
         assert row["collector", "mask"].sum() == len(episode)
-        known = row[: len(episode)]
-        known["collector"].pop("mask")
-        assert (known == episode).all()
-        rest = row[len(episode) :].flatten_keys().values()
-        assert not any(value.any() for value in rest)
-    again = split_trajectories(joined[None])
-    assert len(again) <= 8  # Equal neighbours are merged.
+        frames = row[: len(episode)]
+        frames["collector"].pop("mask")
+        assert (frames == episode).all()
+        padding = row[len(episode) :].flatten_keys().values()
+        assert not any(value.any() for value in padding)
+    split = split_trajectories(joined[None])
+    assert len(split) <= 8  # Equal neighbours are merged.
 
 
 def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
@@ -152,10 +154,10 @@ def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
     best = trajectories.split_by_return([0.9], group="prey")[1]
     assert 0 < len(best) < len(trajectories) / 2
     prey = [sum(e.returns["prey"]) for e in trajectories.episodes]
-    chosen = [sum(e.returns["prey"]) for e in best.episodes]
-    assert sorted(prey)[-len(best) :] == sorted(chosen)
+    best_returns = [sum(e.returns["prey"]) for e in best.episodes]
+    assert sorted(prey)[-len(best) :] == sorted(best_returns)
     reward = sum(float(t["next", "prey", "reward"].sum()) for t in best)
-    assert reward == pytest.approx(sum(chosen))
+    assert reward == pytest.approx(sum(best_returns))
     with pytest.raises(KeyError, match="no group 'wolf'; expected hunter, prey"):
         trajectories.split_by_return(group="wolf")
     with pytest.raises(ValueError, match="ascend between 0 and 1"):
@@ -164,8 +166,8 @@ def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
 
 def test_equal_returns_go_into_one_part(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
-    one = float(np.median(trajectories.returns))
-    same = trajectories.filter(lambda e: e.team_return == one)
+    median = float(np.median(trajectories.returns))
+    same = trajectories.filter(lambda e: e.team_return == median)
     assert sorted(map(len, same.split_by_return([0.5]))) == [0, len(same)]
     assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
 
@@ -175,8 +177,8 @@ def test_a_part_that_is_far_from_its_share_is_a_warning(collected: Any) -> None:
     tied = trajectories._take(np.zeros(10, np.int64))
     words = r"\[0, 10\] episodes, .* about \[8, 2\]: 10 of 10 episodes have the return"
     with pytest.warns(UserWarning, match=words):
-        parts = tied.split_by_return([0.8])
-    assert [len(part) for part in parts] == [0, 10]
+        groups = tied.split_by_return([0.8])
+    assert [len(group) for group in groups] == [0, 10]
 
 
 def test_a_selection_has_only_its_own_frames(collected: Any) -> None:
@@ -195,7 +197,7 @@ def test_keys_that_are_not_selected_are_not_read(
     collected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trajectories = open_dataset(collected[0]).trajectories
-    chosen = trajectories.select(("hunter", "observation"), "state", "next")
+    selection = trajectories.select(("hunter", "observation"), "state", "next")
     places: set[tuple[int, int]] = set()
 
     prepare = Column.__init__
@@ -205,20 +207,20 @@ def test_keys_that_are_not_selected_are_not_read(
         prepare(self, layout, begin, end)
 
     monkeypatch.setattr(Column, "__init__", record)
-    actual = chosen[0]
+    actual = selection[0]
     assert set(actual.keys()) == {"hunter", "state", "next"}
     assert set(actual["hunter"].keys()) == {"observation"}
     (layout, *_) = open_dataset(collected[0]).contents.layouts
     read = {key[1:] for key in layout.follows} | set(flatten(actual))
     expected = {
-        place
+        offset
         for stored in (layout.records, layout.tails)
-        for key, place in stored.items()
+        for key, offset in stored.items()
         if key in read
     }
     # Of whole records, the layout is changed where batches have different ones.
-    whole = {(0, layout.record_size), (0, layout.tail_size)}
-    assert places - whole == expected | {(0, 4)}  # The number of the tail.
+    whole_records = {(0, layout.record_size), (0, layout.tail_size)}
+    assert places - whole_records == expected | {(0, 4)}  # The number of the tail.
     assert len(expected) < len(layout.records) + len(layout.tails)
     with pytest.raises(KeyError, match="There is no key hunter/position"):
         trajectories.select(("hunter", "position"))
@@ -261,9 +263,9 @@ def test_no_files_stay_open(collected: Any) -> None:
         folder = Path("/dev/fd")
     dataset = open_dataset(collected[0])
     before = len(list(folder.iterdir()))
-    held = [*dataset, dataset.transitions[:]]
+    open_views = [*dataset, dataset.transitions[:]]
     assert len(list(folder.iterdir())) <= before
-    assert len(held) > 20
+    assert len(open_views) > 20
 
 
 def test_a_data_loader_reads_whole_batches_also_in_processes(collected: Any) -> None:

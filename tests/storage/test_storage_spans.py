@@ -45,8 +45,8 @@ def test_neighbours_are_joined() -> None:
     assert pairs == [(3, 7), (10, 12), (15, 16), (0, 3), (16, 22), (30, 31)]
     assert len(joined) == len(pairs)
     assert joined.frames().tolist() == spans_of(ITEMS).frames().tolist()
-    one = spans_of([[(5, 9)], [(9, 11)]]).joined()
-    assert one.locate(np.array([0, 5])).tolist() == [5, 10]
+    spans = spans_of([[(5, 9)], [(9, 11)]]).joined()
+    assert spans.locate(np.array([0, 5])).tolist() == [5, 10]
 
 
 def test_nothing_has_no_spans() -> None:
@@ -58,6 +58,6 @@ def test_nothing_has_no_spans() -> None:
 
 
 def test_ranges_are_back_to_back() -> None:
-    found = ranges(np.array([5, 0, 9, 2]), np.array([2, 0, 3, 1]))
-    assert found.tolist() == [5, 6, 9, 10, 11, 2]
+    actual = ranges(np.array([5, 0, 9, 2]), np.array([2, 0, 3, 1]))
+    assert actual.tolist() == [5, 6, 9, 10, 11, 2]
     assert ranges(np.array([], np.int64), np.array([], np.int64)).tolist() == []

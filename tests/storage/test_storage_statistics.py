@@ -28,22 +28,28 @@ from marl_collect.storage.statistics import Range
 
 def check(dataset: Dataset) -> None:
     """Compare the statistics with the frames and episodes themselves."""
-    found = dataset.statistics
+    statistics = dataset.statistics
     frames = flatten(dataset.transitions[:])
-    assert set(found.ranges) == set(frames)
+    assert set(statistics.ranges) == set(frames)
     for key, tensor in frames.items():
-        own = found.ranges[key]
-        assert (own.low, own.high) == (tensor.min().item(), tensor.max().item())
-        assert own.nans == 0
+        value_range = statistics.ranges[key]
+        assert (value_range.low, value_range.high) == (
+            tensor.min().item(),
+            tensor.max().item(),
+        )
+        assert value_range.nans == 0
     episodes = list(dataset.trajectories)
-    assert found.episodes == len(episodes) > 0
+    assert statistics.episodes == len(episodes) > 0
     lengths = np.array([len(episode) for episode in episodes])
-    assert found.lengths is not None
-    assert found.team_return is not None
-    assert found.lengths.mean == pytest.approx(lengths.mean())
-    assert (found.lengths.low, found.lengths.high) == (lengths.min(), lengths.max())
+    assert statistics.lengths is not None
+    assert statistics.team_return is not None
+    assert statistics.lengths.mean == pytest.approx(lengths.mean())
+    assert (statistics.lengths.low, statistics.lengths.high) == (
+        lengths.min(),
+        lengths.max(),
+    )
     team = np.zeros(len(episodes))
-    for group, summaries in found.returns.items():
+    for group, summaries in statistics.returns.items():
         returns = np.array(
             [
                 episode["next", group, "reward"].sum((0, 2)).numpy()
@@ -56,7 +62,7 @@ def check(dataset: Dataset) -> None:
             assert summary.std == pytest.approx(returns[:, agent].std())
             assert summary.low == pytest.approx(returns[:, agent].min())
             assert summary.high == pytest.approx(returns[:, agent].max())
-    assert found.team_return.std == pytest.approx(team.std())
+    assert statistics.team_return.std == pytest.approx(team.std())
 
 
 @pytest.mark.parametrize("compression", ["lz4", "none"])

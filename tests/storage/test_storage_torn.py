@@ -174,6 +174,6 @@ def test_a_writer_killed_anywhere_in_an_add_keeps_what_it_acknowledged(
     assert len(dataset) - 2 in (acknowledged, acknowledged + 1)
     assert same(dataset[:], [data[i % 2] for i in range(len(dataset))])
     append(path, description, data[2])
-    found: Any = open_dataset(path)[:]
-    assert same(found, [*dataset[:], data[2]])
-    assert torch.equal(found[-1]["done"], data[2]["done"])
+    reopened: Any = open_dataset(path)[:]
+    assert same(reopened, [*dataset[:], data[2]])
+    assert torch.equal(reopened[-1]["done"], data[2]["done"])

@@ -47,12 +47,12 @@ def test_n_step_transitions_equal_a_loop_over_episodes(dataset: Dataset) -> None
     trajectories = dataset.trajectories
     steps = trajectories.n_step(N, gamma=GAMMA)
     assert len(steps) == trajectories.lengths.sum()
-    every = steps.__getitems__(list(range(len(steps))))
+    items = steps.__getitems__(list(range(len(steps))))
     number = 0
     for episode in trajectories:
         for first in range(len(episode)):
             last, rewards = expected_step(episode, first)
-            item = every[number]
+            item = items[number]
             number += 1
             assert item["steps_to_next_obs"].tolist() == [last - first + 1]
             assert item["gamma"].item() == pytest.approx(GAMMA ** (last - first + 1))
@@ -69,15 +69,17 @@ def test_one_step_is_the_transition_itself(dataset: Dataset) -> None:
     trajectories = dataset.trajectories
     steps = trajectories.n_step(1, gamma=GAMMA)
     numbers = [0, 5, 17, len(steps) - 1]
-    got = steps.__getitems__(numbers).exclude("gamma", "steps_to_next_obs")
-    assert (got == trajectories.transitions[numbers]).all()
+    transitions = steps.__getitems__(numbers).exclude("gamma", "steps_to_next_obs")
+    assert (transitions == trajectories.transitions[numbers]).all()
 
 
 def test_n_step_transitions_are_loaded_in_epochs(dataset: Dataset) -> None:
-    chosen = dataset.trajectories.select("state", ("next", "hunter", "reward"), "next")
-    loader = chosen.n_step(2).loader(16, seed=0)
+    selection = dataset.trajectories.select(
+        "state", ("next", "hunter", "reward"), "next"
+    )
+    loader = selection.n_step(2).loader(16, seed=0)
     batches = list(loader)
-    assert sum(len(batch) for batch in batches) == len(chosen.transitions)
+    assert sum(len(batch) for batch in batches) == len(selection.transitions)
     assert "hunter" not in batches[0].keys()
 
 
@@ -102,10 +104,13 @@ def test_n_step_needs_rewards_and_frames_that_exist(dataset: Dataset) -> None:
 def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:
     frames = dataset.transitions
     moments = frames.moments(("prey", "observation"), "state")
-    every = frames[:]
+    all_frames = frames[:]
     for key, values in (
-        (("prey", "observation"), every["prey", "observation"].double().flatten(0, 1)),
-        (("state",), every["state"].double()),
+        (
+            ("prey", "observation"),
+            all_frames["prey", "observation"].double().flatten(0, 1),
+        ),
+        (("state",), all_frames["state"].double()),
     ):
         torch.testing.assert_close(moments[key].mean, values.mean(0).float())
         torch.testing.assert_close(
@@ -139,8 +144,8 @@ def test_normalised_items_have_mean_0_and_deviation_1(dataset: Dataset) -> None:
 
 def test_padding_of_normalised_sequences_stays_zero(dataset: Dataset) -> None:
     moments = dataset.transitions.moments(("prey", "observation"))
-    pieces = dataset.trajectories.sequences(7, burn_in=2).normalised(moments)
-    batch = pieces.__getitems__(list(range(len(pieces))))
+    sequences = dataset.trajectories.sequences(7, burn_in=2).normalised(moments)
+    batch = sequences.__getitems__(list(range(len(sequences))))
     padding = ~batch["collector", "mask"]
     assert padding.any()
     assert (batch["prey", "observation"][padding] == 0).all()

@@ -59,13 +59,15 @@ def test_batches_survive_the_round_trip(tmp_path: Path) -> None:
     write(tmp_path / "d", description, data)
     dataset = open_dataset(tmp_path / "d")
     assert len(dataset) == 3
-    for found, expected in zip(dataset, data, strict=True):
-        assert (found == expected).all()
-        assert found.names == expected.names
-        assert found.batch_size == expected.batch_size
+    for actual, expected in zip(dataset, data, strict=True):
+        assert (actual == expected).all()
+        assert actual.names == expected.names
+        assert actual.batch_size == expected.batch_size
         for group in description.environment.groups:
-            assert found["next", group].batch_size == expected["next", group].batch_size
-            assert found[group].names == expected[group].names
+            assert (
+                actual["next", group].batch_size == expected["next", group].batch_size
+            )
+            assert actual[group].names == expected[group].names
     assert [b.shape for b in dataset[1:]] == [(2, 10), (2, 10)]
 
 
@@ -113,14 +115,14 @@ def test_the_description_survives_the_round_trip(tmp_path: Path) -> None:
 def test_appending_continues_after_the_last_run(tmp_path: Path) -> None:
     description, data = batches(2, seed=0)
     write(tmp_path / "d", description, data, seed=0)
-    _, more = batches(2, seed=1)
-    write(tmp_path / "d", description, more, seed=1)
+    _, more_batches = batches(2, seed=1)
+    write(tmp_path / "d", description, more_batches, seed=1)
     dataset = open_dataset(tmp_path / "d")
     assert [entry.run for entry in dataset.contents.batches] == [0, 0, 1, 1]
     assert [run.seed for run in dataset.contents.runs] == [0, 1]
     assert dataset.contents.totals.frames == 80
-    for found, expected in zip(dataset, [*data, *more], strict=True):
-        assert (found == expected).all()
+    for actual, expected in zip(dataset, [*data, *more_batches], strict=True):
+        assert (actual == expected).all()
 
 
 def test_appending_to_a_dataset_of_another_kind_names_the_difference(
@@ -185,8 +187,8 @@ def test_the_next_writer_cuts_off_what_a_killed_one_did_not_list(
     assert (path / "data-000000").stat().st_size == size
     write(path, description, data[:1])
     dataset = open_dataset(path)
-    for found, expected in zip(dataset, [*data, data[0]], strict=True):
-        assert (found == expected).all()
+    for actual, expected in zip(dataset, [*data, data[0]], strict=True):
+        assert (actual == expected).all()
     dataset.verify()
     assert names(path) == FILES
 
@@ -228,12 +230,12 @@ def test_everything_reported_as_written_survives_a_kill(
                 break
         time.sleep(0.003 * after)  # noqa: TID251 - to kill it in different places of a write
         program.kill()
-        said = [after, *map(int, program.stdout.read().split())]
+        reported = [after, *map(int, program.stdout.read().split())]
     dataset = open_dataset(path)
-    assert len(dataset) in (said[-1] + 1, said[-1] + 2)
+    assert len(dataset) in (reported[-1] + 1, reported[-1] + 2)
     collector = Collector([CountingEnv] * 2, frames_per_batch=200, seed=3)
-    for found, expected in zip(dataset, collector, strict=False):
-        assert (found == expected).all()
+    for actual, expected in zip(dataset, collector, strict=False):
+        assert (actual == expected).all()
     episodes = sum(entry.episodes for entry in dataset.contents.batches)
     assert len(list(dataset.episodes())) == episodes == dataset.contents.totals.episodes
     description = DatasetDescription("counting", collector.description)
@@ -261,14 +263,14 @@ def test_a_full_disk_raises_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description, data = batches(2)
-    write_bytes, left = os.write, [1000]
+    write_bytes, room = os.write, [1000]
 
     def full(descriptor: int, content: Any) -> int:
-        if not left[0]:
+        if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = write_bytes(descriptor, content[: left[0]])
-        left[0] -= done
-        return done
+        n_written = write_bytes(descriptor, content[: room[0]])
+        room[0] -= n_written
+        return n_written
 
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
@@ -287,15 +289,15 @@ def test_the_background_writer_writes_in_order_and_reports_episodes(
     tmp_path: Path,
 ) -> None:
     description, data = batches(4, max_frames_per_traj=5)
-    told: list[Any] = []
+    reported: list[Any] = []
     writer = Writer(tmp_path / "d", description)
-    with BackgroundWriter(writer, told.extend) as background:
+    with BackgroundWriter(writer, reported.extend) as background:
         for batch in data:
             background.add(batch)
     dataset = open_dataset(tmp_path / "d")
     assert all((a == b).all() for a, b in zip(dataset, data, strict=True))
-    assert told == list(dataset.episodes())
-    assert told
+    assert reported == list(dataset.episodes())
+    assert reported
 
 
 def test_an_error_in_the_background_is_raised_to_the_caller(tmp_path: Path) -> None:
@@ -449,13 +451,13 @@ def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
             writer.add(data[1])
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("by_episode", [False, True])
 def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
-    tmp_path: Path, whole: bool
+    tmp_path: Path, by_episode: bool
 ) -> None:
     description, data = batches(3, max_frames_per_traj=7)
     writer = Writer(tmp_path / "d", description)
-    with EpisodeWriter(writer, frames=1) if whole else writer as target:
+    with EpisodeWriter(writer, frames=1) if by_episode else writer as target:
         for batch in data[1:]:  # The collector was running before.
             target.add(batch)
     trajectories = open_dataset(tmp_path / "d").trajectories

@@ -134,10 +134,10 @@ class Browser:
         """Return the messages that arrive within some seconds, and keep errors."""
         if not select.select([self._answers], [], [], max(0.0, seconds))[0]:
             return []
-        data = os.read(self._answers, 2**20)
-        assert data, "the browser has ended"
-        *parts, self._rest = (self._rest + data).split(b"\0")
-        messages = [json.loads(part) for part in parts]
+        chunk = os.read(self._answers, 2**20)
+        assert chunk, "the browser has ended"
+        *texts, self._rest = (self._rest + chunk).split(b"\0")
+        messages = [json.loads(part) for part in texts]
         for message in messages:
             parameters = message.get("params", {})
             entry = parameters.get("entry", {})

@@ -69,8 +69,8 @@ class Clock:
 
     def wait_for_search(self) -> None:
         """Wait until a whole search has been made from now on."""
-        seen = self.readings + 2
-        wait_until(lambda: self.readings >= seen)
+        target = self.readings + 2
+        wait_until(lambda: self.readings >= target)
 
     def pass_slowly(self, seconds: float) -> None:
         """Let seconds pass, a quarter of them between two searches."""
@@ -79,21 +79,21 @@ class Clock:
             self.wait_for_search()
 
 
-def hangs(begun: Path) -> Callable[[], None]:
+def hangs(started_file: Path) -> Callable[[], None]:
     """Return a fault that creates a file and then waits forever."""
 
     def strike() -> None:
-        begun.touch()
+        started_file.touch()
         threading.Event().wait()
 
     return strike
 
 
-def waits(begun: Path, until: Path) -> Callable[[], None]:
+def waits(started_file: Path, until: Path) -> Callable[[], None]:
     """Return a fault that creates a file and then waits for another."""
 
     def strike() -> None:
-        begun.touch()
+        started_file.touch()
         while not until.exists():
             threading.Event().wait(0.005)
 

@@ -19,11 +19,13 @@ def gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-def wait_until(condition: Callable[[], bool], what: str = "it did not happen") -> None:
-    """Wait for a condition; fail with ``what`` after ``SOON``."""
+def wait_until(
+    condition: Callable[[], bool], problem: str = "it did not happen"
+) -> None:
+    """Wait for a condition; fail with ``problem`` after ``SOON``."""
     deadline = time.monotonic() + SOON
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, problem
         Event().wait(0.005)
 
 

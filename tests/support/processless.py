@@ -100,8 +100,10 @@ class Guard:
         report = yield
         name = vars(report)["test_id"] = item.stash[_ID]
         # A fixture that was refused before raises the same exception again.
-        again = call.excinfo is not None and call.excinfo.errisinstance(StartsProcess)
-        if not (self._refused or again):
+        starts_process = call.excinfo is not None and call.excinfo.errisinstance(
+            StartsProcess
+        )
+        if not (self._refused or starts_process):
             return report
         report.sections.clear()
         vars(report).pop("wasxfail", None)
@@ -212,11 +214,11 @@ def pytest_collection_modifyitems(
     for item in items:
         item.stash[_ID] = item.nodeid
     if config.getoption("fast") or config.getoption("processes"):
-        left = _matching(items, listed())
+        deselected = _matching(items, listed())
         if config.getoption("processes"):
-            left = set(items) - left
-        items[:] = [item for item in items if item not in left]
-        config.hook.pytest_deselected(items=list(left))
+            deselected = set(items) - deselected
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=list(deselected))
 
 
 def _matching(items: list[pytest.Item], lines: set[str]) -> set[pytest.Item]:

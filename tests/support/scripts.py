@@ -76,10 +76,10 @@ class Program:
             poller = select.poll()
             poller.register(self._status, select.POLLIN)
             if poller.poll(None if timeout is None else timeout * 1000):
-                data = os.read(self._status, 16)
+                status = os.read(self._status, 16)
                 os.close(self._status)
                 # An empty answer: the zygote itself has ended, and killed its programs.
-                self.returncode = int(data) if data else -signal.SIGKILL
+                self.returncode = int(status) if status else -signal.SIGKILL
         return self.returncode
 
     def communicate(
@@ -112,7 +112,7 @@ class Program:
             file = getattr(self, name)
             if file is not None and not file.closed:
                 jobs.append((read, name, file))
-        threads = [threading.Thread(target=f, args=rest) for f, *rest in jobs]
+        threads = [threading.Thread(target=f, args=arguments) for f, *arguments in jobs]
         for thread in threads:
             thread.daemon = True
             thread.start()
@@ -172,7 +172,7 @@ def start_python(
         stderr: ``subprocess.PIPE``, or ``STDOUT`` for one pipe with stdout.
         interpreter: start a fresh interpreter instead of forking a warm one.
     """
-    args = [str(part) for part in command]
+    args = [str(argument) for argument in command]
     ours: list[int | None] = [None, None, None]
     theirs: list[int] = []
     if stdin == subprocess.PIPE:
@@ -292,10 +292,10 @@ class _Zygote:
             )
 
     def start(self, request: Mapping[str, object], fds: Sequence[int]) -> int:
-        data = pickle.dumps(request)
+        payload = pickle.dumps(request)
         with self._lock:
-            socket.send_fds(self._socket, [len(data).to_bytes(4, "little")], fds)
-            self._socket.sendall(data)
+            socket.send_fds(self._socket, [len(payload).to_bytes(4, "little")], fds)
+            self._socket.sendall(payload)
             answer = self._socket.recv(16)
         if not answer:
             raise RuntimeError(f"the zygote ended with exit code {self._popen.wait()}")

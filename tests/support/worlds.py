@@ -37,8 +37,8 @@ class CountingWorlds(BatchedEnv):
             env.bind(row)
         self.resets_itself = resets_itself
         self.begun: list[list[int]] = []
-        own = replace(description, repeats=not resets_itself)
-        super().__init__(own, worlds)
+        world_description = replace(description, repeats=not resets_itself)
+        super().__init__(world_description, worlds)
 
     def begin(self, which: Any, seeds: Any) -> Mapping[Any, Any]:
         worlds = range(self.worlds) if which is None else np.flatnonzero(which).tolist()
@@ -72,10 +72,10 @@ class CountingWorlds(BatchedEnv):
         row = self.rows[k]
         assert not row["done",][0], "a world is stepped after its end"
         for name, group in self.groups.items():
-            taken = actions[name][k]
+            action = actions[name][k]
             if group.one_hot:
-                taken = np.eye(group.n_actions)[taken]
-            row[name, "action"][...] = taken
+                action = np.eye(group.n_actions)[action]
+            row[name, "action"][...] = action
         self.envs[k].step_row()
 
     def reset_ended(self) -> Mapping[Any, Any]:

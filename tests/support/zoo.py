@@ -179,27 +179,31 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
             )
         self.received.append(actions)
         self.steps += 1
-        acted = self.agents
+        actors = self.agents
         self.agents = self.script.present(self.steps)
         # Results name agents that joined, but not agents that vanished.
-        named = [a for a in acted if self.script.ends.get(a, (0, ""))[1] != "vanished"]
-        named += [*self.agents]
-        named = [
+        returned_agents = [
+            a for a in actors if self.script.ends.get(a, (0, ""))[1] != "vanished"
+        ]
+        returned_agents += [*self.agents]
+        returned_agents = [
             agent
             for agent in self.script.agents
-            if agent in named or self.script.arrives(agent, self.steps)
+            if agent in returned_agents or self.script.arrives(agent, self.steps)
         ]
-        reasons = {agent: self.script.reason(agent, self.steps) for agent in named}
+        reasons = {
+            agent: self.script.reason(agent, self.steps) for agent in returned_agents
+        }
         rewards = {
             agent: 10.0 * self.script.agents.index(agent) + self.steps
-            for agent in acted
+            for agent in actors
         }
         return (
-            self._look(actions, named),
+            self._look(actions, returned_agents),
             rewards,
             {agent: reason[0] for agent, reason in reasons.items()},
             {agent: reason[1] for agent, reason in reasons.items()},
-            self._infos(named),
+            self._infos(returned_agents),
         )
 
     def _look(self, actions: Mapping[str, Any], agents: list[str]) -> dict[str, Any]:

@@ -84,10 +84,10 @@ class Zygote:
                 self._start(self._receive(int.from_bytes(size, "little")), fds)
 
     def _receive(self, size: int) -> dict[str, Any]:
-        data = b""
-        while len(data) < size:
-            data += self._control.recv(size - len(data))
-        return pickle.loads(data)
+        payload = b""
+        while len(payload) < size:
+            payload += self._control.recv(size - len(payload))
+        return pickle.loads(payload)
 
     def _start(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         pid = os.fork()
@@ -163,11 +163,11 @@ class Spare:
     @staticmethod
     def _wait(command: socket.socket) -> NoReturn:
         try:
-            data, fds, _, _ = socket.recv_fds(command, 1 << 20, 8)
-            if not data:
+            payload, fds, _, _ = socket.recv_fds(command, 1 << 20, 8)
+            if not payload:
                 os._exit(0)
             command.close()
-            order = pickle.loads(data)
+            order = pickle.loads(payload)
             for number, fd in enumerate(fds[:2], start=1):
                 os.dup2(fd, number)
                 os.close(fd)

@@ -101,9 +101,9 @@ def at_step(step: int, do: Callable[[Pair], None]) -> Callable[[Pair], None]:
     return lambda env: do(env) if env.steps == step else None
 
 
-def put(*key: str, value: Any, where: Any = ...) -> Callable[[Pair], None]:
+def put(*key: str, value: Any, index: Any = ...) -> Callable[[Pair], None]:
     def do(env: Pair) -> None:
-        env.row[key][where] = value
+        env.row[key][index] = value
 
     return do
 
@@ -136,7 +136,7 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
         ),
         (at_step(0, put("pair", "done", value=True)), "must be False after a reset"),
         (
-            at_step(2, put("pair", "done", where=0, value=True)),
+            at_step(2, put("pair", "done", index=0, value=True)),
             "done of pair_0 must be terminated or truncated",
         ),
         (at_step(2, put("done", value=True)), "The root's done must be"),
@@ -158,10 +158,10 @@ def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> Non
 
     with pytest.raises(ContractError) as excinfo:
         check_env(lambda: Pair(harm), episodes=2)
-    (found,) = excinfo.value.findings
-    assert found.startswith("Step 2 of seed")
-    assert "pair_0 is out of bounds" in found
-    assert found.endswith("(Found 4 times.)")  # steps 2 and 3 of two episodes
+    (finding,) = excinfo.value.findings
+    assert finding.startswith("Step 2 of seed")
+    assert "pair_0 is out of bounds" in finding
+    assert finding.endswith("(Found 4 times.)")  # steps 2 and 3 of two episodes
 
 
 def test_a_violation_of_two_agents_is_reported_for_each() -> None:

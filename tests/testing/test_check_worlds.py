@@ -42,8 +42,8 @@ class Walkers(BatchedEnv):
 
     def advance(self, actions: Any) -> Step:
         self.move(actions["w"] - 1)
-        there = np.abs(self.at) >= self.goal
-        return Step({"w": self.look()}, {"w": there * 1.0}, {"w": there})
+        arrived = np.abs(self.at) >= self.goal
+        return Step({"w": self.look()}, {"w": arrived * 1.0}, {"w": arrived})
 
     def move(self, moves: Any) -> None:
         self.at = self.at + moves
@@ -136,8 +136,8 @@ class ResetsBeforeItLooks(Walkers):
 
     def advance(self, actions: Any) -> Step:
         step = super().advance(actions)
-        there: Any = step.terminated
-        over = there["w"].any(1)
+        terminated: Any = step.terminated
+        over = terminated["w"].any(1)
         self.at[over] = 0
         return Step({"w": self.look()}, step.rewards, over)
 

@@ -91,16 +91,22 @@ class Walk(ParallelEnv):
     def step(self, actions: Any) -> Any:
         """Count."""
         self.time += 1
-        acted = list(self.agents)
+        actors = list(self.agents)
         over = self.time == self.length
         dead = {
-            agent: agent == "walker_1" and self.time == self.death for agent in acted
+            agent: agent == "walker_1" and self.time == self.death for agent in actors
         }
-        terminated = {a: dead[a] or (over and not self.truncates) for a in acted}
-        truncated = {a: over and self.truncates and not dead[a] for a in acted}
-        self.agents = [a for a in acted if not (terminated[a] or truncated[a])]
-        rewards = {a: float(np.sum(actions[a])) + 1 for a in acted}
-        return self._observe(acted), rewards, terminated, truncated, self._infos(acted)
+        terminated = {a: dead[a] or (over and not self.truncates) for a in actors}
+        truncated = {a: over and self.truncates and not dead[a] for a in actors}
+        self.agents = [a for a in actors if not (terminated[a] or truncated[a])]
+        rewards = {a: float(np.sum(actions[a])) + 1 for a in actors}
+        return (
+            self._observe(actors),
+            rewards,
+            terminated,
+            truncated,
+            self._infos(actors),
+        )
 
     def close(self) -> None:
         """Remember that it was closed, for the tests."""
@@ -257,8 +263,8 @@ def with_value(value: float) -> TensorDict:
 
 def times(batch: Any) -> torch.Tensor:
     """Return the time of every frame, as the first walker observes it."""
-    found: torch.Tensor = batch[OBSERVATION][..., 0, 0]
-    return found
+    numbers: torch.Tensor = batch[OBSERVATION][..., 0, 0]
+    return numbers
 
 
 @contextmanager

@@ -38,11 +38,11 @@ class Difference:
         """Return whether the installed TorchRL is expected to fail."""
         return self.below is None or _release(version("torchrl")) < _release(self.below)
 
-    def covers(self, item: str, implementation: str) -> bool:
+    def covers(self, test_id: str, implementation: str) -> bool:
         """Return whether a test item is expected to fail."""
         if implementation != self.fails or not self.applies():
             return False
-        return item == self.test or item.partition("[")[0] == self.test
+        return test_id == self.test or test_id.partition("[")[0] == self.test
 
 
 OURS, THEIRS = "marl_collect", "torchrl"

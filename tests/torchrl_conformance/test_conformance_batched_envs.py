@@ -62,10 +62,10 @@ def test_a_step_steps_every_environment(env: Any) -> None:
 
 
 def test_a_step_changes_no_earlier_result(env: Any) -> None:
-    one = env.step(acted(env))
-    kept = one.clone()
-    env.step(acted(env, one["next"].clone()))
-    assert torch.equal(one["next", *OBSERVATION], kept["next", *OBSERVATION])
+    frame = env.step(acted(env))
+    copy = frame.clone()
+    env.step(acted(env, frame["next"].clone()))
+    assert torch.equal(frame["next", *OBSERVATION], copy["next", *OBSERVATION])
 
 
 def test_a_rollout_has_time_behind_the_environments(env: Any) -> None:
@@ -104,22 +104,22 @@ def test_a_rollout_ends_with_the_first_environment(implementation: Any) -> None:
 
 
 def test_a_rollout_goes_on_from_a_tensordict(env: Any) -> None:
-    begun = env.step(acted(env))["next"]
-    td = env.rollout(2, auto_reset=False, tensordict=begun)
+    start = env.step(acted(env))["next"]
+    td = env.rollout(2, auto_reset=False, tensordict=start)
     assert times(td).tolist() == SIZE * [[1, 2]]
 
 
 def test_a_rollout_calls_back(env: Any) -> None:
-    seen = []
-    env.rollout(3, callback=lambda _, td: seen.append(times(td).tolist()))
-    assert len(seen) == 3
+    calls = []
+    env.rollout(3, callback=lambda _, td: calls.append(times(td).tolist()))
+    assert len(calls) == 3
 
 
 def test_some_environments_may_be_reset(env: Any) -> None:
     td = env.step(acted(env))["next"]
     td = td.exclude("reward").set("_reset", torch.tensor([[True], [False]]))
-    again = env.reset(td)
-    assert times(again).tolist() == [0, 1]
+    result = env.reset(td)
+    assert times(result).tolist() == [0, 1]
 
 
 def test_step_and_maybe_reset_gives_the_next_root(env: Any) -> None:
@@ -145,13 +145,13 @@ def test_a_random_step_is_a_step(env: Any) -> None:
 
 
 def test_seeds_repeat_and_differ_between_environments(env: Any) -> None:
-    found = []
+    observations = []
     for seed in (3, 3, 4):
         env.set_seed(seed)
-        found.append(env.reset()[OBSERVATION].clone())
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    assert not torch.equal(found[0][0], found[0][1])
+        observations.append(env.reset()[OBSERVATION].clone())
+    assert torch.equal(observations[0], observations[1])
+    assert not torch.equal(observations[0], observations[2])
+    assert not torch.equal(observations[0][0], observations[0][1])
 
 
 def test_set_seed_returns_the_seed_after_the_last(env: Any) -> None:

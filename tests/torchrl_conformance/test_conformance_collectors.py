@@ -22,19 +22,19 @@ IDS = ("collector", "traj_ids")
 
 def first(collector: Any, batches: int = 1) -> list[Any]:
     """Return copies of the first batches, and close the collector."""
-    found = []
+    collected = []
     for batch in collector:
-        found.append(batch.clone())
-        if len(found) == batches:
+        collected.append(batch.clone())
+        if len(collected) == batches:
             break
     collector.shutdown()
-    return found
+    return collected
 
 
 def needs(implementation: Implementation, option: str) -> None:
     """Skip a test of an option that this version of TorchRL lacks."""
-    known = inspect.signature(implementation.Collector.__init__).parameters
-    if implementation.name == "torchrl" and option not in known:
+    parameters = inspect.signature(implementation.Collector.__init__).parameters
+    if implementation.name == "torchrl" and option not in parameters:
         pytest.skip("needs a TorchRL that has this option")
 
 
@@ -94,10 +94,12 @@ def test_no_two_trajectories_share_an_id(batches: Any) -> None:
 
 
 def test_a_trajectory_continues_in_the_next_batch(implementation: Any) -> None:
-    one, two = first(implementation.collector(None, None, frames_per_batch=6), 2)
-    assert times(one).tolist() == 2 * [[0, 1, 2]]
-    assert times(two).tolist() == 2 * [[3, 4, 0]]
-    assert torch.equal(one[IDS][:, -1], two[IDS][:, 0])
+    batch, next_batch = first(
+        implementation.collector(None, None, frames_per_batch=6), 2
+    )
+    assert times(batch).tolist() == 2 * [[0, 1, 2]]
+    assert times(next_batch).tolist() == 2 * [[3, 4, 0]]
+    assert torch.equal(batch[IDS][:, -1], next_batch[IDS][:, 0])
 
 
 def test_frames_are_rounded_up_to_whole_steps(implementation: Any) -> None:
@@ -200,10 +202,10 @@ def test_long_trajectories_are_truncated(implementation: Any) -> None:
 
 def test_the_first_frames_may_be_random(implementation: Any) -> None:
     collector = implementation.collector(None, weight_policy(), init_random_frames=40)
-    found = first(collector, 3)
-    assert found[0][ACTION].unique().numel() == 4
-    assert found[1][ACTION].unique().numel() == 4
-    assert (found[2][ACTION] == 1).all()
+    collected = first(collector, 3)
+    assert collected[0][ACTION].unique().numel() == 4
+    assert collected[1][ACTION].unique().numel() == 4
+    assert (collected[2][ACTION] == 1).all()
 
 
 @pytest.mark.parametrize("off", [None, 0, -1])
@@ -217,21 +219,23 @@ def test_environments_may_be_reset_for_every_batch(implementation: Any) -> None:
     collector = implementation.collector(
         None, None, frames_per_batch=6, reset_at_each_iter=True
     )
-    one, two = first(collector, 2)
-    assert times(two).tolist() == 2 * [[0, 1, 2]]
-    assert not set(one[IDS].flatten().tolist()) & set(two[IDS].flatten().tolist())
+    batch, next_batch = first(collector, 2)
+    assert times(next_batch).tolist() == 2 * [[0, 1, 2]]
+    assert not set(batch[IDS].flatten().tolist()) & set(
+        next_batch[IDS].flatten().tolist()
+    )
 
 
 def test_the_last_frame_may_be_truncated(implementation: Any) -> None:
     collector = implementation.collector(
         None, None, frames_per_batch=6, set_truncated=True
     )
-    one, two = first(collector, 2)
+    batch, next_batch = first(collector, 2)
     for group in ((), ("walker",)):
-        assert one[("next", *group, "truncated")][:, -1].all()
-        assert one[("next", *group, "done")][:, -1].all()
-        assert not one[("next", *group, "truncated")][:, :-1].any()
-    assert times(two)[:, 0].tolist() == [3, 3]
+        assert batch[("next", *group, "truncated")][:, -1].all()
+        assert batch[("next", *group, "done")][:, -1].all()
+        assert not batch[("next", *group, "truncated")][:, :-1].any()
+    assert times(next_batch)[:, 0].tolist() == [3, 3]
 
 
 def test_a_function_may_change_every_batch(implementation: Any) -> None:
@@ -260,43 +264,45 @@ def test_the_policy_acts_with_the_exploration_type(
     from tensordict.nn.probabilistic import interaction_type
 
     expected = getattr(implementation.ExplorationType, kind)
-    seen = set()
+    types = set()
 
     def policy(td: Any) -> Any:
-        seen.add(interaction_type())
+        types.add(interaction_type())
         return function(td)
 
     collector = implementation.collector(None, policy, exploration_type=expected)
     collection = iter(collector)
-    seen.clear()
+    types.clear()
     next(collection)
     collector.shutdown()
-    assert seen == {expected}
+    assert types == {expected}
 
 
 def test_a_reset_begins_new_trajectories(implementation: Any) -> None:
     collector = implementation.collector(None, None, frames_per_batch=6)
     collection = iter(collector)
-    one = next(collection).clone()
+    batch = next(collection).clone()
     collector.reset()
-    two = next(collection).clone()
+    next_batch = next(collection).clone()
     collector.shutdown()
-    assert times(two).tolist() == 2 * [[0, 1, 2]]
-    assert not set(one[IDS].flatten().tolist()) & set(two[IDS].flatten().tolist())
+    assert times(next_batch).tolist() == 2 * [[0, 1, 2]]
+    assert not set(batch[IDS].flatten().tolist()) & set(
+        next_batch[IDS].flatten().tolist()
+    )
 
 
 @pytest.mark.parametrize("reset", [True, False])
 def test_equal_seeds_give_equal_observations(implementation: Any, reset: bool) -> None:
-    found = []
+    observations = []
     for seed in (0, 0, 1):
         collector = implementation.collector(None, weight_policy())
         collector.set_seed(seed)
         if reset:
             collector.reset()
         (batch,) = first(collector)
-        found.append(batch[OBSERVATION])
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        observations.append(batch[OBSERVATION])
+    assert torch.equal(observations[0], observations[1])
+    assert not torch.equal(observations[0], observations[2])
 
 
 def test_set_seed_returns_an_unused_seed(implementation: Any) -> None:
@@ -314,22 +320,22 @@ def test_environments_of_a_batch_have_different_seeds(implementation: Any) -> No
 
 
 def test_a_state_restores_the_number_of_frames(implementation: Any) -> None:
-    one = implementation.collector(None, weight_policy(), total_frames=60)
-    next(iter(one))
-    state = one.state_dict()
-    one.shutdown()
-    two = implementation.collector(None, weight_policy(), total_frames=60)
-    two.load_state_dict(state)
-    assert len(first(two, 99)) == 2
+    collector = implementation.collector(None, weight_policy(), total_frames=60)
+    next(iter(collector))
+    state = collector.state_dict()
+    collector.shutdown()
+    resumed = implementation.collector(None, weight_policy(), total_frames=60)
+    resumed.load_state_dict(state)
+    assert len(first(resumed, 99)) == 2
 
 
 def test_a_state_restores_the_policy(implementation: Any) -> None:
-    one = implementation.collector(None, weight_policy(3.0))
-    state = one.state_dict()
-    one.shutdown()
-    two = implementation.collector(None, weight_policy())
-    two.load_state_dict(state)
-    (batch,) = first(two)
+    collector = implementation.collector(None, weight_policy(3.0))
+    state = collector.state_dict()
+    collector.shutdown()
+    resumed = implementation.collector(None, weight_policy())
+    resumed.load_state_dict(state)
+    (batch,) = first(resumed)
     assert (batch[ACTION] == 3).all()
 
 
@@ -346,9 +352,9 @@ def test_weights_may_be_given_as_a_tensordict(implementation: Any) -> None:
 def test_the_same_tensordict_may_be_returned(implementation: Any) -> None:
     collector = implementation.collector(None, None, return_same_td=True)
     collection = iter(collector)
-    one, two = next(collection), next(collection)
+    batch, next_batch = next(collection), next(collection)
     collector.shutdown()
-    assert one is two
+    assert batch is next_batch
 
 
 def test_a_frame_has_the_version_of_its_policy(implementation: Any) -> None:
@@ -417,15 +423,15 @@ def test_trajectories_need_not_be_tracked(implementation: Any) -> None:
 
 def test_hooks_run_before_and_after_a_batch(implementation: Any) -> None:
     needs(implementation, "pre_collect_hook")
-    seen: list[Any] = []
+    calls: list[Any] = []
     collector = implementation.collector(
         None,
         None,
-        pre_collect_hook=lambda: seen.append("pre"),
-        post_collect_hook=lambda batch: seen.append(batch.shape),
+        pre_collect_hook=lambda: calls.append("pre"),
+        post_collect_hook=lambda batch: calls.append(batch.shape),
     )
     first(collector)
-    assert seen[:2] == ["pre", torch.Size([2, 10])]
+    assert calls[:2] == ["pre", torch.Size([2, 10])]
 
 
 def test_the_death_of_an_agent_does_not_end_a_trajectory(implementation: Any) -> None:
@@ -483,14 +489,14 @@ def test_a_policy_that_reads_an_unknown_key_is_an_error(implementation: Any) -> 
 def test_actions_are_sampled_by_default(implementation: Any) -> None:
     from tensordict.nn.probabilistic import interaction_type
 
-    seen = []
+    types = []
 
     def policy(td: Any) -> Any:
-        seen.append(interaction_type())
+        types.append(interaction_type())
         return function(td)
 
     first(implementation.collector(None, policy))
-    assert seen[-1] == implementation.ExplorationType.RANDOM
+    assert types[-1] == implementation.ExplorationType.RANDOM
 
 
 def test_the_number_of_frames_has_no_default(implementation: Any) -> None:
@@ -500,11 +506,11 @@ def test_the_number_of_frames_has_no_default(implementation: Any) -> None:
 
 def test_another_iteration_continues(implementation: Any) -> None:
     collector = implementation.collector(None, None, frames_per_batch=6)
-    one = next(iter(collector)).clone()
-    two = next(iter(collector)).clone()
+    batch = next(iter(collector)).clone()
+    next_batch = next(iter(collector)).clone()
     collector.shutdown()
-    assert times(one)[:, -1].tolist() == [2, 2]
-    assert times(two)[:, 0].tolist() == [3, 3]
+    assert times(batch)[:, -1].tolist() == [2, 2]
+    assert times(next_batch)[:, 0].tolist() == [3, 3]
 
 
 def test_a_batch_can_be_asked_for(implementation: Any) -> None:
@@ -542,9 +548,9 @@ def test_a_state_under_next_is_read_in_the_next_frame(implementation: Any) -> No
 def test_batches_own_their_memory_while_they_are_held(implementation: Any) -> None:
     collector = implementation.collector(None, None)
     collection = iter(collector)
-    held = next(collection)
-    copy = held.clone()
+    batch = next(collection)
+    copy = batch.clone()
     for _ in range(3):
         next(collection)
     collector.shutdown()
-    assert torch.equal(held[OBSERVATION], copy[OBSERVATION])
+    assert torch.equal(batch[OBSERVATION], copy[OBSERVATION])

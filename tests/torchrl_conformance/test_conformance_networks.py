@@ -45,8 +45,8 @@ def convnet(implementation: Any, **options: Any) -> Any:
 
 def weights(net: Any) -> dict[str, torch.Tensor]:
     """Return the parameters by layer and name."""
-    found = {n.partition(".")[2]: p for n, p in net.named_parameters()}
-    return {n: p for n, p in found.items() if n}
+    parameters = {n.partition(".")[2]: p for n, p in net.named_parameters()}
+    return {n: p for n, p in parameters.items() if n}
 
 
 def numbers(net: Any) -> int:
@@ -94,8 +94,8 @@ def test_parameters_are_counted_once_per_network(
 ) -> None:
     net = mlp(implementation, centralised=centralised, share_params=share_params)
     inputs = INPUTS * AGENTS if centralised else INPUTS
-    one = (inputs + 1) * 8 + (8 + 1) * 8 + (8 + 1) * OUTPUTS
-    assert numbers(net) == one * (1 if share_params else AGENTS)
+    n_parameters = (inputs + 1) * 8 + (8 + 1) * 8 + (8 + 1) * OUTPUTS
+    assert numbers(net) == n_parameters * (1 if share_params else AGENTS)
 
 
 @SHARE
@@ -124,7 +124,7 @@ def test_depth_and_cells_give_the_layers(
     net = mlp(implementation, share_params=True, **options)
     sizes = [INPUTS, *cells, OUTPUTS]
     pairs = pairwise(sizes)
-    assert numbers(net) == sum((one + 1) * two for one, two in pairs)
+    assert numbers(net) == sum((n_in + 1) * n_out for n_in, n_out in pairs)
 
 
 @both("name", ["centralised", "centralized"])
@@ -159,9 +159,9 @@ def test_the_number_of_inputs_may_be_inferred(
         share_params=share_params,
     )
     out = net(torch.randn(2, AGENTS, INPUTS))
-    known = mlp(implementation, centralised=centralised, share_params=share_params)
+    eager = mlp(implementation, centralised=centralised, share_params=share_params)
     assert out.shape == (2, AGENTS, OUTPUTS)
-    assert numbers(net) == numbers(known)
+    assert numbers(net) == numbers(eager)
 
 
 def test_an_optimiser_may_be_made_before_the_first_call(implementation: Any) -> None:
@@ -208,9 +208,9 @@ def test_parameters_may_be_drawn_again(implementation: Any, share_params: bool) 
     before = [parameter.detach().clone() for parameter in net.parameters()]
     net.reset_parameters()
     pairs = list(zip(before, net.parameters(), strict=True))
-    assert all(not torch.equal(one, two) for one, two in pairs)
+    assert all(not torch.equal(old, new) for old, new in pairs)
     if not share_params:
-        assert all(not torch.equal(two[0], two[1]) for _, two in pairs)
+        assert all(not torch.equal(new[0], new[1]) for _, new in pairs)
 
 
 @SHARE
@@ -227,9 +227,9 @@ def test_the_network_inside_may_be_initialised(
 
 
 def test_weights_of_another_shape_are_refused(implementation: Any) -> None:
-    one, two = mlp(implementation), mlp(implementation, num_cells=9)
+    net, wider = mlp(implementation), mlp(implementation, num_cells=9)
     with pytest.raises((RuntimeError, ValueError)):
-        one.load_state_dict(two.state_dict())
+        net.load_state_dict(wider.state_dict())
 
 
 @SHARE
@@ -238,11 +238,11 @@ def test_a_state_dict_carries_the_weights(
     implementation: Any, centralised: bool, share_params: bool
 ) -> None:
     options = {"centralised": centralised, "share_params": share_params}
-    one, two = mlp(implementation, **options), mlp(implementation, **options)
+    net, other = mlp(implementation, **options), mlp(implementation, **options)
     x = torch.randn(AGENTS, INPUTS)
-    assert not torch.equal(one(x), two(x))
-    two.load_state_dict(one.state_dict())
-    assert torch.equal(one(x), two(x))
+    assert not torch.equal(net(x), other(x))
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(net(x), other(x))
 
 
 def test_parameters_are_below_params(implementation: Any) -> None:

@@ -171,12 +171,12 @@ def test_the_state_is_an_entry_on_request(implementation: Any) -> None:
 
 def test_seeds_repeat_an_episode(implementation: Any) -> None:
     env = walk(implementation)
-    found = []
+    observations = []
     for seed in (3, 3, 4):
         env.set_seed(seed)
-        found.append(env.reset()[OBSERVATION])
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        observations.append(env.reset()[OBSERVATION])
+    assert torch.equal(observations[0], observations[1])
+    assert not torch.equal(observations[0], observations[2])
 
 
 def test_set_seed_returns_the_next_seed(implementation: Any) -> None:

@@ -11,12 +11,12 @@ PAGE = HERE.parents[1] / "docs" / "torchrl_conformance.md"
 
 
 def test_every_line_names_a_test_of_both_libraries() -> None:
-    known: set[str] = set()
+    test_names: set[str] = set()
     for path in HERE.glob("test_*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                known.add(node.name)
-    assert {line.test.partition("[")[0] for line in DIFFERENCES} <= known
+                test_names.add(node.name)
+    assert {line.test.partition("[")[0] for line in DIFFERENCES} <= test_names
 
 
 def test_no_test_has_two_lines() -> None:

@@ -136,8 +136,8 @@ def test_trajectories_may_be_nested_tensors(implementation: Any) -> None:
     batch = batch_of([[0, 0, 1, 1, 1], [2, 2, 2, 2, 3]])
     split = implementation.split_trajectories(batch, as_nested=True)
     assert split.batch_size[0] == 4
-    pieces = [row.tolist() for row in split["number"].unbind()]
-    assert pieces == [[1, 2], [3, 4, 5], [6, 7, 8, 9], [10]]
+    trajectories = [row.tolist() for row in split["number"].unbind()]
+    assert trajectories == [[1, 2], [3, 4, 5], [6, 7, 8, 9], [10]]
 
 
 def test_gradients_flow_through(implementation: Any) -> None:

@@ -67,17 +67,17 @@ def sync(implementation: Any) -> Any:
     @cache
     def batches(**options: Any) -> list[Any]:
         running = Running(implementation, "MultiSyncCollector", **options)
-        found = [running.batch, running.next()]
+        collected = [running.batch, running.next()]
         running.close()
-        return found
+        return collected
 
     return batches
 
 
 def test_a_batch_is_a_stack_of_the_workers(sync: Any) -> None:
-    one, two = sync(cat_results="stack")
-    assert one.shape == two.shape == (2, 6)
-    assert one.names[-1] == "time"
+    batch, next_batch = sync(cat_results="stack")
+    assert batch.shape == next_batch.shape == (2, 6)
+    assert batch.names[-1] == "time"
 
 
 def test_stacking_is_the_default(sync: Any) -> None:
@@ -86,16 +86,18 @@ def test_stacking_is_the_default(sync: Any) -> None:
 
 @pytest.mark.parametrize("dim", [0, -1])
 def test_batches_of_workers_may_be_concatenated(sync: Any, dim: int) -> None:
-    (one, _) = sync(cat_results=dim)
-    assert one.shape == (12,)
-    assert times(one).tolist() == 2 * [0, 1, 2, 3, 4, 0]
+    (batch, _) = sync(cat_results=dim)
+    assert batch.shape == (12,)
+    assert times(batch).tolist() == 2 * [0, 1, 2, 3, 4, 0]
 
 
 def test_workers_go_on_where_they_were(sync: Any) -> None:
-    one, two = sync(cat_results="stack")
-    assert times(one).tolist() == 2 * [[0, 1, 2, 3, 4, 0]]
-    assert times(two).tolist() == 2 * [[1, 2, 3, 4, 0, 1]]
-    assert torch.equal(one["next", *OBSERVATION][:, -1], two[OBSERVATION][:, 0])
+    batch, next_batch = sync(cat_results="stack")
+    assert times(batch).tolist() == 2 * [[0, 1, 2, 3, 4, 0]]
+    assert times(next_batch).tolist() == 2 * [[1, 2, 3, 4, 0, 1]]
+    assert torch.equal(
+        batch["next", *OBSERVATION][:, -1], next_batch[OBSERVATION][:, 0]
+    )
 
 
 def test_ids_are_unique_over_workers_and_batches(sync: Any) -> None:
@@ -106,9 +108,9 @@ def test_ids_are_unique_over_workers_and_batches(sync: Any) -> None:
 
 
 def test_workers_may_have_different_numbers_of_frames(sync: Any) -> None:
-    (one, _) = sync(frames_per_batch=(4, 8), cat_results=0)
-    assert one.shape == (12,)
-    assert times(one).tolist() == [*range(4), *range(LENGTH), *range(3)]
+    (batch, _) = sync(frames_per_batch=(4, 8), cat_results=0)
+    assert batch.shape == (12,)
+    assert times(batch).tolist() == [*range(4), *range(LENGTH), *range(3)]
 
 
 def test_frames_are_rounded_up_per_worker(sync: Any) -> None:
@@ -129,21 +131,21 @@ def test_total_frames_end_the_iteration(implementation: Any) -> None:
 
 
 def test_the_first_frames_may_be_random(sync: Any) -> None:
-    one, two = sync(frames_per_batch=40, init_random_frames=40)
-    assert one[ACTION].unique().numel() == 4
-    assert (two[ACTION] == 1).all()
+    batch, next_batch = sync(frames_per_batch=40, init_random_frames=40)
+    assert batch[ACTION].unique().numel() == 4
+    assert (next_batch[ACTION] == 1).all()
 
 
 def test_batches_may_be_split(sync: Any) -> None:
-    (one, _) = sync(split_trajs=True, frames_per_batch=14)
-    assert one.shape == (4, LENGTH)
-    assert sorted(one["collector", "mask"].sum(-1).tolist()) == [2, 2, 5, 5]
+    (batch, _) = sync(split_trajs=True, frames_per_batch=14)
+    assert batch.shape == (4, LENGTH)
+    assert sorted(batch["collector", "mask"].sum(-1).tolist()) == [2, 2, 5, 5]
 
 
 def test_the_last_frame_may_be_truncated(sync: Any) -> None:
-    (one, _) = sync(set_truncated=True)
-    assert one["next", "truncated"][:, -1].all()
-    assert not one["next", "truncated"][:, :-1].any()
+    (batch, _) = sync(set_truncated=True)
+    assert batch["next", "truncated"][:, -1].all()
+    assert not batch["next", "truncated"][:, :-1].any()
 
 
 def test_an_asynchronous_batch_is_one_worker_s(running: Running) -> None:
@@ -193,8 +195,8 @@ def test_optimisers_alone_reach_no_worker(running: Running) -> None:
     with torch.no_grad():
         for parameter in running.policy.parameters():
             parameter.fill_(0.0)
-    found = [running.next() for _ in range(4)]
-    assert all((batch[ACTION] == 1).all() for batch in found)
+    batches = [running.next() for _ in range(4)]
+    assert all((batch[ACTION] == 1).all() for batch in batches)
 
 
 def test_frames_are_counted(implementation: Any) -> None:
@@ -213,15 +215,15 @@ def test_a_reset_begins_new_episodes(implementation: Any) -> None:
 
 
 def test_equal_seeds_give_equal_observations(implementation: Any) -> None:
-    found = []
+    observations = []
     running = Running(implementation, "MultiSyncCollector", cat_results="stack")
     for seed in (0, 0, 1):
         running.collector.set_seed(seed)
         running.collector.reset()
-        found.append(running.next()[OBSERVATION])
+        observations.append(running.next()[OBSERVATION])
     running.close()
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert torch.equal(observations[0], observations[1])
+    assert not torch.equal(observations[0], observations[2])
 
 
 def wrong(td: Any) -> Any:
@@ -260,9 +262,9 @@ def test_without_a_policy_workers_act_at_random(implementation: Any) -> None:
 
 
 def test_a_frame_that_terminated_is_also_truncated_at_the_end(sync: Any) -> None:
-    (one, _) = sync(set_truncated=True, frames_per_batch=2 * LENGTH)
-    assert one["next", "terminated"][:, -1].all()
-    assert one["next", "truncated"][:, -1].all()
+    (batch, _) = sync(set_truncated=True, frames_per_batch=2 * LENGTH)
+    assert batch["next", "terminated"][:, -1].all()
+    assert batch["next", "truncated"][:, -1].all()
 
 
 def test_a_state_has_an_entry_per_worker(running: Running) -> None:

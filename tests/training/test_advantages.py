@@ -135,19 +135,19 @@ def geometric(first: float, n: int, ratio: float = GAMMA) -> float:
 def value_in_turn(step: int, agent: int, *, team: bool, waiting: float) -> float:
     """Return the value of acting in ``step``."""
     assert agent == step % 2
-    left = LENGTH - step
+    remaining = LENGTH - step
     if team:
-        return geometric((1 + waiting) / 2, left)
-    mine, others = -(-left // 2), left // 2
+        return geometric((1 + waiting) / 2, remaining)
+    mine, others = -(-remaining // 2), remaining // 2
     return geometric(1.0, mine, GAMMA**2) + geometric(waiting * GAMMA, others, GAMMA**2)
 
 
 def value_with_deaths(step: int, agent: int, *, team: bool) -> float:
-    left = LENGTH - step
-    both = max(0, 4 - step)
+    remaining = LENGTH - step
+    shared = max(0, 4 - step)
     if not team:
-        return geometric(1.0, both if agent == 2 else left)
-    return geometric(1.0, both) + GAMMA**both * geometric(2 / 3, left - both)
+        return geometric(1.0, shared if agent == 2 else remaining)
+    return geometric(1.0, shared) + GAMMA**shared * geometric(2 / 3, remaining - shared)
 
 
 class Table(nn.Module):
@@ -241,17 +241,17 @@ def test_every_setup_regards_the_values_of_acting_agents_only(
         learner = learner_of(factory, name, 0.95, reward=reward)
         batch = batch_of(factory, learner, 50)
         (group,) = learner.description.groups
-        critic, seen = learner.critic, []
+        critic, results = learner.critic, []
         for garbage in (0.0, 1e6, float("nan")):
             learner.critic = partial(_overwrite, critic, group, garbage)
             flat = learner.prepare(batch)
             rows = flat[group, TRAINED]
-            seen.append(
+            results.append(
                 (flat[group, "advantage"][rows], flat[group, "value_target"][rows])
             )
-        for advantage, target in seen[1:]:
-            torch.testing.assert_close(advantage, seen[0][0])
-            torch.testing.assert_close(target, seen[0][1])
+        for advantage, target in results[1:]:
+            torch.testing.assert_close(advantage, results[0][0])
+            torch.testing.assert_close(target, results[0][1])
 
 
 def _overwrite(critic: Any, group: str, garbage: Any, data: Any) -> Any:
@@ -298,19 +298,19 @@ def test_agents_of_other_policies_do_not_wait(mask: bool) -> None:
         frames_per_batch=60,
         seed=0,
     ) as collector:
-        whole = collector.next().clone()
-        assert whole["next", "truncated"].any()
+        batch = collector.next().clone()
+        assert batch["next", "truncated"].any()
         values = torch.rand(2, 31, 2, 1)
-        whole["hunter", "state_value"] = values[:, :-1]
-        whole["next", "hunter", "state_value"] = values[:, 1:]
-        own = collector.policy.batch_of(whole, "main")
-        for data in (whole, own):
+        batch["hunter", "state_value"] = values[:, :-1]
+        batch["next", "hunter", "state_value"] = values[:, 1:]
+        main_batch = collector.policy.batch_of(batch, "main")
+        for td in (batch, main_batch):
             write_advantages(
-                data, collector.description, gamma=0.9, lmbda=0.8, team=False
+                td, collector.description, gamma=0.9, lmbda=0.8, team=False
             )
-    assert own["hunter", TRAINED][..., 0].all()
-    assert not own["hunter", TRAINED][..., 1].any()
-    targets = [data["hunter", "value_target"][..., 0, :] for data in (own, whole)]
+    assert main_batch["hunter", TRAINED][..., 0].all()
+    assert not main_batch["hunter", TRAINED][..., 1].any()
+    targets = [td["hunter", "value_target"][..., 0, :] for td in (main_batch, batch)]
     torch.testing.assert_close(*targets)
 
 
@@ -343,10 +343,10 @@ def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
     )
     batch = batch_of(factory, learner, 2 * LENGTH)
     name = learner.name
-    data = learner.prepare(batch)
-    assert len(data) == 2 * LENGTH - 2
-    assert not data["next", "done"].any()
-    assert (data["next", name, "mask"].sum(-1) == 1).all()
+    prepared = learner.prepare(batch)
+    assert len(prepared) == 2 * LENGTH - 2
+    assert not prepared["next", "done"].any()
+    assert (prepared["next", name, "mask"].sum(-1) == 1).all()
     assert (team_reward(batch, learner.description) == 1).all()
 
 

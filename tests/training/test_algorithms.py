@@ -46,9 +46,9 @@ class RewardLearner(Learner):
         self.optimizer = torch.optim.Adam(self.parameters())
 
     def update(self, batch: Any, progress: Any) -> Any:
-        data = batch.clone()
-        write_rewards(data, self.description, team=False, scale=1.0)
-        loss, _, norm = self._step(data.reshape(-1), 10.0)
+        prepared = batch.clone()
+        write_rewards(prepared, self.description, team=False, scale=1.0)
+        loss, _, norm = self._step(prepared.reshape(-1), 10.0)
         return {"loss": float(loss), "grad_norm": norm}
 
     def loss(self, minibatch: Any) -> Any:
@@ -61,10 +61,10 @@ class RewardLearner(Learner):
 def test_a_parameter_that_networks_share_is_trained_once() -> None:
     setup = Setup.parse("ippo-local-shared")
     learner = RewardLearner(HUNTERS().description, setup, OPTIONS, 0)
-    alone = [*learner.parameters()]
+    own_parameters = [*learner.parameters()]
     critic = torch.nn.Sequential(learner.policy, torch.nn.Linear(2, 1))
     learner.networks = {"policy": learner.policy, "critic": critic}
-    assert [*learner.parameters()] == [*alone, *critic[1].parameters()]
+    assert [*learner.parameters()] == [*own_parameters, *critic[1].parameters()]
     torch.optim.Adam(learner.parameters())  # Warns of parameters that are given twice.
 
 

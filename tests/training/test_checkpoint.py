@@ -217,11 +217,11 @@ def test_compare_from_pixels_goes_on_exactly_after_a_signal(
         tmp_path / name / "mappo-local-shared/seed_0"
         for name in ("straight", "stopped")
     ]
-    one, two = (torch.load(run / "checkpoints/last.pt") for run in runs)
-    for network, weights in one["networks"].items():
+    straight, resumed = (torch.load(run / "checkpoints/last.pt") for run in runs)
+    for network, weights in straight["networks"].items():
         for name, value in weights.items():
-            assert torch.equal(value, two["networks"][network][name]), name
-    assert one["windows"] == two["windows"]
+            assert torch.equal(value, resumed["networks"][network][name]), name
+    assert straight["windows"] == resumed["windows"]
     log = (tmp_path / "stopped" / "progress.log").read_text()
     assert log.count("mappo-local-shared, seed 0 (1/1)\n") == 2
 
@@ -231,17 +231,17 @@ def test_parts_that_differ_from_those_of_the_checkpoint_are_an_error(
 ) -> None:
     rows: list[Any] = [(1, torch.ones(2))]
     Checkpoint(tmp_path, {"rows": rows}).save()
-    more = Checkpoint(
+    larger = Checkpoint(
         tmp_path, {"rows": [], "layer": torch.nn.Linear(1, 1)}, resume=True
     )
     with (
         pytest.raises(ValueError, match=r"has the parts \['rows'\], but .*\['layer'"),
-        more,
+        larger,
     ):
         raise AssertionError
-    again: list[Any] = [7]
-    with Checkpoint(tmp_path, {"rows": again}, resume=True):
-        assert str(again) == str(rows)
+    restored: list[Any] = [7]
+    with Checkpoint(tmp_path, {"rows": restored}, resume=True):
+        assert str(restored) == str(rows)
     damaged = tmp_path / "checkpoints" / "last.pt"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with (

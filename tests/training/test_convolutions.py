@@ -63,6 +63,6 @@ def test_policy_and_critic_have_the_convolutions(algorithm: str) -> None:
     description = described(32, 32, 3)
     learner = PPOLearner(description, Setup(algorithm), options, 0)
     for network in learner.networks.values():
-        found = [m for m in network.modules() if isinstance(m, MultiAgentConvNet)]
-        assert found
-        assert all(net.net[0].out_channels == 4 for net in found)
+        conv_nets = [m for m in network.modules() if isinstance(m, MultiAgentConvNet)]
+        assert conv_nets
+        assert all(net.net[0].out_channels == 4 for net in conv_nets)

@@ -64,14 +64,12 @@ def follows(batch: Any, group: str) -> Any:
     return after["mask"] | (batch[group, "mask"] & cut)
 
 
-def share_values(data: Any, valid: Any) -> None:
+def share_values(td: Any, valid: Any) -> None:
     """Give every other agent the mean value of those that act in the frame."""
     for frame in range(60):
-        acting = [
-            data[g, "state_value"][0, frame][v[0, frame]] for g, v in valid.items()
-        ]
+        acting = [td[g, "state_value"][0, frame][v[0, frame]] for g, v in valid.items()]
         for g, v in valid.items():
-            data[g, "state_value"][0, frame][~v[0, frame]] = (
+            td[g, "state_value"][0, frame][~v[0, frame]] = (
                 torch.cat(acting).mean().nan_to_num()
             )
 
@@ -91,30 +89,30 @@ def test_advantages_equal_those_computed_agent_by_agent(name: str, team: bool) -
     if team:
         share_values(values, {g: batch[g, "mask"] for g in learner.description.groups})
         share_values(nexts, {g: follows(batch, g) for g in learner.description.groups})
-    seen, expected = [], []
+    actual, expected = [], []
     total = sum(batch["next", g, "reward"].sum(-2) for g in learner.description.groups)
     agents = sum(g.n_agents for g in learner.description.groups.values())
     for group in learner.description.groups:
         after = batch["next", group]
-        reward, done, ended = after["reward"], after["done"], after["terminated"]
+        reward, done, terminated = after["reward"], after["done"], after["terminated"]
         if team:
             reward = (total / agents).unsqueeze(-2).expand_as(reward)
             done = batch["next", "done"].unsqueeze(-2).expand_as(reward)
-            ended = batch["next", "terminated"].unsqueeze(-2).expand_as(reward)
+            terminated = batch["next", "terminated"].unsqueeze(-2).expand_as(reward)
         by_hand = advantages_by_hand(
             reward * 0.5,
             values[group, "state_value"],
             nexts[group, "state_value"],
             done,
-            ended,
+            terminated,
         )
         assert bool(batch["next", group, "done"].any())
         acting = by_hand[batch[group, "mask"]]
         by_hand = (by_hand - acting.mean()) / acting.std(correction=0)
         mask = flat[group, "mask"]
-        seen.append(flat[group, "advantage"][mask])
+        actual.append(flat[group, "advantage"][mask])
         expected.append(by_hand.reshape(-1, *by_hand.shape[2:])[mask])
-    torch.testing.assert_close(torch.cat(seen), torch.cat(expected))
+    torch.testing.assert_close(torch.cat(actual), torch.cat(expected))
 
 
 def test_rows_of_inactive_agents_do_not_change_gradients() -> None:
@@ -162,9 +160,9 @@ def test_images_and_memory_are_trained(name: str, recurrent: bool) -> None:
     learner = learner_of(IMAGES, name, **settings)
     learner.update(batch_of(IMAGES, learner), progress=0.0)
     modules = {"policy": learner.policy, "critic": learner.critic}
-    for part, module in modules.items():
+    for part_name, module in modules.items():
         idle = [n for n, p in module.named_parameters() if not p.grad.any()]
-        assert not idle, part
+        assert not idle, part_name
 
 
 def test_sequences_begin_with_the_stored_states() -> None:
@@ -173,15 +171,15 @@ def test_sequences_begin_with_the_stored_states() -> None:
         CountingEnv, recurrent="gru", **{"ppo.sequence_frames": 8, "gamma": 1.0}
     )
     batch = batch_of(CountingEnv, learner)
-    data = learner.prepare(batch)
-    assert data.shape == (10, 6)  # 60 frames; 6 is the largest divisor up to 8.
+    prepared = learner.prepare(batch)
+    assert prepared.shape == (10, 6)  # 60 frames; 6 is the largest divisor up to 8.
     with torch.no_grad(), set_recurrent_mode():
-        values = learner.critic(data.clone())
+        values = learner.critic(prepared.clone())
         for group in learner.description.groups:
             torch.testing.assert_close(
-                values[group, "state_value"], data[group, "state_value"]
+                values[group, "state_value"], prepared[group, "state_value"]
             )
-            _, logged = learner.loss(data)
+            _, logged = learner.loss(prepared)
     assert float(logged["kl_approx"]) == pytest.approx(0, abs=1e-6)
 
 
@@ -190,13 +188,13 @@ def test_a_recurrent_critic_goes_on_where_the_last_batch_ended() -> None:
     with Collector(
         CountingEnv, learner.policy, frames_per_batch=30, total_frames=60, seed=1
     ) as collector:
-        one, two = (batch.clone() for batch in collector)
-    both = learner.prepare(torch.cat([one, two], 1)).reshape(-1)
-    learner.update(one, progress=0.0)
-    later = learner.prepare(two).reshape(-1)
+        first_batch, second_batch = (batch.clone() for batch in collector)
+    joined = learner.prepare(torch.cat([first_batch, second_batch], 1)).reshape(-1)
+    learner.update(first_batch, progress=0.0)
+    later = learner.prepare(second_batch).reshape(-1)
     for group in learner.description.groups:
         torch.testing.assert_close(
-            later[group, "state_value"], both[group, "state_value"][30:]
+            later[group, "state_value"], joined[group, "state_value"][30:]
         )
 
 
@@ -232,13 +230,13 @@ def test_all_decisions_of_one_of_several_policies_are_trained(mask: bool) -> Non
         seed=0,
     ) as collector:
         batch = collector.next().clone()
-        own = collector.policy.batch_of(batch, "main")
+        main_batch = collector.policy.batch_of(batch, "main")
     assert batch["next", "truncated"].any()
-    trained = learner.prepare(own)["hunter", TRAINED]
+    trained = learner.prepare(main_batch)["hunter", TRAINED]
     assert trained[..., 0].all()
     assert not trained[..., 1].any()
     before = [parameter.clone() for parameter in learner.parameters()]
-    learner.update(own, progress=0.0)
+    learner.update(main_batch, progress=0.0)
     after = list(learner.parameters())
     assert not all(map(torch.equal, before, after))
 
@@ -276,9 +274,9 @@ def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
         assert sum(sizes) == 2 * batch.numel()
         assert max(sizes) == min(frames, batch.numel())
     for group in describe(CountingEnv).groups:
-        one, two = (data[group, "state_value"] for data in prepared)
-        assert one.abs().sum() > 0
-        torch.testing.assert_close(one.flatten(), two.flatten())
+        values, other_values = (td[group, "state_value"] for td in prepared)
+        assert values.abs().sum() > 0
+        torch.testing.assert_close(values.flatten(), other_values.flatten())
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])

@@ -39,19 +39,19 @@ def test_the_conclusion_tells_setups_apart_by_a_corrected_test() -> None:
         "shown to differ from it: near. Not shown to exceed random actions: low."
     )
     # With more pairs, the same scores show less.
-    more = [scored(f"more_{i}", 8, 11, 12, 13, 9) for i in range(3)]
-    text = conclusion([low, near, best, *more])
+    further = [scored(f"more_{i}", 8, 11, 12, 13, 9) for i in range(3)]
+    text = conclusion([low, near, best, *further])
     assert "Shown to be" not in text
     assert text.endswith("So many setups need more than 5 seeds.")
 
 
 def test_identical_setups_are_rarely_told_apart() -> None:
     rng = np.random.default_rng(0)
-    told = 0
+    n_significant = 0
     for _ in range(300):
         setups = [scored(f"s{i}", *rng.normal(size=5)) for i in range(4)]
-        told += "Shown to be lower" in conclusion(setups)
-    assert told <= 0.05 * 300
+        n_significant += "Shown to be lower" in conclusion(setups)
+    assert n_significant <= 0.05 * 300
 
 
 def evaluation(frames: int, team: float) -> EvaluationRecord:

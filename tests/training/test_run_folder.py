@@ -41,8 +41,8 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
 def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_checkpoint("checkpoints/last.pt", {"a": torch.ones(2), "b": {"c": 1}})
-    left = tmp_path / "checkpoints" / ".last.pt.0123abcd.new"
-    left.write_bytes(b"half")  # Killed here.
+    leftover = tmp_path / "checkpoints" / ".last.pt.0123abcd.new"
+    leftover.write_bytes(b"half")  # Killed here.
     state = folder.read_checkpoint("checkpoints/last.pt")
     assert torch.equal(state["a"], torch.ones(2))
     assert state["b"] == {"c": 1}

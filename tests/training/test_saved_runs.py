@@ -89,10 +89,10 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
         make_learner(masks, setup, going_on, 5)
 
 
-def same(one: nn.Module, two: nn.Module) -> None:
-    left, right = one.state_dict(), two.state_dict()
-    assert left.keys() == right.keys()
-    assert all(torch.equal(v, right[k]) for k, v in left.items())
+def same(net: nn.Module, other_net: nn.Module) -> None:
+    weights, other_weights = net.state_dict(), other_net.state_dict()
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(v, other_weights[k]) for k, v in weights.items())
 
 
 def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path) -> None:
@@ -121,11 +121,13 @@ def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path) -> No
     policy = make_policy(CountingEnv)
     save_policy(path, policy, CountingEnv)
     hunters, prey = torch.rand(6, 4, 5), torch.rand(6, 3, 3)
-    whole = load_policy(path, four)(seen(hunters, prey))
-    halves = [policy(seen(part, prey)) for part in hunters.split(2, dim=1)]
+    outputs = load_policy(path, four)(seen(hunters, prey))
+    halves = [
+        policy(seen(hunter_half, prey)) for hunter_half in hunters.split(2, dim=1)
+    ]
     for key in ("action", "action_log_prob"):
         expected = torch.cat([half["hunter", key] for half in halves], 1)
-        torch.testing.assert_close(whole["hunter", key], expected)
+        torch.testing.assert_close(outputs["hunter", key], expected)
     options: dict[str, object] = {"recurrent": "gru"}
     save_policy(path, make_policy(CountingEnv, **options), CountingEnv, **options)
     assert evaluate(load_policy(path, four), four, episodes=2, num_workers=1).lengths

@@ -114,21 +114,25 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     )
     for record in ("best", "last"):
         assert resumed[record] == straight[record]
-    folders = [RunFolder(tmp_path / each) for each in ("straight", "stopped")]
-    one, two = (folder.read_checkpoint(LAST) for folder in folders)
-    assert one["windows"] == two["windows"]
-    for network, weights in one["learner"]["networks"].items():
+    folders = [
+        RunFolder(tmp_path / folder_name) for folder_name in ("straight", "stopped")
+    ]
+    first_checkpoint, second_checkpoint = (
+        folder.read_checkpoint(LAST) for folder in folders
+    )
+    assert first_checkpoint["windows"] == second_checkpoint["windows"]
+    for network, weights in first_checkpoint["learner"]["networks"].items():
         for key, value in weights.items():
             assert torch.equal(
                 torch.as_tensor(value),
-                torch.as_tensor(two["learner"]["networks"][network][key]),
+                torch.as_tensor(second_checkpoint["learner"]["networks"][network][key]),
             ), (network, key)
     skipped = {"seconds_collecting", "seconds_training", "seconds_evaluating"}
-    left, right = (
+    straight_table, stopped_table = (
         [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
         for folder in folders
     )
-    assert str(left) == str(right)  # As text, because NaN != NaN.
+    assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
 
 
 def test_a_run_is_saved_every_two_minutes(
@@ -275,8 +279,12 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     config = {"task": task.name, "env_kwargs": {}, "setup": IPPO.name}
     folder.write_json(CONFIG, config | {"seed": 1, "options": options})
     folder.write_checkpoint(LAST, {})
-    there = f"gamma is 0.5 there and {COUNTING.gamma} here; seed is 1 there and 0 here"
-    with pytest.raises(ValueError, match=re.escape(f"settings: options.{there}.")):
+    differences = (
+        f"gamma is 0.5 there and {COUNTING.gamma} here; seed is 1 there and 0 here"
+    )
+    with pytest.raises(
+        ValueError, match=re.escape(f"settings: options.{differences}.")
+    ):
         Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
@@ -285,11 +293,11 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(200)).run()
     names = (LAST, CONFIG, BEST, PROGRESS)
-    whole = {name: (tmp_path / name).read_bytes() for name in names}
+    contents = {name: (tmp_path / name).read_bytes() for name in names}
     for name, content in (
         (LAST, b""),
-        (LAST, whole[LAST][: len(whole[LAST]) // 2]),
-        (LAST, whole[BEST]),
+        (LAST, contents[LAST][: len(contents[LAST]) // 2]),
+        (LAST, contents[BEST]),
         (CONFIG, b"{"),
         (CONFIG, b"[]"),
         (CONFIG, None),
@@ -299,7 +307,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
         (PROGRESS, b""),
         (PROGRESS, b"\xff\n"),
     ):
-        for other, text in whole.items():
+        for other, text in contents.items():
             (tmp_path / other).write_bytes(text)
         if content is None:
             (tmp_path / name).unlink()

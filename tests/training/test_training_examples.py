@@ -86,10 +86,10 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     ]
     monkeypatch.setattr(sys, "argv", arguments)
     table, batch_done = tmp_path / PROGRESS, Checkpoint.batch_done
-    written = []
+    table_exists = []
 
     def note(checkpoint: Checkpoint) -> None:
-        written.append(table.exists())
+        table_exists.append(table.exists())
         batch_done(checkpoint)
 
     monkeypatch.setattr(Checkpoint, "batch_done", note)
@@ -100,7 +100,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) >= 1
     # The table grows while the example trains; this one has no checkpoint.
-    assert written[-1:] == ([] if name == "behaviour_cloning" else [True])
+    assert table_exists[-1:] == ([] if name == "behaviour_cloning" else [True])
     header, *rows = table.read_text().splitlines()
     assert rows
     assert {len(row.split(",")) for row in (header, *rows)} == {header.count(",") + 1}
@@ -123,10 +123,10 @@ def test_an_interrupted_example_goes_on_exactly(
         os.kill(os.getpid(), signal.SIGINT)
         batch_done(checkpoint)
 
-    def run(folder: str, *more: str) -> None:
+    def run(folder: str, *extra_arguments: str) -> None:
         script = str(EXAMPLES / f"{name}.py")
         out = tmp_path / folder
-        arguments = [script, *settings.split(), "--out", str(out), *more]
+        arguments = [script, *settings.split(), "--out", str(out), *extra_arguments]
         monkeypatch.setattr(sys, "argv", arguments)
         try:
             runpy.run_path(script, run_name="__main__")
@@ -136,13 +136,13 @@ def test_an_interrupted_example_goes_on_exactly(
     run("straight")
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "batch_done", batch_done_after_a_signal)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as excinfo:
             run("stopped")
-    assert ended.value.code == 130
+    assert excinfo.value.code == 130
     run("stopped", "--resume")
     files = [tmp_path / folder / "policy.pt" for folder in ("straight", "stopped")]
-    one, two = (load_policy(file).state_dict() for file in files)
-    assert all(torch.equal(value, two[key]) for key, value in one.items())
+    straight, resumed = (load_policy(file).state_dict() for file in files)
+    assert all(torch.equal(value, resumed[key]) for key, value in straight.items())
     curves = [file.with_name(PROGRESS).read_text() for file in files]
     assert curves[0] == curves[1]
 

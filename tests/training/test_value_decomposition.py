@@ -43,8 +43,8 @@ def test_an_update_moves_networks_targets_and_epsilon(name: str) -> None:
     targets = [t.clone() for t in learner.unrolled["loss"].buffers()]
     metrics = learner.update(batch_of(learner), progress=0.5)
     assert metrics["epsilon"] == pytest.approx(1 - 0.3 * 0.95)
-    (drawn,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
-    assert float(drawn) == pytest.approx(metrics["epsilon"])
+    (epsilon,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
+    assert float(epsilon) == pytest.approx(metrics["epsilon"])
     assert not any(
         torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
     )

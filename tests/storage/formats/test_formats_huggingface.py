@@ -92,8 +92,8 @@ def test_episodes_may_span_files_and_groups_of_rows(
     # Other tools write groups of rows of any size.
     table = parquet.read_table(shards[0])
     parquet.write_table(table, shards[0], row_group_size=2)
-    again = import_dataset(folder, tmp_path / "again", "huggingface")
-    assert np.array_equal(again.trajectories.returns, dataset.trajectories.returns)
+    imported = import_dataset(folder, tmp_path / "again", "huggingface")
+    assert np.array_equal(imported.trajectories.returns, dataset.trajectories.returns)
     os.remove(shards[2])
     with pytest.raises(ValueError, match="header says 6 with .*: a part is missing"):
         import_dataset(folder, tmp_path / "less", "huggingface")

@@ -37,7 +37,7 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
     export_dataset(dataset, "mine/counting-v0", "minari")
     theirs = minari.load_dataset("mine/counting-v0")
     about = theirs.storage.get_episode_metadata(range(6))
-    assert [each["seed"] for each in about] == dataset.trajectories.seeds
+    assert [metadata["seed"] for metadata in about] == dataset.trajectories.seeds
     pairs = zip(theirs.iterate_episodes(), dataset.trajectories, strict=True)
     for episode, truth in pairs:
         assert len(episode) == len(truth)
@@ -75,11 +75,11 @@ def test_episodes_of_several_runs_name_theirs(tmp_path: Path) -> None:
 
 def test_minari_reads_every_space(tmp_path: Path) -> None:
     dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
-    chosen = dataset.trajectories[1:]
-    export_dataset(chosen, "every-v3", "minari", compression="none")
+    selection = dataset.trajectories[1:]
+    export_dataset(selection, "every-v3", "minari", compression="none")
     theirs = minari.load_dataset("every-v3")
     assert (theirs.total_episodes, theirs.total_steps) == (2, 4)
-    for episode, truth in zip(theirs.iterate_episodes(), chosen, strict=True):
+    for episode, truth in zip(theirs.iterate_episodes(), selection, strict=True):
         observation, after = (
             episode.observations["g"],
             truth["next", "g", "observation"],

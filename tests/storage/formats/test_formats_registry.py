@@ -75,9 +75,9 @@ def test_unknown_formats_and_settings_are_named(
         export_dataset(dataset, tmp_path / "new" / "a", "lengths", level=3)
     with pytest.raises(ValueError, match="no complete episodes to export"):
         export_dataset(dataset.trajectories[:0], tmp_path / "new" / "a", "lengths")
-    few = dataset.trajectories.select(("next", "prey"))
+    rewards = dataset.trajectories.select(("next", "prey"))
     with pytest.raises(KeyError, match="have no next/done, which says where they end"):
-        export_dataset(few, tmp_path / "new" / "a", "lengths")
+        export_dataset(rewards, tmp_path / "new" / "a", "lengths")
     other: Any = "gzip"
     with pytest.raises(ValueError, match="must be one of lz4, zstd, none"):
         import_dataset(tmp_path, tmp_path / "new" / "a", "hdf5", compression=other)
@@ -188,12 +188,12 @@ def test_a_damaged_export_is_an_error(dataset: Dataset, tmp_path: Path) -> None:
         import_dataset(file, tmp_path / "new", "hdf5")
     file.unlink()
     export_dataset(dataset, file, compression="none")
-    with h5py.File(file, "r+") as data:
-        data["frames/done"][1] = True  # The next value of frame 0.
+    with h5py.File(file, "r+") as h5_file:
+        h5_file["frames/done"][1] = True  # The next value of frame 0.
     with pytest.raises(ValueError, match="Episode 0 ends in its frame 0 of"):
         import_dataset(file, tmp_path / "new", "hdf5")
-    with h5py.File(file, "r+") as data:
-        del data["frames/prey/action"]
+    with h5py.File(file, "r+") as h5_file:
+        del h5_file["frames/prey/action"]
     with pytest.raises(ValueError, match=r"x\.hdf5: frames/prey/action is missing"):
         import_dataset(file, tmp_path / "new", "hdf5")
     assert not (tmp_path / "new").exists()
@@ -244,19 +244,19 @@ def test_an_import_reads_no_other_file(
 ) -> None:
     h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
     file = export_dataset(dataset, tmp_path / "out.hdf5", "hdf5")
-    place = "frames/next/hunter/reward"
+    name = "frames/next/hunter/reward"
     other = export_dataset(dataset, tmp_path / "other.hdf5", "hdf5")
-    with h5py.File(file, "a") as data:
-        shape, dtype = data[place].shape, data[place].dtype
-        del data[place]
+    with h5py.File(file, "a") as h5_file:
+        shape, dtype = h5_file[name].shape, h5_file[name].dtype
+        del h5_file[name]
         if kind == "link":
-            data[place] = h5py.ExternalLink(str(other), place)
+            h5_file[name] = h5py.ExternalLink(str(other), name)
         elif kind == "external":
-            parts = [(str(other), 0, h5py.h5f.UNLIMITED)]
-            data.create_dataset(place, shape, dtype, external=parts)
+            sources = [(str(other), 0, h5py.h5f.UNLIMITED)]
+            h5_file.create_dataset(name, shape, dtype, external=sources)
         else:
             layout = h5py.VirtualLayout(shape, dtype)
-            layout[...] = h5py.VirtualSource(str(other), place, shape)
-            data.create_virtual_dataset(place, layout)
+            layout[...] = h5py.VirtualSource(str(other), name, shape)
+            h5_file.create_virtual_dataset(name, layout)
     with pytest.raises(DatasetError, match="reward (is missing, or a link|has its)"):
         import_dataset(file, tmp_path / "again", "hdf5")

@@ -105,12 +105,12 @@ def test_imported_episodes_are_equal(
     dataset: Dataset, file_format: tuple[str, str], tmp_path: Path
 ) -> None:
     name, target = file_format
-    chosen = dataset.trajectories[1:]
-    export_dataset(chosen, target, name)
-    again = import_dataset(target, tmp_path / "again", name)
-    check_equal(again.trajectories, chosen)
-    kept = [run.to_json() for run in again.contents.runs]
-    assert kept == [run.to_json() for run in dataset.contents.runs]
+    selection = dataset.trajectories[1:]
+    export_dataset(selection, target, name)
+    imported = import_dataset(target, tmp_path / "again", name)
+    check_equal(imported.trajectories, selection)
+    runs = [run.to_json() for run in imported.contents.runs]
+    assert runs == [run.to_json() for run in dataset.contents.runs]
 
 
 def test_an_export_of_short_episodes_is_smaller_than_the_dataset(

@@ -73,8 +73,8 @@ def make_arrays(rows: int, steps: int, n: int = N) -> Arrays:
     }
 
 
-def flags(frames: Any, *place: str) -> list[Any]:
-    return [frames[*place, name].squeeze(-1).tolist() for name in FLAGS]
+def flags(frames: Any, *prefix: str) -> list[Any]:
+    return [frames[*prefix, name].squeeze(-1).tolist() for name in FLAGS]
 
 
 @pytest.fixture(params=[20_000, 5], ids=["one block", "several blocks"])
@@ -96,22 +96,22 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
     dataset = import_dataset(source, tmp_path / "d", "vault")
 
     expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 10, 1, False), (1, 0, 12, True)]
-    for (row, start, frames, terminated), found in zip(
+    for (row, start, frames, terminated), episode in zip(
         expected, dataset.trajectories, strict=True
     ):
-        assert found.shape == (frames,)
-        now = slice(start, start + frames)
+        assert episode.shape == (frames,)
+        steps = slice(start, start + frames)
         later = slice(start + 1, start + frames + (not terminated))
-        own, after = found["agents"], found["next", "agents"]
+        agents, after = episode["agents"], episode["next", "agents"]
         for key, name in (("observation", "observations"), ("action", "actions")):
-            assert np.array_equal(own[key], arrays[name][row, now])
-        assert np.array_equal(after["reward"][..., 0], arrays["rewards"][row, now])
-        assert np.array_equal(found["state"], arrays["infos.state"][row, now])
+            assert np.array_equal(agents[key], arrays[name][row, steps])
+        assert np.array_equal(after["reward"][..., 0], arrays["rewards"][row, steps])
+        assert np.array_equal(episode["state"], arrays["infos.state"][row, steps])
         legals = arrays["infos.legals"][row] != 0
-        assert np.array_equal(own["action_mask"], legals[now])
+        assert np.array_equal(agents["action_mask"], legals[steps])
         for values, name in (
             (after["observation"], "observations"),
-            (found["next", "state"], "infos.state"),
+            (episode["next", "state"], "infos.state"),
         ):
             truth = arrays[name][row, later]
             if terminated:
@@ -120,15 +120,17 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
         last = slice(start + 1, start + frames)
         assert np.array_equal(after["action_mask"][:-1], legals[last])
         assert after["action_mask"][-1].all()
-        assert own["mask"].all()
+        assert agents["mask"].all()
         end = [False] * (frames - 1) + [True]
         never = [False] * frames
         after_end = [end, end, never] if terminated else [end, never, end]
-        assert flags(found["next"]) == after_end
-        assert flags(found) == [never] * 3
-        assert flags(after) == [[[x] * N for x in each] for each in after_end]
+        assert flags(episode["next"]) == after_end
+        assert flags(episode) == [never] * 3
+        assert flags(after) == [
+            [[x] * N for x in agent_flags] for agent_flags in after_end
+        ]
         assert after["mask"].tolist() == [[not x] * N for x in end]
-        assert own["action"].dtype == torch.int64
+        assert agents["action"].dtype == torch.int64
 
 
 def test_a_vault_is_described(tmp_path: Path) -> None:
@@ -212,9 +214,9 @@ def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
     assert group.observation.dtype == dtype
     assert not group.action_mask
     assert not environment.root
-    (found,) = dataset.trajectories
-    assert np.array_equal(found["agents", "observation"], arrays["observations"][0])
-    assert found["next", "terminated"][-1]
+    (episode,) = dataset.trajectories
+    assert np.array_equal(episode["agents", "observation"], arrays["observations"][0])
+    assert episode["next", "terminated"][-1]
 
 
 def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
@@ -225,8 +227,8 @@ def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
     dataset = import_dataset(source, tmp_path / "d", "vault")
     group = dataset.contents.description.environment.groups["agents"]
     assert group.action == spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    (found,) = dataset.trajectories
-    assert np.array_equal(found["agents", "action"], actions[0, :3])
+    (episode,) = dataset.trajectories
+    assert np.array_equal(episode["agents", "action"], actions[0, :3])
 
 
 def check_error(source: Path, *texts: str) -> None:
@@ -261,8 +263,10 @@ def test_other_structures_are_an_error(tmp_path: Path) -> None:
     ):
         source = write_vault(tmp_path / "v" / name, arrays | {name: changed})
         check_error(source, "other shapes: expected OG-MARL's", f"{name} ", "[1, 'T'")
-    kept = {k: v for k, v in arrays.items() if k not in ("observations", "actions")}
-    mava = kept | {"observations.view": arrays["observations"]}
+    remaining = {
+        k: v for k, v in arrays.items() if k not in ("observations", "actions")
+    }
+    mava = remaining | {"observations.view": arrays["observations"]}
     source = write_vault(tmp_path / "v" / "mava", mava)
     check_error(source, "without observations, actions", "It has rewards, terminals")
     source = write_vault(tmp_path / "v" / "short", make_arrays(1, 1))

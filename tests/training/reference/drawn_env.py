@@ -107,12 +107,12 @@ class DrawnEnv(MultiAgentEnv):
                 acts[:] = [(name, i) == turn for i in range(len(acts))]
             self.row[name, "mask"][:] = acts
             observed = self.row[name, "observation", "vector"]
-            drawn = self.random.normal(size=observed.shape)
-            observed[:] = np.where(lives[:, None], drawn, 0)
+            noise = self.random.normal(size=observed.shape)
+            observed[:] = np.where(lives[:, None], noise, 0)
             if self.kind.picture:
                 pixels = self.random.integers(256, size=(len(lives), *PICTURE))
-                shown = pixels * lives[:, None, None, None]
-                self.row[name, "observation", "picture"][:] = shown
+                picture = pixels * lives[:, None, None, None]
+                self.row[name, "observation", "picture"][:] = picture
             if (name, "action_mask") in self.row:
                 legal = self.random.random((len(lives), 4)) < 0.6
                 legal[

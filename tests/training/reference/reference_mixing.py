@@ -27,14 +27,14 @@ def action_values(weights: Weights, group: Any, s: Settings) -> Tensor:
     """Return the values of all actions, ``[N, n, actions]``."""
     x = networks.encode(group["observation"], weights, s.ids)
     x = networks.everybody(x) if s.centralised else x
-    kept = {k: w for k, w in weights.items() if "images" not in k}
-    return networks.perceptron(x, networks.layers(kept))
+    selected = {k: w for k, w in weights.items() if "images" not in k}
+    return networks.perceptron(x, networks.layers(selected))
 
 
-def mix(weights: Weights, chosen: Tensor, group: Any, s: Settings) -> Tensor:
+def mix(weights: Weights, values: Tensor, group: Any, s: Settings) -> Tensor:
     """Return the team's value ``[N]`` of the agents' values ``[N, n]``."""
     if not s.qmix:
-        return chosen.sum(-1)
+        return values.sum(-1)
     encoder = {k: w for k, w in weights.items() if "encoder" in k}
     x = networks.encode(group["observation"], encoder)
     last = networks.layers(encoder, "mlp")
@@ -48,8 +48,8 @@ def mix(weights: Weights, chosen: Tensor, group: Any, s: Settings) -> Tensor:
         ((weight, bias),) = networks.layers(weights, f".{name}.")
         return state @ weight.T + bias
 
-    first = hyper("hyper_w_1").abs().view(len(state), chosen.shape[-1], -1)
-    hidden = F.elu(torch.einsum("bn,bnk->bk", chosen, first) + hyper("hyper_b_1"))
+    first = hyper("hyper_w_1").abs().view(len(state), values.shape[-1], -1)
+    hidden = F.elu(torch.einsum("bn,bnk->bk", values, first) + hyper("hyper_b_1"))
     inner, outer = networks.layers(weights, ".V.")
     base = F.relu(state @ inner[0].T + inner[1]) @ outer[0].T + outer[1]
     return (hidden * hyper("hyper_w_final").abs()).sum(-1) + base[:, 0]
@@ -61,10 +61,10 @@ def transitions(batch: Any, s: Settings) -> tuple[list[int], Tensor]:
     A frame counts if the episode terminates after it, or if somebody's next value is
     known: that of an agent that acts next, or would but for a limit.
     """
-    now, after = batch[s.group], batch["next", s.group]
+    root, after = batch[s.group], batch["next", s.group]
     frames, acting = [], []
     for t in range(len(batch)):
-        alive, acts = ~now["done"][t, :, 0], now["mask"][t]
+        alive, acts = ~root["done"][t, :, 0], root["mask"][t]
         nobody_waits = not bool((alive & ~acts).any())
         done, fell = after["done"][t, :, 0], after["terminated"][t, :, 0]
         follows = after["mask"][t] & ~done
@@ -94,7 +94,7 @@ def loss(
     """
     frames, acting = transitions(batch, s)
     data, acting = batch[frames][rows], acting[rows]
-    now, after = data[s.group], data["next", s.group]
+    root, after = data[s.group], data["next", s.group]
     with torch.no_grad():
         options = action_values(target["values"], after, s)
         if "action_mask" in after.keys():
@@ -103,8 +103,8 @@ def loss(
         following = mix(target["mixer"], best, after, s)
         reward = s.scale * after["reward"].double().sum((-2, -1))
         goes_on = ~data["next", "terminated"][:, 0]
-        wanted = reward + s.gamma * torch.where(goes_on, following, 0.0)
-    taken = now["action"].unsqueeze(-1)
-    chosen = action_values(online["values"], now, s).gather(-1, taken).squeeze(-1)
-    value = mix(online["mixer"], chosen * now["mask"], now, s)
-    return ((value - wanted) ** 2).mean()
+        td_target = reward + s.gamma * torch.where(goes_on, following, 0.0)
+    actions = root["action"].unsqueeze(-1)
+    values = action_values(online["values"], root, s).gather(-1, actions).squeeze(-1)
+    value = mix(online["mixer"], values * root["mask"], root, s)
+    return ((value - td_target) ** 2).mean()

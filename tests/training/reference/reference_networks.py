@@ -29,21 +29,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.einsum("...ni,nio->...no", x, weight) + bias[:, 0]
 
 
-def layers(weights: Weights, *parts: str) -> Layers:
+def layers(weights: Weights, *patterns: str) -> Layers:
     """Return the layers whose name contains all parts, in their order."""
-    names = [n for n in weights if n.endswith("weight") and all(p in n for p in parts)]
+    names = [
+        n for n in weights if n.endswith("weight") and all(p in n for p in patterns)
+    ]
     return [(weights[n], weights[n.removesuffix("weight") + "bias"]) for n in names]
 
 
-def perceptron(x: Tensor, chosen: Layers, *, activate_last: bool = False) -> Tensor:
-    for index, layer in enumerate(chosen):
+def perceptron(
+    x: Tensor, layer_weights: Layers, *, activate_last: bool = False
+) -> Tensor:
+    for index, layer in enumerate(layer_weights):
         x = linear(x, *layer)
-        if activate_last or index < len(chosen) - 1:
+        if activate_last or index < len(layer_weights) - 1:
             x = torch.tanh(x)
     return x
 
 
-def convolve(picture: Tensor, chosen: Layers) -> Tensor:
+def convolve(picture: Tensor, layer_weights: Layers) -> Tensor:
     """Map bytes ``[..., n, height, width, channels]`` to features ``[..., n, k]``."""
     x = picture.double().movedim(-1, -3) / 255
     lead, n = x.shape[:-4], x.shape[-4]
@@ -51,9 +55,11 @@ def convolve(picture: Tensor, chosen: Layers) -> Tensor:
     out = []
     for agent in range(n):
         y = x[:, agent]
-        for weight, bias in chosen:
-            own = weight.ndim == 5
-            kernel, shift = (weight[agent], bias[agent]) if own else (weight, bias)
+        for weight, bias in layer_weights:
+            per_agent = weight.ndim == 5
+            kernel, shift = (
+                (weight[agent], bias[agent]) if per_agent else (weight, bias)
+            )
             y = F.elu(F.conv2d(y, kernel, shift, stride=kernel.shape[-1]))
         out.append(y.flatten(1))
     return torch.stack(out, 1).reshape(*lead, n, -1)

@@ -35,8 +35,8 @@ def part(weights: Weights, index: int, name: str, groups: Mapping[str, int]) -> 
     """Return the weights of a group: policies name it, critics number it."""
     if len(groups) == 1:
         return weights
-    found = {k: w for k, w in weights.items() if k.startswith(f"module.{name}.")}
-    return found or {
+    selected = {k: w for k, w in weights.items() if k.startswith(f"module.{name}.")}
+    return selected or {
         k: w for k, w in weights.items() if k.startswith(f"module.{index}.")
     }
 
@@ -48,21 +48,21 @@ def policy_outputs(
     weights: Weights, index: int, name: str, batch: Any, s: Settings
 ) -> Any:
     """Return the outputs of a group ``[S, T, n, k]`` of sequences ``[S, T]``."""
-    own = part(weights, index, name, s.groups)
-    x = networks.encode(batch[name, "observation"], own, s.ids)
+    agent_weights = part(weights, index, name, s.groups)
+    x = networks.encode(batch[name, "observation"], agent_weights, s.ids)
     x = networks.everybody(x) if s.centralised else x
     if not s.recurrent:
-        return networks.perceptron(x, hidden_layers(own))
-    x = networks.perceptron(x, hidden_layers(own), activate_last=True)
+        return networks.perceptron(x, hidden_layers(agent_weights))
+    x = networks.perceptron(x, hidden_layers(agent_weights), activate_last=True)
     first = batch[name, "recurrent_state"][:, 0, :, 0].double()
-    states = networks.unroll(x, first, batch["is_init"][..., 0], own)
-    return networks.perceptron(states, networks.layers(own, "decoder"))
+    states = networks.unroll(x, first, batch["is_init"][..., 0], agent_weights)
+    return networks.perceptron(states, networks.layers(agent_weights, "decoder"))
 
 
 def hidden_layers(weights: Weights, *also: str) -> networks.Layers:
     names = ("images", ".input.", ".hidden.", "decoder", *also)
-    kept = {k: w for k, w in weights.items() if not any(n in k for n in names)}
-    return networks.layers(kept)
+    selected = {k: w for k, w in weights.items() if not any(n in k for n in names)}
+    return networks.layers(selected)
 
 
 def critic_features(
@@ -70,19 +70,23 @@ def critic_features(
 ) -> Any:
     """Return what a group's last layers read, and these layers."""
     if not s.central:
-        own = part(weights, index, name, s.groups)
-        return networks.encode(batch[name, "observation"], own, s.ids), own, ()
-    own = part(weights, index, name, s.groups)
+        agent_weights = part(weights, index, name, s.groups)
+        return (
+            networks.encode(batch[name, "observation"], agent_weights, s.ids),
+            agent_weights,
+            (),
+        )
+    agent_weights = part(weights, index, name, s.groups)
     codes = []
     for number, other in enumerate(s.groups):
-        encoder = {k: w for k, w in own.items() if f"encoders.{number}." in k}
+        encoder = {k: w for k, w in agent_weights.items() if f"encoders.{number}." in k}
         x = networks.encode(batch[other, "observation"], encoder)
         code = networks.layers(encoder, "mlp")
         codes.append(networks.perceptron(x, code, activate_last=True))
     n = s.groups[name]
     joint = networks.everybody(torch.cat(codes, -2), n)
     identity = torch.eye(n).double().expand(*joint.shape[:-1], n)
-    return torch.cat([joint, identity], -1), own, ("encoders",)
+    return torch.cat([joint, identity], -1), agent_weights, ("encoders",)
 
 
 def plain_central(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor]:
@@ -95,10 +99,10 @@ def plain_central(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor
     together = torch.cat(codes, -2)
     trunk = networks.layers(weights, "trunk")
     joint = networks.perceptron(together.flatten(-2), trunk).view_as(together)
-    parts = joint.split(list(s.groups.values()), -2)
+    inputs = joint.split(list(s.groups.values()), -2)
     return {
         name: networks.perceptron(x, networks.layers(weights, "head", f".{name}."))
-        for name, x in zip(s.groups, parts, strict=True)
+        for name, x in zip(s.groups, inputs, strict=True)
     }
 
 
@@ -106,10 +110,14 @@ def critic_states(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor
     """Return the critic's states after each frame ``[B, T, n, k]``."""
     states = {}
     for index, name in enumerate(s.groups):
-        x, own, skipped = critic_features(weights, index, name, batch, s)
-        x = networks.perceptron(x, hidden_layers(own, *skipped), activate_last=True)
-        first = torch.zeros(len(x), x.shape[2], hidden_size(own)).double()
-        states[name] = networks.unroll(x, first, batch["is_init"][..., 0], own)
+        x, agent_weights, skipped = critic_features(weights, index, name, batch, s)
+        x = networks.perceptron(
+            x, hidden_layers(agent_weights, *skipped), activate_last=True
+        )
+        first = torch.zeros(len(x), x.shape[2], hidden_size(agent_weights)).double()
+        states[name] = networks.unroll(
+            x, first, batch["is_init"][..., 0], agent_weights
+        )
     return states
 
 
@@ -136,12 +144,12 @@ def values(
         return {name: value.squeeze(-1) for name, value in plain.items()}
     out = {}
     for index, name in enumerate(s.groups):
-        x, own, skipped = critic_features(weights, index, name, batch, s)
-        last = hidden_layers(own, *skipped)
+        x, agent_weights, skipped = critic_features(weights, index, name, batch, s)
+        last = hidden_layers(agent_weights, *skipped)
         if s.recurrent:
             x = networks.perceptron(x, last, activate_last=True)
-            x = networks.unroll(x, first[name], begins, own)
-            last = networks.layers(own, "decoder")
+            x = networks.unroll(x, first[name], begins, agent_weights)
+            last = networks.layers(agent_weights, "decoder")
         out[name] = networks.perceptron(x, last).squeeze(-1)
     return out
 
@@ -176,11 +184,11 @@ def log_probs(outputs: Tensor, batch: Any, name: str) -> tuple[Tensor, Tensor]:
 
 def rewards(batch: Any, s: Settings) -> dict[str, Tensor]:
     """Return the rewards of training, ``[B, T, n]``."""
-    own = {g: batch["next", g, "reward"][..., 0].double() for g in s.groups}
+    group_rewards = {g: batch["next", g, "reward"][..., 0].double() for g in s.groups}
     if s.team:
-        mean = torch.cat(list(own.values()), -1).mean(-1, keepdim=True)
-        own = {g: mean.repeat(1, 1, n) for g, n in s.groups.items()}
-    return {g: s.scale * r for g, r in own.items()}
+        mean = torch.cat(list(group_rewards.values()), -1).mean(-1, keepdim=True)
+        group_rewards = {g: mean.repeat(1, 1, n) for g, n in s.groups.items()}
+    return {g: s.scale * r for g, r in group_rewards.items()}
 
 
 @dataclass(frozen=True)
@@ -225,16 +233,16 @@ class Episodes:
         """Return the value of a row before frame ``t``, None if there is none."""
         if self.acts[t, i]:
             return float(self.value[t, i])
-        every = self.value[t][self.acts[t]]
-        return float(every.mean()) if self.team and len(every) else None
+        acting_values = self.value[t][self.acts[t]]
+        return float(acting_values.mean()) if self.team and len(acting_values) else None
 
     def after(self, t: int, i: int) -> float | None:
         """Return the value of a row after frame ``t``, None if there is none."""
         if self.follows(t, i):
             return float(self.next_value[t, i])
         n = len(self.value[t])
-        every = [self.next_value[t, k] for k in range(n) if self.follows(t, k)]
-        return float(np.mean(every)) if self.team and every else None
+        next_values = [self.next_value[t, k] for k in range(n) if self.follows(t, k)]
+        return float(np.mean(next_values)) if self.team and next_values else None
 
     def advantages(self, i: int, gamma: float, lmbda: float) -> dict[int, float]:
         """Return the advantage of each frame of agent ``i`` whose outcome is known."""
@@ -242,7 +250,7 @@ class Episodes:
         ends = self.over if self.team else self.next_done[:, i]
         fatal = self.fell if self.team else self.terminated[:, i]
         values = {t: self.before(t, i) for t in range(last + 1)}
-        found: dict[int, float] = {}
+        results: dict[int, float] = {}
         for t in reversed(range(last + 1)):
             value = values[t]
             if value is None:
@@ -260,12 +268,12 @@ class Episodes:
                 then = 0.0
             if then is None:  # Nobody knows what came of it.
                 continue
-            later = found.get(u + 1, 0.0) if inside else 0.0
-            found[t] = total + weight * then - value + lmbda * weight * later
-        return found
+            later = results.get(u + 1, 0.0) if inside else 0.0
+            results[t] = total + weight * then - value + lmbda * weight * later
+        return results
 
 
-def advantages(batch: Any, now: Any, after: Any, s: Settings) -> dict[str, Any]:
+def advantages(batch: Any, root_values: Any, after: Any, s: Settings) -> dict[str, Any]:
     """Return each group's advantages ``[B, T, n]``, NaN where no decision is trained.
 
     Args:
@@ -276,8 +284,8 @@ def advantages(batch: Any, now: Any, after: Any, s: Settings) -> dict[str, Any]:
     """
 
     def joint(tables: Mapping[str, Any]) -> Any:
-        parts = [np.asarray(tables[g].detach()) for g in s.groups]
-        return np.concatenate([p.reshape(*p.shape[:2], -1) for p in parts], -1)
+        arrays = [np.asarray(tables[g].detach()) for g in s.groups]
+        return np.concatenate([p.reshape(*p.shape[:2], -1) for p in arrays], -1)
 
     def flag(key: str, under: Any) -> Any:
         return joint({g: under[g, key] for g in s.groups})
@@ -291,7 +299,7 @@ def advantages(batch: Any, now: Any, after: Any, s: Settings) -> dict[str, Any]:
         "over": batch["next", "done"][..., 0].numpy(),
         "fell": batch["next", "terminated"][..., 0].numpy(),
         "reward": joint(rewards(batch, s)),
-        "value": joint(now),
+        "value": joint(root_values),
         "next_value": joint(after),
     }
     result = np.full(tables["acts"].shape, np.nan)
@@ -327,22 +335,25 @@ def prepare(critic: Weights, batch: Any, s: Settings) -> Prepared:
                 for g, h in after.items()
             }
             zeros = {g: h[:, 0] for g, h in before.items()}
-            now = values(critic, batch, s, zeros, begins)
+            root_values = values(critic, batch, s, zeros, begins)
             # A step of its own for each next observation.
-            single = batch["next"].reshape(-1, 1)
+            single_frames = batch["next"].reshape(-1, 1)
             flat = {g: h.flatten(0, 1) for g, h in after.items()}
-            no = torch.zeros(single.shape, dtype=torch.bool)
-            then = values(critic, single, s, flat, no)
-            then = {g: v.view_as(now[g]) for g, v in then.items()}
+            no = torch.zeros(single_frames.shape, dtype=torch.bool)
+            then = values(critic, single_frames, s, flat, no)
+            then = {g: v.view_as(root_values[g]) for g, v in then.items()}
         else:
-            now = values(critic, batch, s)
+            root_values = values(critic, batch, s)
             then = values(critic, batch["next"], s)
-    plain = {g: torch.from_numpy(a) for g, a in advantages(batch, now, then, s).items()}
+    plain = {
+        g: torch.from_numpy(a)
+        for g, a in advantages(batch, root_values, then, s).items()
+    }
     normal = {}
     for g, a in plain.items():
         used = a[~a.isnan()].numpy()
         normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if len(used) else a
-    target = {g: a + now[g] for g, a in plain.items()}
+    target = {g: a + root_values[g] for g, a in plain.items()}
     length = s.length
 
     def cut(x: Any) -> Any:
@@ -357,16 +368,16 @@ def prepare(critic: Weights, batch: Any, s: Settings) -> Prepared:
 
 
 def loss(
-    policy: Weights, critic: Weights, data: Prepared, rows: Any, s: Settings
+    policy: Weights, critic: Weights, prepared: Prepared, rows: Any, s: Settings
 ) -> Tensor:
     """Return the loss of a minibatch, the sequences ``rows``."""
-    batch = data.batch[rows]
+    batch = prepared.batch[rows]
     begins = batch["is_init"][..., 0] if s.recurrent else None
-    first = {g: h[rows][:, 0] for g, h in data.states.items()}
+    first = {g: h[rows][:, 0] for g, h in prepared.states.items()}
     predicted = values(critic, batch, s, first, begins)
     total = torch.zeros(()).double()
     for index, name in enumerate(s.groups):
-        advantage, target = data.advantage[name][rows], data.target[name][rows]
+        advantage, target = prepared.advantage[name][rows], prepared.target[name][rows]
         used = ~advantage.isnan()
         if not used.any():
             continue
@@ -384,7 +395,7 @@ def loss(
 def train(
     policy: Weights,
     critic: Weights,
-    data: Prepared,
+    prepared: Prepared,
     minibatches: Sequence[Any],
     s: Settings,
     *,
@@ -400,13 +411,13 @@ def train(
     moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in tensors]
     steps = [0] * len(tensors)
     for rows in minibatches:
-        value = loss(policy, critic, data, rows, s)
+        value = loss(policy, critic, prepared, rows, s)
         if not value.requires_grad:
             continue
-        found = torch.autograd.grad(value, tensors, allow_unused=True)
-        norm = sum(float((g**2).sum()) for g in found if g is not None) ** 0.5
+        gradients = torch.autograd.grad(value, tensors, allow_unused=True)
+        norm = sum(float((g**2).sum()) for g in gradients if g is not None) ** 0.5
         factor = min(1.0, max_norm / (norm + 1e-6))
-        for k, (w, g) in enumerate(zip(tensors, found, strict=True)):
+        for k, (w, g) in enumerate(zip(tensors, gradients, strict=True)):
             if g is None:
                 continue
             mean, square = moments[k]

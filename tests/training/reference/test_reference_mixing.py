@@ -94,7 +94,7 @@ class Case:
         """Return the reference's loss, its weights, and their gradients or None."""
         flat = self.batch.reshape(-1)
         loss = reference.loss(self.online, self.target, flat, self.settings, rows)
-        weights = [w for part in self.online.values() for w in part.values()]
+        weights = [w for network in self.online.values() for w in network.values()]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         return loss.detach(), weights, list(gradients)
 
@@ -102,17 +102,17 @@ class Case:
 @pytest.mark.parametrize("seed", range(CASES))
 def test_losses_and_gradients_equal_their_definition(seed: int) -> None:
     case = Case(seed)
-    data = case.learner.prepare(case.batch)
+    prepared = case.learner.prepare(case.batch)
     frames, _ = reference.transitions(case.batch.reshape(-1), case.settings)
-    assert len(data) == len(frames)
-    loss, _ = case.learner.loss(data)
+    assert len(prepared) == len(frames)
+    loss, _ = case.learner.loss(prepared)
     loss.backward()
     expected, _, gradients = case.expected()
     close(loss.detach().double(), expected)
     for gradient, parameter in zip(gradients, case.parameters, strict=True):
         nothing = torch.zeros_like(parameter)
-        found = nothing if parameter.grad is None else parameter.grad
-        close(found.double(), nothing.double() if gradient is None else gradient)
+        actual = nothing if parameter.grad is None else parameter.grad
+        close(actual.double(), nothing.double() if gradient is None else gradient)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -130,32 +130,34 @@ def test_an_update_moves_weights_and_targets_by_definition(
 
     monkeypatch.setattr(buffer, "sample", sample)
     case.learner.update(case.batch, progress=1.0)
-    (chosen,) = rows
-    assert len(chosen) == case.value.minibatch_frames
-    _, weights, gradients = case.expected(chosen)
+    (frames,) = rows
+    assert len(frames) == case.value.minibatch_frames
+    _, weights, gradients = case.expected(frames)
     norm = sum(float((g**2).sum()) for g in gradients if g is not None) ** 0.5
     factor = min(1.0, case.value.max_grad_norm / (norm + 1e-6))
     for weight, gradient, parameter in zip(
         weights, gradients, case.parameters, strict=True
     ):
-        found = parameter.detach().double()
+        actual = parameter.detach().double()
         if gradient is None:
-            close(found, weight.detach())
+            close(actual, weight.detach())
             continue
         clipped = factor * gradient
         moved = weight.detach() - case.value.lr * clipped / (clipped.abs() + 1e-8)
         # Adam's first step has one size, also if the gradient is a rounding error.
         sure = clipped.abs() > 1e-4
-        close(found[sure], moved[sure], atol=1e-6)
+        close(actual[sure], moved[sure], atol=1e-6)
 
     tau = case.value.tau
-    for name, part in (("values", "local_value"), ("mixer", "mixer")):
-        params = getattr(case.learner._loss, f"target_{part}_network_params")
+    for name, network in (("values", "local_value"), ("mixer", "mixer")):
+        params = getattr(case.learner._loss, f"target_{network}_network_params")
         targets = params.data.flatten_keys(".")
         for key, parameter in case.modules[name].named_parameters():
-            (own,) = [value for k, value in targets.items() if k.endswith(f".{key}")]
+            (actual_target,) = [
+                value for k, value in targets.items() if k.endswith(f".{key}")
+            ]
             mixed = (1 - tau) * case.target[name][key] + tau * parameter.double()
-            close(own.double(), mixed.detach())
+            close(actual_target.double(), mixed.detach())
 
 
 def test_the_cases_have_everything() -> None:

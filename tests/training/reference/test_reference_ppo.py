@@ -119,25 +119,25 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
 def test_ppo_equals_its_definition(seed: int) -> None:
     learner, batch, settings = case(seed)
     policy, critic = weights_of(learner.policy), weights_of(learner.critic)
-    wanted = reference.prepare(critic, batch, settings)
-    data = learner.prepare(batch)
+    prepared = reference.prepare(critic, batch, settings)
+    learner_data = learner.prepare(batch)
     shape = (-1, settings.length)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-5)
     for group in settings.groups:
-        advantage = wanted.advantage[group]
+        advantage = prepared.advantage[group]
         trained = ~advantage.isnan()
-        actual = data.reshape(*shape)[group]
+        actual = learner_data.reshape(*shape)[group]
         assert torch.equal(actual[TRAINED], trained)
         for key, expected in (
             ("advantage", advantage),
-            ("value_target", wanted.target[group]),
+            ("value_target", prepared.target[group]),
         ):
             close(actual[key][..., 0][trained].double(), expected[trained])
 
-    count = len(wanted.batch)
+    count = len(prepared.batch)
     everything = range(count)
-    expected = reference.loss(policy, critic, wanted, list(everything), settings)
-    loss, _ = learner.loss(data)
+    expected = reference.loss(policy, critic, prepared, list(everything), settings)
+    loss, _ = learner.loss(learner_data)
     close(loss.detach().double(), expected.detach())
 
     size = max(1, learner.ppo.minibatch_frames // settings.length)
@@ -148,20 +148,22 @@ def test_ppo_equals_its_definition(seed: int) -> None:
         for rows in torch.randperm(count, generator=order).split(size)
     ]
     loss.backward()
-    named = {"policy": policy, "critic": critic}
+    networks = {"policy": policy, "critic": critic}
     gradients = torch.autograd.grad(
         expected, [*policy.values(), *critic.values()], allow_unused=True
     )
-    own = [*learner.policy.parameters(), *learner.critic.parameters()]
-    for gradient, parameter in zip(gradients, own, strict=True):
+    parameters = [*learner.policy.parameters(), *learner.critic.parameters()]
+    for gradient, parameter in zip(gradients, parameters, strict=True):
         nothing = torch.zeros_like(parameter)
-        got = nothing if parameter.grad is None else parameter.grad
-        close(got.double(), nothing.double() if gradient is None else gradient)
+        actual_gradient = nothing if parameter.grad is None else parameter.grad
+        close(
+            actual_gradient.double(), nothing.double() if gradient is None else gradient
+        )
 
     reference.train(
         policy,
         critic,
-        wanted,
+        prepared,
         minibatches,
         settings,
         lr=learner.ppo.lr,
@@ -169,7 +171,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     )
     learner._state = {}
     learner.update(batch, progress=0.0)
-    for name, weights in named.items():
+    for name, weights in networks.items():
         for key, parameter in learner.networks[name].named_parameters():
             # Adam divides by the size of a gradient, also by that of rounding errors.
             torch.testing.assert_close(
