@@ -214,15 +214,15 @@ def installed() -> list[str]:
     return tasks
 
 
-def all_trials(wanted_names: list[str], most: int | None = None) -> Iterator[Trial]:
-    """Yield the trials of every installed task whose name contains one of ``wanted_names``.
+def all_trials(words: list[str], most: int | None = None) -> Iterator[Trial]:
+    """Yield the trials of every installed task whose name contains one of ``words``.
 
     Args:
-        named: parts of names; all tasks if empty.
+        words: parts of names; all tasks if empty.
         most: trials of each task; None for all.
     """
     for task in installed():
-        if wanted_names and not any(name in task for name in wanted_names):
+        if words and not any(name in task for name in words):
             continue
         if task.startswith(("lab2d/", "meltingpot/")):
             from stock_lab2d import trials_of
