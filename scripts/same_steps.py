@@ -78,20 +78,20 @@ def compare(
     episode_seed = seed
     _same("reset", expected.reset(seed=seed), actual.reset(seed=seed))
     for step in range(steps):
-        where = f"seed {seed}, step {step}"
+        location = f"seed {seed}, step {step}"
         if not expected.agents:
             tally.episodes += 1
             episode_seed += 1
             resets = expected.reset(seed=episode_seed), actual.reset(seed=episode_seed)
-            _same(f"{where}, reset", *resets)
-        _equal(f"{where}, agents", list(expected.agents), list(actual.agents))
+            _same(f"{location}, reset", *resets)
+        _equal(f"{location}, agents", list(expected.agents), list(actual.agents))
         actions = {agent: spaces[agent].sample() for agent in expected.agents}
         # An environment may keep or modify its actions, so each gets a copy.
         copies = {agent: np.copy(action)[()] for agent, action in actions.items()}
         expected_result, actual_result = expected.step(actions), actual.step(copies)
-        _same(where, expected_result, actual_result)
+        _same(location, expected_result, actual_result)
         if with_state:
-            _identical(f"{where}, state", expected.state(), actual.state())
+            _identical(f"{location}, state", expected.state(), actual.state())
         tally.steps += 1
         _count(tally, expected_result, expected.agents)
     return tally
@@ -108,7 +108,7 @@ def _count(
 
 
 def _same(
-    where: str, expected_result: Sequence[Any], actual_result: Sequence[Any]
+    location: str, expected_result: Sequence[Any], actual_result: Sequence[Any]
 ) -> None:
     names = ["observation", "reward", "termination", "truncation", "info"]
     if len(expected_result) == 2:
@@ -118,16 +118,16 @@ def _same(
     ):
         for agent in expected:
             if agent not in actual:
-                raise AssertionError(f"{where}: no {name} of {agent}")
-            _identical(f"{where}, {name} of {agent}", expected[agent], actual[agent])
+                raise AssertionError(f"{location}: no {name} of {agent}")
+            _identical(f"{location}, {name} of {agent}", expected[agent], actual[agent])
 
 
-def _identical(where: str, expected: Any, actual: Any) -> None:
+def _identical(location: str, expected: Any, actual: Any) -> None:
     """Compare bits, after casting to the reference's dtype as a row does."""
     if isinstance(expected, Mapping):
-        _equal(where, list(expected), list(actual))
+        _equal(location, list(expected), list(actual))
         for key in expected:
-            _identical(f"{where}/{key}", expected[key], actual[key])
+            _identical(f"{location}/{key}", expected[key], actual[key])
         return
     expected_array = np.asarray(expected)
     actual_array = np.asarray(actual)
@@ -136,9 +136,9 @@ def _identical(where: str, expected: Any, actual: Any) -> None:
         or expected_array.tobytes()
         != actual_array.astype(expected_array.dtype).tobytes()
     ):
-        raise AssertionError(f"{where}: expected {expected!r}, found {actual!r}")
+        raise AssertionError(f"{location}: expected {expected!r}, found {actual!r}")
 
 
-def _equal(where: str, expected: Any, actual: Any) -> None:
+def _equal(location: str, expected: Any, actual: Any) -> None:
     if expected != actual:
-        raise AssertionError(f"{where}: expected {expected}, found {actual}")
+        raise AssertionError(f"{location}: expected {expected}, found {actual}")

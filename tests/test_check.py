@@ -56,8 +56,8 @@ def test_a_tree_that_passed_is_not_checked_again(
 def test_a_changed_tree_is_checked_again(checkout: Path, file: str) -> None:
     assert check.main() == 0
     made(checkout)
-    with (checkout / file).open("a") as changed:
-        changed.write("# a change\n")
+    with (checkout / file).open("a") as stream:
+        stream.write("# a change\n")
     assert check.main() == 0
     assert made(checkout) == list(check.STEPS)
     assert json.loads(check.STAMP.read_text())["commit"] == check.commit()

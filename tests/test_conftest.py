@@ -46,20 +46,20 @@ def run_alone(
 def test_an_unlisted_skip_fails_a_run_where_ci_is_set(
     case: str, tmp_path: Path
 ) -> None:
-    run = run_alone(tmp_path, SKIPS[case], ci="true")
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "unexpected skips" in run.stdout
+    process = run_alone(tmp_path, SKIPS[case], ci="true")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "unexpected skips" in process.stdout
 
 
 @pytest.mark.parametrize("case", ["listed", "expected_failure"])
 def test_listed_skips_and_expected_failures_pass(case: str, tmp_path: Path) -> None:
-    run = run_alone(tmp_path, SKIPS[case], ci="true")
-    assert run.returncode == pytest.ExitCode.OK, run.stdout
+    process = run_alone(tmp_path, SKIPS[case], ci="true")
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
 
 
 def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
-    run = run_alone(tmp_path, SKIPS["missing_extra"], ci="")
-    assert run.returncode == pytest.ExitCode.OK, run.stdout
+    process = run_alone(tmp_path, SKIPS["missing_extra"], ci="")
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
 
 
 PROCESSES = """
@@ -140,28 +140,28 @@ def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
 ) -> None:
     (tmp_path / "processes.txt").write_text("test_gone.py\ntest_sample.py\n")
     options = ("-n1", "-W", "ignore")
-    run = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
-    assert run.returncode == pytest.ExitCode.OK, run.stdout + run.stderr
-    assert re.search(r" 3 passed,( \d+ warnings?,)? 8 starts a process", run.stdout)
+    process = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
+    assert process.returncode == pytest.ExitCode.OK, process.stdout + process.stderr
+    assert re.search(r" 3 passed,( \d+ warnings?,)? 8 starts a process", process.stdout)
     lines = (tmp_path / "processes.txt").read_text().splitlines()
     expected = [f"test_sample.py::test_{name}" for name in STARTING]
     assert [line for line in lines if line[0] != "#"] == ["test_gone.py", *expected]
     body = PROCESSES + "\ndef test_fails():\n    assert False\n"
-    run = run_alone(tmp_path, body, "true", "--fast")
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed, 2 passed, 8 deselected" in run.stdout
+    process = run_alone(tmp_path, body, "true", "--fast")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 2 passed, 8 deselected" in process.stdout
     assert not (tmp_path / "started").exists()
-    run = run_alone(tmp_path, body, "true", "--processes", "--collect-only", "-q")
-    assert set(re.findall(r"::test_(\w+)", run.stdout)) == set(STARTING)
+    process = run_alone(tmp_path, body, "true", "--processes", "--collect-only", "-q")
+    assert set(re.findall(r"::test_(\w+)", process.stdout)) == set(STARTING)
 
 
 def test_fast_fails_with_tests_that_start_a_process_and_are_not_listed(
     tmp_path: Path,
 ) -> None:
-    run = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "5 failed, 3 passed, 3 errors" in run.stdout
-    assert "run pytest --list-processes test_sample.py" in run.stdout
+    process = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "5 failed, 3 passed, 3 errors" in process.stdout
+    assert "run pytest --list-processes test_sample.py" in process.stdout
     assert not (tmp_path / "started").exists()
 
 
@@ -220,14 +220,14 @@ def test_fails_in_another():
 
 
 def test_a_process_with_ray_is_not_forked(tmp_path: Path) -> None:
-    run = run_alone(tmp_path, FORKS, "", "-n0", "-rA")
-    lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", run.stdout, re.MULTILINE)
+    process = run_alone(tmp_path, FORKS, "", "-n0", "-rA")
+    lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", process.stdout, re.MULTILINE)
     assert sorted(lines) == [
         ("ERROR", "forks_it"),
         ("FAILED", "fails_in_another"),
         ("PASSED", "forks_another"),
         ("PASSED", "forks_it"),
         ("PASSED", "passes"),
-    ], run.stdout
-    assert "mark the test `forks`" in run.stdout
-    assert ", in fork\n" in run.stdout
+    ], process.stdout
+    assert "mark the test `forks`" in process.stdout
+    assert ", in fork\n" in process.stdout

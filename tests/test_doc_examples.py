@@ -51,12 +51,12 @@ def test_the_examples_of_a_page_run(
         pytest.importorskip(NEEDS[page], reason=f"{page} needs {NEEDS[page]}")
     monkeypatch.chdir(tmp_path)
     space = {"__name__": "__main__"}  # As in a notebook.
-    run = examples(page)
-    for number, code in enumerate(run):
+    codes = examples(page)
+    for number, code in enumerate(codes):
         text = code.replace("frames = 20_000", "frames = 1_000")
         exec(compile(text, f"{page}, block {number}", "exec"), space)
     # A page whose examples are all left out must say so here.
-    assert run or page in ("coming_from_torchrl.md", "distribution.md")
+    assert codes or page in ("coming_from_torchrl.md", "distribution.md")
 
 
 @pytest.mark.parametrize("page", PAGES_OF_NOTEBOOKS)

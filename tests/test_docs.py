@@ -130,8 +130,8 @@ def test_the_site_is_built_strictly() -> None:
 
 def test_the_reference_of_the_command_line_is_that_of_the_commands() -> None:
     script = DOCS.parent / "scripts" / "cli_reference.py"
-    run = run_python(script, "--check")
-    assert run.returncode == 0, run.stdout + run.stderr
+    process = run_python(script, "--check")
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,12 @@ def test_a_class_that_the_trainer_cannot_rebuild_becomes_a_worker_error() -> Non
 def test_an_exception_group_travels_whole() -> None:
     error = travel(capture(ExceptionGroup("many", [ValueError(1), KeyError(2)])))
     assert isinstance(error, ExceptionGroup)
-    assert [type(inner) for inner in error.exceptions] == [ValueError, KeyError]
+    assert [type(exception) for exception in error.exceptions] == [ValueError, KeyError]
 
 
 def test_a_worker_error_of_a_nested_pool_is_raised_from_the_outer_one() -> None:
-    inner = WorkerError(1, exitcode=-9)
-    error = travel(capture(inner), worker=0)
+    inner_error = WorkerError(1, exitcode=-9)
+    error = travel(capture(inner_error), worker=0)
     assert isinstance(error, WorkerError)
     assert (error.worker, worker_error_of(error).worker) == (1, 0)
 

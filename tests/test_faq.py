@@ -93,10 +93,10 @@ def wrong_weights(folder: Path) -> None:
 def runs_already(folder: Path) -> None:
     from marl_collect.training.comparison import check_folder
 
-    run = folder / "ippo-local-shared" / "seed_0"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text("{}")
-    (run / "result.json").write_text("{}")
+    run_folder = folder / "ippo-local-shared" / "seed_0"
+    run_folder.mkdir(parents=True)
+    (run_folder / "config.json").write_text("{}")
+    (run_folder / "result.json").write_text("{}")
     check_folder(folder, resume=False)
 
 
@@ -169,5 +169,5 @@ def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path) -
     while error is not None:
         texts.append(" ".join(str(error).split()))
         error = error.__cause__
-    pattern = ".*?".join(re.escape(part) for part in quote.split("..."))
+    pattern = ".*?".join(re.escape(fragment) for fragment in quote.split("..."))
     assert re.search(pattern, " ".join(texts)), texts

@@ -96,9 +96,9 @@ def test_the_commands_of_the_quickstart_print_what_it_shows(
     monkeypatch.chdir(tmp_path)
     assert len(COMMANDS) == 4
     printed = comparable("\n".join(run(command.split()) for command in COMMANDS))
-    shown = re.findall(r"```text\n(.*?)```", QUICKSTART, re.DOTALL)
-    assert shown
-    for text in shown:
+    outputs = re.findall(r"```text\n(.*?)```", QUICKSTART, re.DOTALL)
+    assert outputs
+    for text in outputs:
         assert comparable(text) in printed
     assert "Mean return of N episodes" in printed
     assert "mpe/simple_spread_vN" in printed

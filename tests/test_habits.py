@@ -99,9 +99,9 @@ def test_reprs_are_one_line(tmp_path: Path) -> None:
 
 def test_the_version_is_that_of_the_command() -> None:
     command = Path(sys.executable).with_name("marl-collect")  # As it is installed.
-    run = subprocess.run([command, "--version"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == f"marl-collect {marl_collect.__version__}\n"
+    process = subprocess.run([command, "--version"], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == f"marl-collect {marl_collect.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_the_shell_completes_commands_and_options(
         "COMP_CWORD": str(len(typed.split(" ")) - 1),
     }
     code = "from marl_collect.cli.main import app; app(prog_name='marl-collect')"
-    run = run_python("-c", code, env=os.environ | variables, check=True)
-    assert expected <= set(run.stdout.split())
+    process = run_python("-c", code, env=os.environ | variables, check=True)
+    assert expected <= set(process.stdout.split())
 
 
 def test_the_script_of_the_completion_can_be_printed() -> None:
@@ -130,13 +130,13 @@ def test_the_script_of_the_completion_can_be_printed() -> None:
     # The command looks for the shell that started it. The second command of this one
     # keeps the shell from being replaced by the first.
     line = '"$0" -c "$1" --show-completion; exit $?'
-    run = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", line, sys.executable, code],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "_MARL_COLLECT_COMPLETE=complete_bash" in run.stdout, run.stderr
+    assert "_MARL_COLLECT_COMPLETE=complete_bash" in process.stdout, process.stderr
 
 
 @pytest.mark.parametrize(

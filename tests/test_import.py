@@ -41,8 +41,8 @@ def loaded() -> dict[str, set[str]]:
     Each is imported in a fork of an interpreter that has imported nothing of ours.
     """
     command = [sys.executable, "-c", PROBE, *PACKAGES]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    modules = dict(json.loads(line) for line in run.stdout.splitlines())
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = dict(json.loads(line) for line in process.stdout.splitlines())
     return {
         package: {name.partition(".")[0] for name in names}
         for package, names in modules.items()

@@ -241,11 +241,11 @@ def test_the_link_is_committed_as_a_link(folder: str) -> None:
 @pytest.mark.parametrize("folder", LINKS)
 def test_a_mapped_folder_refuses_its_second_name(folder: str) -> None:
     code = f"import {folder}"
-    run = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
     )
-    assert run.returncode == 1
-    assert f"Import marl_collect.{folder}, not {folder}" in run.stderr.decode()
+    assert process.returncode == 1
+    assert f"Import marl_collect.{folder}, not {folder}" in process.stderr.decode()
 
 
 def test_test_files_have_names_of_their_own() -> None:
@@ -300,5 +300,5 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
         "marl_collect.models; print(marl_collect.models.__file__)"
     )
     command = [sys.executable, "-c", code, installed]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    assert run.stdout.decode().startswith(installed)
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert process.stdout.decode().startswith(installed)

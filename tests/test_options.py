@@ -201,17 +201,17 @@ def test_single_arguments_are_checked_alike() -> None:
 
 def test_tables_of_the_documentation_are_those_of_the_code() -> None:
     script = ROOT / "scripts" / "option_tables.py"
-    run = run_python(script, "--check")
-    assert run.returncode == 0, run.stdout + run.stderr
+    process = run_python(script, "--check")
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
-    ("known", "expected"),
+    ("names", "expected"),
     [
         (["coins", "corns", "chess"], " Did you mean coins or corns?"),
         ({"coins": "meltingpot/coins"}, " Did you mean meltingpot/coins?"),
         (["chess"], ""),
     ],
 )
-def test_errors_suggest_names_that_are_spelled_alike(known: Any, expected: str) -> None:
-    assert did_you_mean(nearest("coin", known)) == expected
+def test_errors_suggest_names_that_are_spelled_alike(names: Any, expected: str) -> None:
+    assert did_you_mean(nearest("coin", names)) == expected

@@ -23,9 +23,9 @@ def test_the_script_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("torchrl", reason="needs the extra torchrl")
     (script,) = blocks("python")
     (tmp_path / "script.py").write_text(script)
-    run = run_python("script.py", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("torch.Size([4, 250])") == 4
+    process = run_python("script.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("torch.Size([4, 250])") == 4
 
 
 def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:

@@ -43,10 +43,10 @@ def plan(target: str, venv: Path) -> list[str]:
     """The commands make would run for `target` with this virtual environment."""
     command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={venv}"]
     outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    run = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True
     )
-    return run.stdout.replace("\\\n", "").splitlines()
+    return process.stdout.replace("\\\n", "").splitlines()
 
 
 @pytest.mark.parametrize("line", DECLARED)
@@ -142,9 +142,9 @@ def test_the_release_workflow_finds_the_version() -> None:
         re.MULTILINE,
     )[0]
     for tag, code in ((f"v{version}", 0), ("v99.0", 1)):
-        run = subprocess.run(
+        process = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT,
             env={"GITHUB_REF_NAME": tag, "PATH": os.environ["PATH"]},
         )
-        assert run.returncode == code
+        assert process.returncode == code

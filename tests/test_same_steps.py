@@ -26,7 +26,7 @@ def test_equal_environments_pass_and_events_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (Script(max_cycles=4), "step 3"),
         (Script(ends={"agent_1": (2, "truncated")}), "termination of agent_1"),
@@ -37,11 +37,11 @@ def test_equal_environments_pass_and_events_are_counted() -> None:
         ),
     ],
 )
-def test_a_difference_is_found_and_named(other: Script, said: str) -> None:
+def test_a_difference_is_found_and_named(other: Script, message: str) -> None:
     script = Script(ends={"agent_1": (2, "terminated")})
     if other.max_cycles != script.max_cycles:
         script = Script()
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         compared(ScriptedEnv(script), ScriptedEnv(other))
 
 

@@ -225,9 +225,9 @@ with MultiSyncCollector(CountingEnv, frames_per_batch=10) as collector:
 
 
 def test_the_spare_becomes_the_fork_server_of_workers() -> None:
-    run = run_python("-c", FORK_SERVER, check=True)
+    process = run_python("-c", FORK_SERVER, check=True)
     # The server's first argument: an interpreter of its own would have -c.
-    assert Path(run.stdout.strip()).name == "zygote.py"
+    assert Path(process.stdout.strip()).name == "zygote.py"
 
 
 MARK = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES"

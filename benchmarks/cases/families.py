@@ -54,11 +54,11 @@ def list_loop(family: str, task: str) -> Callable[[], float]:
     importlib.import_module(family)  # It registers its tasks.
     env = gymnasium.make(task, disable_env_checker=True)
     observed: Any = env.observation_space
-    acted: Any = env.action_space
-    shape = (FRAMES, len(acted))
+    action_spaces: Any = env.action_space
+    shape = (FRAMES, len(action_spaces))
     root = np.zeros((*shape, *observed[0].shape), np.float32)
     following = np.zeros_like(root)
-    samples = draw(acted[0], shape)
+    samples = draw(action_spaces[0], shape)
     actions = np.zeros_like(samples)
     rewards = np.zeros(shape, np.float32)
     flags = np.zeros((FRAMES, 2), np.bool_)

@@ -261,15 +261,17 @@ def bare_loop(
             for prefix in ("root", "next")
         )
         for frame in range(FRAMES):
-            acted = act(observed)
-            for name, values in acted.items():
+            policy_outputs = act(observed)
+            for name, values in policy_outputs.items():
                 outputs[name][frame] = values
             root[observation][frame] = observed
             root[mask][frame] = True
             for key in (*done_keys, *truncated_keys):
                 root[key][frame] = False
             ids[frame] = episode
-            observed, reward[frame, ..., 0], over = stock.advance(acted["action"])
+            observed, reward[frame, ..., 0], over = stock.advance(
+                policy_outputs["action"]
+            )
             following[observation][frame] = observed
             following[mask][frame] = ~over[:, None]
             for key in truncated_keys:

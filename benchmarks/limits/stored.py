@@ -91,14 +91,14 @@ class StoringLoop:
 
 def pieces(arrays: Mapping[Key, NDArray[Any]]) -> list[NDArray[np.uint8]]:
     """Return the memory of the row's arrays, in as few pieces as it comes in."""
-    begins = {array.ctypes.data: array for array in arrays.values() if array.size}
+    addresses = {array.ctypes.data: array for array in arrays.values() if array.size}
     spans: list[list[int]] = []
-    for begin, array in sorted(begins.items()):
+    for begin, array in sorted(addresses.items()):
         if spans and begin - spans[-1][1] <= ALIGNMENT:
             spans[-1][1] = begin + array.nbytes
         else:
             spans.append([begin, begin + array.nbytes])
-    owner: Any = next(iter(begins.values())).base
+    owner: Any = next(iter(addresses.values())).base
     start = owner.ctypes.data
     return [owner[begin - start : end - start] for begin, end in spans]
 

@@ -159,8 +159,8 @@ print(json.dumps([measure(0.1), measure(0.1)]))
 )
 def test_a_runner_is_measured(system: System) -> None:
     command = ["-c", MEASURE, json.dumps(system.plain())]
-    run = run_python(*command, env=environment_of_benchmarks(), check=True)
-    answers = json.loads(run.stdout.splitlines()[-1])
+    process = run_python(*command, env=environment_of_benchmarks(), check=True)
+    answers = json.loads(process.stdout.splitlines()[-1])
     assert len(answers) == 2
     assert all(a["rate"] > 0 and a["frames"] > 0 for a in answers)
 

@@ -73,11 +73,11 @@ def test_a_target_that_was_not_measured_is_not_passed() -> None:
 def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(made_up({OURS: 2.0})))
-    run = run_python(BENCHMARKS / "check_targets.py", path)
-    assert run.returncode == 1
-    assert f"of {len(TARGETS)} targets are passed" in run.stdout
-    assert "fail" in run.stdout
-    beside = [line for line in run.stdout.splitlines() if "no target" in line]
+    process = run_python(BENCHMARKS / "check_targets.py", path)
+    assert process.returncode == 1
+    assert f"of {len(TARGETS)} targets are passed" in process.stdout
+    assert "fail" in process.stdout
+    beside = [line for line in process.stdout.splitlines() if "no target" in line]
     storing = [line for line in beside if "loops that store" in line]
     assert len(storing) == 6
     assert all("2.00 (2.00 to 2.00)" in line for line in storing if "large" not in line)

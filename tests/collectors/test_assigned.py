@@ -117,12 +117,12 @@ def test_every_agent_acts_as_its_policy_alone_would(name: str) -> None:
     policy = team()[name]
     alone_batch = collect(policies=None, assign=None, policy=policy)
     policies = {name: policy} | {n: p for n, p in team().items() if n != name}
-    found = collect(policies=policies, assign=everybody(name))
-    surplus = set(found.keys(True, True)) - set(alone_batch.keys(True, True))
+    batch = collect(policies=policies, assign=everybody(name))
+    surplus = set(batch.keys(True, True)) - set(alone_batch.keys(True, True))
     # The policy's index, and zeros for what only other policies write.
     assert {("hunter", "policy_id"), ("prey", "policy_id")} <= surplus
-    assert all((found[key] == 0).all() for key in surplus)
-    same(found.exclude(*surplus), alone_batch)
+    assert all((batch[key] == 0).all() for key in surplus)
+    same(batch.exclude(*surplus), alone_batch)
 
 
 def test_rows_are_those_of_the_policy_that_acted() -> None:
@@ -202,12 +202,12 @@ def test_a_state_belongs_to_the_agent_and_begins_at_zero() -> None:
         assign=alternating,
     )
     policy_mask = batch["hunter", "policy_id"] == 0
-    state, begins = batch["hunter", "recurrent_state"], batch["is_init"][..., 0]
-    assert (state[begins] == 0).all()
-    assert (state[policy_mask & ~begins[..., None]] != 0).any()
+    state, is_init = batch["hunter", "recurrent_state"], batch["is_init"][..., 0]
+    assert (state[is_init] == 0).all()
+    assert (state[policy_mask & ~is_init[..., None]] != 0).any()
     assert (state[~policy_mask] == 0).all()
     following = batch["next", "hunter", "recurrent_state"][:, :-1]
-    assert (following == state[:, 1:])[~begins[:, 1:]].all()
+    assert (following == state[:, 1:])[~is_init[:, 1:]].all()
 
 
 def test_a_replaced_worker_continues_the_numbering() -> None:
@@ -224,8 +224,8 @@ def test_a_replaced_worker_continues_the_numbering() -> None:
         for trajectory in batch["collector", "traj_ids"][k].unique().tolist():
             in_trajectory = batch["collector", "traj_ids"][k] == trajectory
             seed = episode_seed(3, k, trajectory & 0xFFFFFFFF)
-            found = batch["hunter", "policy_id"][k][in_trajectory]
-            assert (found == torch.tensor([seed % 3, (seed >> 1) % 3])).all()
+            ids = batch["hunter", "policy_id"][k][in_trajectory]
+            assert (ids == torch.tensor([seed % 3, (seed >> 1) % 3])).all()
 
 
 def test_one_policy_is_published_by_its_name() -> None:
@@ -254,11 +254,14 @@ def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
     root: dict[str, Any] = {"episodes": 4, "seeds": 2}
     with Evaluator(None, CountingEnv, policies=policies, assign=by_seed) as evaluator:
         before = evaluator.evaluate(**root)
-        changed = evaluator.evaluate(weights=other, model_id="main", **root)
-        assert changed != before
+        other_evaluation = evaluator.evaluate(weights=other, model_id="main", **root)
+        assert other_evaluation != before
         assert evaluator.evaluate(**root) == before
         state = other.state_dict()
-        assert evaluator.evaluate(weights=state, model_id="main", **root) == changed
+        assert (
+            evaluator.evaluate(weights=state, model_id="main", **root)
+            == other_evaluation
+        )
         with pytest.raises(KeyError, match="no submodule 'mian'"):
             evaluator.evaluate(weights=other, model_id="mian", **root)
         with pytest.raises(KeyError, match="and 13 others and surplus") as error:
@@ -266,7 +269,7 @@ def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
         assert "pass model_id: 'main', 'rival'" in error.value.__notes__[0]
     policies["main"].load_state_dict(state)
     with Evaluator(None, CountingEnv, policies=policies, assign=by_seed) as evaluator:
-        assert evaluator.evaluate(**root) == changed
+        assert evaluator.evaluate(**root) == other_evaluation
 
 
 def test_a_policy_can_be_called_policy() -> None:
@@ -402,8 +405,8 @@ def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None
         assert set(episode.policy_ids) == {"hunter", "prey"}
         assert all(0 <= i < 3 for i in episode.policy_ids["hunter"])
     record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **options)
-    stored = open_dataset(tmp_path / "data")[0]
-    assert (stored["hunter", "policy_id"] >= 0).all()
+    recorded = open_dataset(tmp_path / "data")[0]
+    assert (recorded["hunter", "policy_id"] >= 0).all()
     (run,) = open_dataset(tmp_path / "data").contents.runs
     assert run.policy["names"] == list(team())
 

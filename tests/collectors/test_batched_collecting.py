@@ -140,8 +140,8 @@ def test_async_workers_take_worlds() -> None:
         batch = collector.next()
     assert batch["hunter", "observation"].shape == (K, 24, 2, 5)
     steps = batch["hunter", "observation"][:, :, 0, 1]
-    begins = batch["next", "done"][:, :-1, 0]
-    assert (steps[:, 1:][begins] == 0).all()
+    dones = batch["next", "done"][:, :-1, 0]
+    assert (steps[:, 1:][dones] == 0).all()
 
 
 def test_worlds_are_described_and_recorded(tmp_path: Any) -> None:

@@ -274,9 +274,9 @@ def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
     ids = frames["collector", "traj_ids"][1]
     assert (ids >> 32 == 1).all()
     assert (ids[1:] >= ids[:-1]).all(), "a trajectory's number came back"
-    cut = stats["cut_trajectories"]
-    assert len(cut) == 1
-    assert cut[0] in ids.tolist()
+    cut_ids = stats["cut_trajectories"]
+    assert len(cut_ids) == 1
+    assert cut_ids[0] in ids.tolist()
     reference = join(
         Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=80, seed=0)
     )
@@ -353,8 +353,8 @@ def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> N
     ) as collector:
         for _ in collector:
             pass
-    stored = buffer[:]
-    assert stored.shape == ((4, 4) if extends == 0 else (2, 8))
+    buffered = buffer[:]
+    assert buffered.shape == ((4, 4) if extends == 0 else (2, 8))
     with pytest.raises(ValueError, match="has ndim=2"):
         Collector(
             CountingEnv, frames_per_batch=8, replay_buffer=buffer, split_trajs=True

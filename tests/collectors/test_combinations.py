@@ -141,16 +141,16 @@ def test_compact_observations_that_a_policy_changes_need_no_restoring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "shape"), [("stack", (2, 4)), (0, (8,)), (-1, (8,)), (None, (2, 4))]
+    ("cat_results", "shape"), [("stack", (2, 4)), (0, (8,)), (-1, (8,)), (None, (2, 4))]
 )
 def test_workers_of_a_population_differ_in_every_shape_of_a_batch(
-    how: Any, shape: Any
+    cat_results: Any, shape: Any
 ) -> None:
     with MultiSyncCollector(
         ENVS,
         policy_factory=[at_level(1.0), at_level(2.0)],
         frames_per_batch=8,
-        cat_results=how,
+        cat_results=cat_results,
     ) as collector:
         batch = collector.next()
         assert batch.shape == shape
@@ -199,10 +199,10 @@ def test_each_combination_resumes_exactly(name: str) -> None:
         second.load_state_dict(state)
         for batch, other in zip(expected, recorded(second, 2), strict=True):
             assert batch.shape == other.shape
-            same = (batch == other).items(True, True)
+            comparisons = (batch == other).items(True, True)
             assert not [
                 key
-                for key, equal in same
+                for key, equal in comparisons
                 # With prefetch the unfinished batch uses the newest weights.
                 if "policy_version" not in key and not equal.all()
             ]
@@ -228,10 +228,10 @@ def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
         delivered += recorded(second, 2)
     for k in range(3):
         row: Any = torch.cat([b[k][b["collector", "mask"][k]] for b in delivered])
-        same = (row.exclude(("collector", "mask")) == rows[k, : len(row)]).items(
+        comparisons = (row.exclude(("collector", "mask")) == rows[k, : len(row)]).items(
             True, True
         )
-        assert not [key for key, equal in same if not equal.all()], k
+        assert not [key for key, equal in comparisons if not equal.all()], k
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
@@ -254,8 +254,8 @@ def test_unfinished_trajectories_are_resumed(kind: Any, form: Any) -> None:
         second.load_state_dict(state)
         for batch, other in zip(expected, recorded(second, 6), strict=True):
             assert batch.shape == other.shape
-            same = (batch == other).items(True, True)
-            assert not [key for key, equal in same if not equal.all()]
+            comparisons = (batch == other).items(True, True)
+            assert not [key for key, equal in comparisons if not equal.all()]
 
 
 def test_whole_trajectories_of_async_workers_are_complete() -> None:

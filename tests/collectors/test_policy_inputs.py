@@ -293,14 +293,14 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
     envs = [Clock() for _ in range(n_envs)]
     states: list[TensorDictBase] = [TensorDict({}) for _ in envs]
     roots = torch.stack([env.reset() for env in envs])
-    begins = torch.ones(n_envs, 1, dtype=torch.bool)
+    is_init = torch.ones(n_envs, 1, dtype=torch.bool)
     frames: list[TensorDictBase] = []
     lingering = TensorDict({}, [n_envs])
     for _ in range(FRAMES):
         td = lingering.clone()
         td.update(roots.clone())
         td.update(torch.stack(states).clone())
-        td["is_init"] = begins.clone()
+        td["is_init"] = is_init.clone()
         out = policy(td)
         if out is not None and out is not td:
             td.update(out)
@@ -319,13 +319,13 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
                 for env, action in zip(envs, td[ACTION], strict=True)
             ]
         )
-        begins = following["done"].clone()
+        is_init = following["done"].clone()
         frame["next"] = ahead.clone().update(following)
         frame["next", "is_init"] = torch.zeros(n_envs, 1, dtype=torch.bool)
         frames.append(frame)
         known_keys = {*flatten(roots), *flatten(ahead), ("is_init",)}
         lingering = td.exclude(*known_keys)
-        if begins.all():
+        if is_init.all():
             roots = torch.stack([env.reset() for env in envs])
             states = list(ahead.apply(torch.zeros_like).unbind(0))
         else:
@@ -334,14 +334,14 @@ def by_hand(policy: Act, n_envs: int) -> dict[Any, torch.Tensor]:
 
 
 def same(actual: TensorDictBase, expected: dict[Any, torch.Tensor]) -> None:
-    stored = flatten(actual.exclude("collector"))
+    actual_arrays = flatten(actual.exclude("collector"))
     public = {k: v for k, v in expected.items() if not any(n[0] == "_" for n in k)}
-    if ("is_init",) not in stored:
+    if ("is_init",) not in actual_arrays:
         public = {k: v for k, v in public.items() if k[-1] != "is_init"}
-    assert stored.keys() == public.keys()
+    assert actual_arrays.keys() == public.keys()
     for key, values in public.items():
-        assert stored[key].dtype == values.dtype, key
-        torch.testing.assert_close(stored[key], values, rtol=1e-5, atol=1e-5)
+        assert actual_arrays[key].dtype == values.dtype, key
+        torch.testing.assert_close(actual_arrays[key], values, rtol=1e-5, atol=1e-5)
 
 
 def collected(collector: Any, frames: int = FRAMES) -> TensorDictBase:

@@ -165,8 +165,8 @@ def test_a_restarted_worker_pulls_all_weights(
     kind: Any, options: Any, tmp_path: Path
 ) -> None:
     note = Noted(tmp_path)
-    given = options | {"on_worker_failure": "restart"}
-    collector, pool = start(kind, note, **given)
+    keywords = options | {"on_worker_failure": "restart"}
+    collector, pool = start(kind, note, **keywords)
     with collector:
         run = Run(collector, pool)
         for _ in range(3):

@@ -49,11 +49,11 @@ def breaks(batches: list[TensorDict]) -> int:
     """Count frames whose observation differs from the previous frame's next one."""
     frames = torch.cat(batches, -1)
     ids = frames["collector", "traj_ids"]
-    same = ids[:, 1:] == ids[:, :-1]
+    same_trajectory = ids[:, 1:] == ids[:, :-1]
     root = frames["prey", "observation"][:, 1:]
     following = frames["next", "prey", "observation"][:, :-1]
-    assert same.any()
-    return int((same & (root != following).flatten(2).any(-1)).sum())
+    assert same_trajectory.any()
+    return int((same_trajectory & (root != following).flatten(2).any(-1)).sum())
 
 
 def options(**overrides: Any) -> dict[str, Any]:
@@ -198,20 +198,20 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "where"),
+    ("kind", "key"),
     [
         (Collector, "policy_state_dict"),
         (MultiSyncCollector, "policy_state_dict"),
         (MultiSyncCollector, "published"),
     ],
 )
-def test_weights_that_do_not_fit_change_nothing(kind: Any, where: str) -> None:
+def test_weights_that_do_not_fit_change_nothing(kind: Any, key: str) -> None:
     keywords = options(frames_per_batch=4, max_frames_per_traj=None)
     env = partial(CountingEnv, deaths=False)
     with kind(env, level_policy(), **keywords) as collector:
         state = collector.state_dict()
         wrong = {"module.level": torch.zeros(2), "module.other": torch.zeros(())}
-        state[where] = wrong if where == "policy_state_dict" else [wrong]
+        state[key] = wrong if key == "policy_state_dict" else [wrong]
         collector.next()
         with pytest.raises(ValueError, match=r"do not fit this policy: module\."):
             collector.load_state_dict(state)

@@ -78,14 +78,16 @@ def test_trajectory_limit_truncates_and_never_terminates() -> None:
     )
     count = frames["next", "step_count"][..., 0]
     assert count.max() == 4
-    cut = (count == 4) & ~frames["next", "terminated"][..., 0]
-    assert cut.any()
-    assert frames["next", "truncated"][..., 0][cut].all()
-    assert frames["next", "done"][..., 0][cut].all()
+    at_limit = (count == 4) & ~frames["next", "terminated"][..., 0]
+    assert at_limit.any()
+    assert frames["next", "truncated"][..., 0][at_limit].all()
+    assert frames["next", "done"][..., 0][at_limit].all()
     alive = ~frames["next", "hunter", "terminated"][..., 0]
     truncated = frames["next", "hunter", "truncated"][..., 0]
-    assert truncated[cut][alive[cut]].all()
-    assert not frames["next", "hunter", "mask"][cut].any(), "nobody acts after the end"
+    assert truncated[at_limit][alive[at_limit]].all()
+    assert not frames["next", "hunter", "mask"][at_limit].any(), (
+        "nobody acts after the end"
+    )
     assert torch.equal(frames["step_count"], frames["next", "step_count"] - 1)
 
 

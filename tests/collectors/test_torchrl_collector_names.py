@@ -87,14 +87,16 @@ def test_an_asynchronous_collector_has_no_fake_batch() -> None:
         running.fake_tensordict()
 
 
-@pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("how", ["stack", 0, -1])
-def test_the_last_dimension_is_named_time(how: Any, each: int) -> None:
+@pytest.mark.parametrize("envs_per_worker", [1, 2])
+@pytest.mark.parametrize("cat_results", ["stack", 0, -1])
+def test_the_last_dimension_is_named_time(
+    cat_results: Any, envs_per_worker: int
+) -> None:
     with MultiSyncCollector(
-        [CountingEnv] * (2 * each),
+        [CountingEnv] * (2 * envs_per_worker),
         frames_per_batch=24,
-        envs_per_worker=each,
-        cat_results=how,
+        envs_per_worker=envs_per_worker,
+        cat_results=cat_results,
     ) as running:
         batch = running.next()
     assert batch.names == [*[None] * (batch.ndim - 1), "time"]

@@ -23,11 +23,11 @@ assert not late, late
 
 
 def test_workers_inherit_all_modules_that_a_policy_needs() -> None:
-    run = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "1", **without_arrow_thread()},
     )
-    assert run.returncode == 0, run.stderr
+    assert process.returncode == 0, process.stderr

@@ -79,8 +79,8 @@ def test_the_next_write_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     code = STOPPED.replace("sys.stdin.readline()", "os.kill(os.getpid(), 9)")
     for target in (path, other):
         target.write_text("before")
-        run = run_python("-c", code, target)
-        assert run.returncode == -signal.SIGKILL
+        process = run_python("-c", code, target)
+        assert process.returncode == -signal.SIGKILL
         assert target.read_text() == "before"
     assert len(os.listdir(tmp_path)) == 4
     write_atomically(path, "after")

@@ -98,8 +98,8 @@ def test_a_simulator_that_resets_itself_returns_the_first_observations() -> None
     assert self_reset.any()
     assert (first[self_reset][:, 3] == OWN_SEED % 1009).all()
     assert truncated.any()
-    begins = sum(map(len, begin_calls[1:]))
-    assert begins == int((done & (first[..., 3] != OWN_SEED % 1009)).sum())
+    n_begun = sum(map(len, begin_calls[1:]))
+    assert n_begun == int((done & (first[..., 3] != OWN_SEED % 1009)).sum())
 
 
 def test_first_needs_a_description_without_repeats() -> None:

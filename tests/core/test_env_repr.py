@@ -20,10 +20,10 @@ def test_repr_has_the_name_and_the_groups() -> None:
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
-    inner = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
+    env_text = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
     with kind(3, CountingEnv) as env:
-        assert repr(env) == f"{kind.__name__}(3 x {inner})"
-    assert repr(env) == f"{kind.__name__}(3 x {inner}, closed)"
+        assert repr(env) == f"{kind.__name__}(3 x {env_text})"
+    assert repr(env) == f"{kind.__name__}(3 x {env_text}, closed)"
 
 
 @pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])

@@ -230,10 +230,10 @@ def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
     check_env(make_env)
     batch = frames(make_env)
     dones = batch["next", "done"][:, :-1, 0]
-    begins = batch["hunter", "observation", "rewards"][:, 1:]
+    first_rewards = batch["hunter", "observation", "rewards"][:, 1:]
     assert dones.any()
-    assert (begins[dones] == 0).all()
-    assert (begins[~dones] != 0).any()
+    assert (first_rewards[dones] == 0).all()
+    assert (first_rewards[~dones] != 0).any()
 
 
 def test_wrapped_worlds_are_stepped_and_rendered() -> None:
@@ -324,8 +324,8 @@ def test_agents_observe_the_last_rewards_of_others() -> None:
         assert (observed[..., agent, :][acting] == rewards[acting]).all()
         assert (observed[..., agent, :][~acting] == 0).all()
     dones = batch["next", "done"][:, :-1, 0]
-    begins = batch["hunter", "observation", "rewards"][:, 1:]
-    assert (begins[dones] == 0).all()
+    first_rewards = batch["hunter", "observation", "rewards"][:, 1:]
+    assert (first_rewards[dones] == 0).all()
     assert dones.sum() > 1
 
 

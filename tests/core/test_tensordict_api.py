@@ -46,9 +46,9 @@ def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
         dones = long["next", "done"][:-1, 0]
         steps = long["hunter", "observation"][1:, 0, 1]
         assert (steps[dones] == 0).all()
-        cut = env.rollout(2, set_truncated=True)
-        assert cut["next", "done"][-1].all()
-        assert cut["next", "hunter", "done"][-1].all()
+        truncated = env.rollout(2, set_truncated=True)
+        assert truncated["next", "done"][-1].all()
+        assert truncated["next", "hunter", "done"][-1].all()
 
 
 def test_batch_breaks_when_all_are_done() -> None:

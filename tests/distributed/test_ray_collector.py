@@ -436,8 +436,10 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
     order = [environments(batch)[0] for batch in batches]
     assert order.count(1) > order.count(0) > 0
     for index in (0, 1):
-        mine = [batch for batch in batches if environments(batch)[0] == index]
-        actual = torch.cat([batch["collector", "traj_ids"] for batch in mine], 1)
+        actor_batches = [batch for batch in batches if environments(batch)[0] == index]
+        actual = torch.cat(
+            [batch["collector", "traj_ids"] for batch in actor_batches], 1
+        )
         assert (actual.diff() >= 0).all()
         assert int(actual[0, 0]) == index << 32
 
@@ -556,9 +558,9 @@ def test_several_policies_act_as_in_local_workers() -> None:
         MultiSyncCollector(masked, num_workers=2, **actor_options, **given()) as local,
     ):
         for _ in range(2):
-            found = ray.next()
-            assert_same(found, local.next())
-            assert set(found["hunter", "policy_id"].unique().tolist()) == {0, 1}
+            batch = ray.next()
+            assert_same(batch, local.next())
+            assert set(batch["hunter", "policy_id"].unique().tolist()) == {0, 1}
             for collector in (ray, local):
                 with torch.no_grad():
                     for weight in collector.policy["b"].parameters():

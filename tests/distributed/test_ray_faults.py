@@ -59,7 +59,7 @@ def test_a_killed_process_has_the_same_result_as_locally(
     died = tmp_path / "locally"
     with MultiSyncCollector([masked, DiesOnce(died, 27)], biased(), **options) as local:
         expected = batches_of(local)
-        cut = local.stats()["cut_trajectories"]
+        cut_ids = local.stats()["cut_trajectories"]
     assert died.exists()
     with RayCollector(
         [masked, DiesOnce(tmp_path / "there", 27)],
@@ -72,8 +72,8 @@ def test_a_killed_process_has_the_same_result_as_locally(
             assert_same(batch, expected_batch)
         stats = collector.stats()
     assert stats["frames"] == 120
-    assert stats["cut_trajectories"] == cut
-    assert len(cut) == 1
+    assert stats["cut_trajectories"] == cut_ids
+    assert len(cut_ids) == 1
     assert (stats["restarts"], stats["worker_restarts"]) == (0, 1)
 
 
@@ -321,9 +321,9 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
         print("pid", pid)
     """
     code = textwrap.dedent(script)
-    run = run_python("-c", code, interpreter=True, timeout=4 * SOON)
-    assert run.returncode == 0, run.stderr
-    wait_until_gone([int(run.stdout.split()[-1])])
+    process = run_python("-c", code, interpreter=True, timeout=4 * SOON)
+    assert process.returncode == 0, process.stderr
+    wait_until_gone([int(process.stdout.split()[-1])])
 
 
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:

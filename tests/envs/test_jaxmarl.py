@@ -148,7 +148,7 @@ def test_the_data_are_those_of_the_library(
     masked = any(g.action_mask for g in env.description.groups.values())
     stock = Rollout(task, options)
     length = np.zeros(WORLDS, int)
-    ends = cut = 0
+    ends = n_truncated = 0
     for t in range(frames):
         root, after = batch[:, t], batch["next"][:, t]
         alive = {agent: ~root[g, "done"][:, row, 0].numpy() for agent, g, row in rows}
@@ -177,12 +177,12 @@ def test_the_data_are_those_of_the_library(
         truncated = after["truncated"][:, 0].numpy()
         assert (length[truncated] == limit).all()
         ends += over.sum()
-        cut += truncated.sum()
+        n_truncated += truncated.sum()
         if over.any():
             length[over] = 0
             stock.begin(over)
     assert ends >= WORLDS
-    assert (cut == ends) == limit_only
+    assert (n_truncated == ends) == limit_only
 
 
 # `scripts/environments.py jaxmarl` checks every task. Compiling them takes minutes.

@@ -52,8 +52,8 @@ def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
     env = LbForagingEnv(SMALL, max_episode_steps=1)
     env.set_seed(0)
     root = env.reset()
-    inner: Any = env.env
-    inner._env.unwrapped.field[:] = 0
+    wrapped_env: Any = env.env
+    wrapped_env._env.unwrapped.field[:] = 0
     data = env.step(root.update(env.rand_action(root.clone())))
     assert data["next", "terminated"].item()
     assert data["next", "truncated"].item()

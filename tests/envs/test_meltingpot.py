@@ -443,8 +443,8 @@ def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:
         from meltingpot.utils.substrates import specs
 
         name = "MISMATCHED_COIN_COLLECTED_BY_PARTNER"
-        seen = {"RGB": specs.OBSERVATION["RGB"], name: specs.float64(3)}
-        config.timestep_spec = specs.timestep(seen)
+        observation_specs = {"RGB": specs.OBSERVATION["RGB"], name: specs.float64(3)}
+        config.timestep_spec = specs.timestep(observation_specs)
     with (
         MeltingpotEnv(config) as env,
         pytest.raises(ValueError, match=f"coins: .*1.{name} the shape .3,., but"),

@@ -53,8 +53,8 @@ def test_the_data_are_those_of_the_library(layout: str, stock: Any) -> None:
         env = stock(layout, 60)
         for step, actions in enumerate(episode["player", "action"]):
             location = f"{layout}, step {step}"
-            seen = np.stack(env.lossless_state_encoding_mdp(env.state))
-            assert_equal(episode["player", "observation"][step], seen, location)
+            observations = np.stack(env.lossless_state_encoding_mdp(env.state))
+            assert_equal(episode["player", "observation"][step], observations, location)
             joint_action = [Action.INDEX_TO_ACTION[action] for action in actions]
             _, sparse, over, infos = env.step(joint_action)
             extra = np.array(infos["shaped_r_by_agent"])
@@ -62,8 +62,10 @@ def test_the_data_are_those_of_the_library(layout: str, stock: Any) -> None:
             assert_equal(actual, sparse + 0.5 * extra, location)
             actual = episode["next", "player", "info", "shaped_reward"][step]
             assert_equal(actual, extra, location)
-            seen = np.stack(env.lossless_state_encoding_mdp(env.state))
-            assert_equal(episode["next", "player", "observation"][step], seen, location)
+            observations = np.stack(env.lossless_state_encoding_mdp(env.state))
+            assert_equal(
+                episode["next", "player", "observation"][step], observations, location
+            )
             assert episode["next", "truncated"][step, 0] == over
             assert not episode["next", "terminated"][step, 0]
             shaped += bool(extra.any())

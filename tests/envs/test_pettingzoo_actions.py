@@ -15,7 +15,7 @@ from marl_collect.envs import PettingZooWrapper
 
 
 @pytest.mark.parametrize(
-    ("space", "written", "received"),
+    ("space", "passed", "received"),
     [
         (spaces.Discrete(5, start=7), [0, 1, 4], [7, 8, 11]),
         (
@@ -37,13 +37,13 @@ from marl_collect.envs import PettingZooWrapper
     ],
 )
 def test_actions_are_converted_to_their_space(
-    space: Any, written: Any, received: Any
+    space: Any, passed: Any, received: Any
 ) -> None:
     env = scripted(Script(action=space))
-    env.step(agent=written)
+    env.step(agent=passed)
     actions = env.env.env.received[0]
     assert [np.asarray(a).tolist() for a in actions.values()] == received
-    env.step(agent=[written[0]] * 3)
+    env.step(agent=[passed[0]] * 3)
     # The environment's earlier arrays do not change.
     assert [np.asarray(a).tolist() for a in actions.values()] == received
     if not isinstance(space, spaces.Box):

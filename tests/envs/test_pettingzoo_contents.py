@@ -112,7 +112,7 @@ def stay(env: Sloppy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (drop(0, 0), r"After reset_row.*lists agent_2, but it has no observation"),
         (drop(0, 1), r"Step 1 of .*lists agent_2, but it has no observation"),
@@ -121,13 +121,13 @@ def stay(env: Sloppy) -> None:
         (stay, r"Step 2 of .*agent_1 is done, but env.agents still lists it"),
     ],
 )
-def test_check_env_finds_results_without_an_agent(spoil: Any, said: str) -> None:
+def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> None:
     def factory() -> PettingZooWrapper:
         return PettingZooWrapper(Sloppy(spoil), done_on_any=False)
 
     with pytest.raises(ContractError) as excinfo:
         check_env(factory, episodes=2)
-    assert any(re.search(said, finding) for finding in excinfo.value.findings)
+    assert any(re.search(message, finding) for finding in excinfo.value.findings)
     assert len(excinfo.value.findings) <= 3, "a finding is repeated for every step"
 
 
@@ -150,7 +150,7 @@ def test_lists_and_float64_are_cast_to_the_space(observe: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("observation", "said"),
+    ("observation", "message"),
     [
         (np.zeros(4), r"observation of agent agent_0 .*\(3,\).*\(4,\)"),
         (np.zeros(1), r"\(3,\).*\(1,\)"),
@@ -160,9 +160,9 @@ def test_lists_and_float64_are_cast_to_the_space(observe: Any) -> None:
     ],
 )
 def test_a_wrong_observation_is_an_error_that_names_the_agent(
-    observation: Any, said: str
+    observation: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         scripted(Script(observe=lambda i, step, action: observation))
 
 

@@ -304,8 +304,8 @@ def test_a_reward_that_is_not_a_number_is_an_error(reward: Any) -> None:
     step = raw.step
 
     def go(actions: Any) -> Any:
-        observations, _, *rest = step(actions)
-        return (observations, dict.fromkeys(raw.agents, reward), *rest)
+        observations, _, *flags = step(actions)
+        return (observations, dict.fromkeys(raw.agents, reward), *flags)
 
     raw.step = go  # type: ignore[method-assign]
     env = BoundEnv(PettingZooWrapper(raw))

@@ -174,10 +174,10 @@ def test_fast_physics_is_used_only_for_unmodified_worlds() -> None:
         def integrate_state(self, p_force: Any) -> None:
             super().integrate_state(p_force)
 
-    changed = find_task("simple_spread_v3")()
-    changed.unwrapped.world.__class__ = Windy
-    world_of(changed)
-    assert changed.unwrapped.world.step.__func__ is World.step
+    changed_env = find_task("simple_spread_v3")()
+    changed_env.unwrapped.world.__class__ = Windy
+    world_of(changed_env)
+    assert changed_env.unwrapped.world.step.__func__ is World.step
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_groups_and_their_order_follow_the_group_map(
 
 
 @pytest.mark.parametrize(
-    ("group_map", "said"),
+    ("group_map", "message"),
     [
         ({"a": ["agent_0", "agent_1"]}, r"missing: \['agent_2'\]"),
         ({"a": ["agent_0", "agent_1", "agent_2", "x"]}, r"unknown: \['x'\]"),
@@ -59,9 +59,9 @@ def test_groups_and_their_order_follow_the_group_map(
     ],
 )
 def test_a_group_map_must_name_every_agent_exactly_once(
-    group_map: Any, said: str
+    group_map: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         scripted(group_map=group_map)
 
 

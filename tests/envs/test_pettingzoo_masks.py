@@ -147,7 +147,7 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keywords", "script", "said"),
+    ("keywords", "script", "message"),
     [
         ({"action_mask": "infos"}, Script(), "must be one of .* but is 'infos'"),
         ({"action_mask": "observation"}, Script(), "needs Dict observation spaces"),
@@ -166,9 +166,9 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
     ],
 )
 def test_a_source_that_does_not_fit_is_an_error(
-    keywords: dict[str, Any], script: Script, said: str
+    keywords: dict[str, Any], script: Script, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.compile(said, re.DOTALL)):
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         scripted(script, **keywords)
 
 

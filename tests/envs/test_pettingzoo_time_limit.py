@@ -132,12 +132,12 @@ def test_the_last_observation_of_a_cut_episode_is_that_of_the_next_turn(
         )
         with collector:
             batches.append(collector.next().clone())
-    cut, expected = batches
+    batch, expected = batches
     assert expected["next", "truncated"][0, 3].all()
-    assert (cut["next", "truncated"] == expected["next", "truncated"]).all()
+    assert (batch["next", "truncated"] == expected["next", "truncated"]).all()
     for group in ("player_1", "player_2"):
         name = ("next", group, "observation", "observation")
-        assert (cut[name] == expected[name]).all()
+        assert (batch[name] == expected[name]).all()
     # Four moves have been made; the player whose turn is next sees all of them.
-    observation = cut["next", "player_1", "observation", "observation"][0, 3]
+    observation = batch["next", "player_1", "observation", "observation"][0, 3]
     assert int(observation.sum()) == 4

@@ -65,7 +65,7 @@ def test_a_family_in_a_separate_package_is_named(
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("pursuit_v4", "has sisl/pursuit_v5"),
         ("sisl/pursuit_v4", "has sisl/pursuit_v5"),
@@ -78,8 +78,8 @@ def test_a_family_in_a_separate_package_is_named(
         ("nowhere/pong_v3", "no task family 'nowhere'.*sisl"),
     ],
 )
-def test_an_unknown_task_is_an_error_with_advice(task: str, said: str) -> None:
-    with pytest.raises(UnknownTaskError, match=said):
+def test_an_unknown_task_is_an_error_with_advice(task: str, message: str) -> None:
+    with pytest.raises(UnknownTaskError, match=message):
         find_task(task)
 
 
@@ -95,13 +95,15 @@ def test_a_module_without_the_callable_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "others"),
+    ("task", "other_modules"),
     [
         ("sisl/multiwalker_v9", ["pettingzoo.classic.", "pymunk", "mpe2", "chess"]),
         ("mpe/simple_v3", ["pettingzoo.sisl.", "pettingzoo.classic.", "Box2D"]),
     ],
 )
-def test_only_the_family_of_a_task_is_imported(task: str, others: list[str]) -> None:
+def test_only_the_family_of_a_task_is_imported(
+    task: str, other_modules: list[str]
+) -> None:
     pytest.importorskip("Box2D" if "sisl" in task else "mpe2")
     script = f"""
 import sys
@@ -109,7 +111,7 @@ from marl_collect.envs import PettingZooEnv, available_envs
 available_envs()
 env = PettingZooEnv({task!r})
 for name in sorted(sys.modules):
-    if name == "torch" or name.startswith(tuple({others!r})):
+    if name == "torch" or name.startswith(tuple({other_modules!r})):
         print("loaded", name)
 """
     process = run_python("-W", "ignore", "-c", script, check=True, interpreter=True)
@@ -120,7 +122,7 @@ def _hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """Make ``find_spec`` not find ``package``."""
     find = importlib.util.find_spec
 
-    def found(name: str, *rest: Any) -> Any:
-        return None if name.partition(".")[0] == package else find(name, *rest)
+    def found(name: str, *arguments: Any) -> Any:
+        return None if name.partition(".")[0] == package else find(name, *arguments)
 
     monkeypatch.setattr(importlib.util, "find_spec", found)

@@ -61,8 +61,8 @@ def test_the_data_are_those_of_the_library(
     observed = stock.reset()
     ends = ended_alone = 0
     for step in range(FRAMES):
-        for (group, row), seen in zip(agents, observed, strict=True):
-            assert torch.equal(batch[group, "observation"][:, step, row], seen)
+        for (group, row), observation in zip(agents, observed, strict=True):
+            assert torch.equal(batch[group, "observation"][:, step, row], observation)
         actions = [batch[group, "action"][:, step, row] for group, row in agents]
         observed, rewards, terminated, _ = stock.step(
             [a if a.ndim == 2 else a[:, None] for a in actions]
@@ -70,8 +70,10 @@ def test_the_data_are_those_of_the_library(
         frames += 1
         truncated = torch.from_numpy(frames >= LIMIT) & ~terminated
         after = batch["next"]
-        for (group, row), seen, reward in zip(agents, observed, rewards, strict=True):
-            assert torch.equal(after[group, "observation"][:, step, row], seen)
+        for (group, row), observation, reward in zip(
+            agents, observed, rewards, strict=True
+        ):
+            assert torch.equal(after[group, "observation"][:, step, row], observation)
             reward_row = after[group, "reward"][:, step, row, 0]
             assert torch.equal(reward_row, reward.reshape(WORLDS))
         assert torch.equal(after["terminated"][:, step, 0], terminated)
@@ -159,8 +161,8 @@ def test_a_world_that_begins_alone_changes_no_other() -> None:
     env = VmasEnv("navigation", 4)
     before = env.begin(None, np.arange(4))["agent"]
     after = env.begin(np.array([False, True, False, True]), np.arange(4))["agent"]
-    changed = (before != after).any((1, 2))
-    assert changed.tolist() == [False, True, False, True]
+    worlds_changed = (before != after).any((1, 2))
+    assert worlds_changed.tolist() == [False, True, False, True]
     env.close()
 
 

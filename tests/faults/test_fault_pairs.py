@@ -62,8 +62,10 @@ def test_the_first_of_two_faults_is_reported_on_ray() -> None:
 def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(seed: int) -> None:
     arguments = ["--seed", f"{seed}", "--pairs", "1", "--slack", f"{SLACK}"]
     command = [sys.executable, fault_pairs.__file__, *arguments]
-    run: Any = subprocess.run(
+    process: Any = subprocess.run(
         ["unshare", "-Urm", *command], capture_output=True, text=True, check=False
     )
-    assert f"{seed} Writer: {FULL_DISKS[seed]}: " in run.stdout, run.stdout + run.stderr
-    assert "1 pairs, 0 failed" in run.stdout
+    assert f"{seed} Writer: {FULL_DISKS[seed]}: " in process.stdout, (
+        process.stdout + process.stderr
+    )
+    assert "1 pairs, 0 failed" in process.stdout

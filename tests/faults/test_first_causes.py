@@ -399,9 +399,9 @@ def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
     with Collector(CountingEnv, policy(), **options) as collector:
         collector.next()
     state = collector.state_dict()
-    with Collector(CountingEnv, policy(), **options) as same:
-        same.next()
-        expected = same.next()
+    with Collector(CountingEnv, policy(), **options) as local_collector:
+        local_collector.next()
+        expected = local_collector.next()
     with Collector(CountingEnv, policy(), **options) as resumed:
         resumed.load_state_dict(state)
         assert (resumed.next() == expected).all()

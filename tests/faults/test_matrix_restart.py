@@ -68,7 +68,7 @@ def test_a_worker_that_fails_is_replaced(
                 last[environment] = row[-1]
         stats = collector.stats()
         assert stats["restarts"] == 1
-        assert all(cut >> 32 == 1 for cut in stats["cut_trajectories"])
+        assert all(cut_id >> 32 == 1 for cut_id in stats["cut_trajectories"])
 
 
 @pytest.mark.parametrize("silenced", [False, True])

@@ -217,9 +217,9 @@ def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> Non
                 parallel_env.set_seed(4)
             assert (env.reset() == twin.reset()).all()
             torch.manual_seed(0)
-            mine = env.rollout(5)
+            rollout = env.rollout(5)
             torch.manual_seed(0)
-            assert (mine == twin.rollout(5)).all()
+            assert (rollout == twin.rollout(5)).all()
         finally:
             twin.close()
     finally:
@@ -284,15 +284,15 @@ def test_a_collector_works_inside_the_worker_of_a_dataloader() -> None:
                 for batch in collector:
                     yield batch["hunter", "observation"].clone()
 
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as mine:
-        mine.next()
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as own_collector:
+        own_collector.next()
         # Named, because importing TorchRL makes spawned workers the default.
         loader = DataLoader(
             Frames(), batch_size=None, num_workers=1, multiprocessing_context="fork"
         )
         shapes = [tuple(observation.shape) for observation in loader]
         assert shapes == [(1, 8, 2, 5)] * 3
-        mine.next()
+        own_collector.next()
 
 
 @every_kind

@@ -128,7 +128,7 @@ def test_sums_of_rewards_begin_at_zero() -> None:
 
 
 def test_spaces_are_converted_to_matching_specs() -> None:
-    inner = {
+    subspaces = {
         "bits": spaces.MultiBinary(3),
         "several": spaces.MultiDiscrete([2, 5]),
         "table": spaces.MultiDiscrete([[2, 3], [4, 5]]),  # type: ignore[list-item]
@@ -136,7 +136,9 @@ def test_spaces_are_converted_to_matching_specs() -> None:
         "pixel": spaces.Box(0, 255, (2, 2), np.uint8),
         "high": spaces.Box(1.0, 2.0, (2,), np.float32),
     }
-    spec = observation_spec(_description(spaces.Dict(inner)), (3,))["g", "observation"]
+    spec = observation_spec(_description(spaces.Dict(subspaces)), (3,))[
+        "g", "observation"
+    ]
     assert spec.shape == (3, 2)
     kinds = {name: type(leaf).__name__ for name, leaf in spec.items()}
     assert isinstance(spec["bits"], Binary)

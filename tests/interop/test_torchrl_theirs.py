@@ -254,8 +254,8 @@ def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
     lived = (after["reward"] > 0).sum(1).flatten().tolist()
     assert lived == [9, 12, 9, 12]  # The first agent dies a step before the world.
     assert after["done"][:, :, 1].sum() == 6
-    begins = frames["clock"][:, :, 0] == 0
-    assert begins.nonzero()[:, 1].tolist() == [0, 4, 8] * 2
+    is_first = frames["clock"][:, :, 0] == 0
+    assert is_first.nonzero()[:, 1].tolist() == [0, 4, 8] * 2
     description = TorchRLWrapper(LampsEnv()).description
     assert make().description.row() == description.row()
 
@@ -340,11 +340,11 @@ def test_unsupported_action_specs_are_refused_by_name() -> None:
 
 
 def test_close_closes_the_inner_environment() -> None:
-    inner = LampsEnv()
-    env = TorchRLWrapper(inner)
+    torchrl_env = LampsEnv()
+    env = TorchRLWrapper(torchrl_env)
     env.close()
     env.close()
-    assert inner.is_closed
+    assert torchrl_env.is_closed
 
 
 class PlacedEnv(CartEnv):

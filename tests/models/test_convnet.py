@@ -46,9 +46,9 @@ def test_outputs_and_gradients_equal_separate_networks(
     assert out.shape == (*batch, N, 6 * 4 * 4)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(out)
-    mine = torch.autograd.grad((out * weights).sum(), x)[0]
-    other = torch.autograd.grad((expected * weights).sum(), x)[0]
-    torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+    gradient = torch.autograd.grad((out * weights).sum(), x)[0]
+    expected_gradient = torch.autograd.grad((expected * weights).sum(), x)[0]
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)

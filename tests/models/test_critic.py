@@ -76,11 +76,11 @@ def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
     critic.load_torchrl_state_dict(theirs.state_dict())
     td = batch(5)
 
-    mine, other = critic(td.clone()), theirs(td.clone())
+    ours, other = critic(td.clone()), theirs(td.clone())
 
     for name in SIZES:
         key = (name, "state_value")
-        torch.testing.assert_close(mine[key], other[key])
+        torch.testing.assert_close(ours[key], other[key])
 
 
 def test_sizes_are_inferred_and_weights_are_materialized() -> None:

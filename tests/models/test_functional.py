@@ -346,8 +346,8 @@ def test_the_gpu_equals_the_cpu(case: Case) -> None:
         total(out).backward()
         total(expected).backward()
         gradients = zip(on_gpu.parameters(), net.parameters(), strict=True)
-        for mine, theirs in gradients:
-            assert mine.grad is not None
+        for gpu_parameter, cpu_parameter in gradients:
+            assert gpu_parameter.grad is not None
             torch.testing.assert_close(
-                mine.grad.cpu(), theirs.grad, atol=1e-3, rtol=1e-3
+                gpu_parameter.grad.cpu(), cpu_parameter.grad, atol=1e-3, rtol=1e-3
             )

@@ -57,11 +57,11 @@ def test_a_value_for_every_agent(
     idle = [n for n, p in critic.named_parameters() if p.grad is None]
     assert not idle
 
-    changed = observe(BOTH, 7)
-    changed["two", "observation", "speed"] += 1
-    critic(changed)
-    same = torch.equal(changed["one", "state_value"], td["one", "state_value"])
-    assert same is not centralised  # Only the other group's observations differ.
+    changed_td = observe(BOTH, 7)
+    changed_td["two", "observation", "speed"] += 1
+    critic(changed_td)
+    is_equal = torch.equal(changed_td["one", "state_value"], td["one", "state_value"])
+    assert is_equal is not centralised  # Only the other group's observations differ.
 
 
 def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:

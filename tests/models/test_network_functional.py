@@ -116,9 +116,9 @@ class TestFunctional:
             x = torch.randn(6, N, INPUTS, dtype=torch.float64, requires_grad=True)
 
             torch.testing.assert_close(net(x), theirs(x), atol=1e-10, rtol=0)
-            mine = torch.autograd.grad(net(x).square().sum(), x)[0]
+            gradient = torch.autograd.grad(net(x).square().sum(), x)[0]
             other = torch.autograd.grad(theirs(x).square().sum(), x)[0]
-            torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+            torch.testing.assert_close(gradient, other, atol=1e-10, rtol=0)
         with pytest.raises(ValueError, match="TorchRL's state_dict do not fit"):
             network(centralised, share_params, num_cells=9).load_torchrl_state_dict(
                 theirs.state_dict()

@@ -53,8 +53,8 @@ def test_outputs_and_gradients_equal_separate_modules(
         pairs = zip(*(s.parameters() for s in singles), strict=True)
         theirs = [torch.stack([p.grad for p in ps]) for ps in pairs]
         theirs = [g.mT if g.ndim == 3 else g.unsqueeze(1) for g in theirs]
-    for mine, other in zip(our_gradients, theirs, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+    for gradient, expected_gradient in zip(our_gradients, theirs, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
@@ -79,14 +79,14 @@ def test_centralised_and_share_params_determine_dependencies(
     centralised: bool, share_params: bool
 ) -> None:
     net = network(centralised, share_params)
-    same = torch.randn(1, INPUTS).expand(N, INPUTS)
-    out = net(same)
+    equal_inputs = torch.randn(1, INPUTS).expand(N, INPUTS)
+    out = net(equal_inputs)
     # Rows of one matrix product may differ in their last digits.
     assert torch.allclose(out[0], out[1], atol=1e-6) == share_params
-    changed = same.clone()
-    changed[0] += 1
+    changed_inputs = equal_inputs.clone()
+    changed_inputs[0] += 1
 
-    after = net(changed)
+    after = net(changed_inputs)
 
     assert not torch.equal(after[0], out[0])
     assert torch.equal(after[1], out[1]) != centralised
@@ -371,8 +371,8 @@ def test_meta_networks_can_be_pickled_and_materialized(
         assert not meta_tensors(first)
         assert torch.equal(first(x), second(x))
         if not share_params:
-            same = x[:, :1].expand(2, N, INPUTS)
-            out = first(same)
+            equal_inputs = x[:, :1].expand(2, N, INPUTS)
+            out = first(equal_inputs)
             assert not torch.equal(out[:, 0], out[:, 1])
 
 

@@ -81,9 +81,9 @@ def test_a_sequence_equals_torch(
     expected = torch.stack(outputs, 2)
     torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(out)
-    mine = torch.autograd.grad((out * weights).sum(), x)[0]
-    other = torch.autograd.grad((expected * weights).sum(), x)[0]
-    torch.testing.assert_close(mine, other, atol=1e-10, rtol=0)
+    gradient = torch.autograd.grad((out * weights).sum(), x)[0]
+    expected_gradient = torch.autograd.grad((expected * weights).sum(), x)[0]
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
@@ -171,7 +171,7 @@ def test_lazy_and_meta_networks(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("keywords", "message"),
     [
         ({"x": torch.zeros(2, 4, INPUTS)}, r"n_agents=3 .* shape \[2, 4, 4\]"),
         ({"x": torch.zeros(2, N, 5)}, "inputs=4"),
@@ -180,11 +180,11 @@ def test_lazy_and_meta_networks(
         ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
     ],
 )
-def test_bad_inputs_name_expected_and_found(given: Any, message: str) -> None:
+def test_bad_inputs_name_expected_and_found(keywords: Any, message: str) -> None:
     net = build(MultiAgentGRU, False, False)
 
     with pytest.raises(ValueError, match=message):
-        net(**({"x": torch.zeros(2, N, INPUTS)} | given))
+        net(**({"x": torch.zeros(2, N, INPUTS)} | keywords))
 
 
 def test_it_compiles_in_one_graph() -> None:

@@ -92,15 +92,15 @@ def test_collectors_carry_and_reset_the_state_and_losses_reproduce_it(
         explained = collector.explain()
     assert all(text.startswith("Fused") for text in explained), explained
     batch = torch.cat([first, second], 1)
-    begins = batch["is_init"].squeeze(-1)
-    assert begins[:, 0].all()
-    assert begins[:, 1:].any()
+    is_init = batch["is_init"].squeeze(-1)
+    assert is_init[:, 0].all()
+    assert is_init[:, 1:].any()
     for group in ("hunter", "prey"):
         for name in STATES[recurrent]:
             carried, following = batch[group, name], batch["next", group, name]
-            continues = ~begins[:, 1:]
+            continues = ~is_init[:, 1:]
             assert torch.equal(carried[:, 1:][continues], following[:, :-1][continues])
-            assert not carried[begins].any()
+            assert not carried[is_init].any()
             assert following.abs().amax() > 0
 
     # The second batch begins in the middle of episodes, from the stored state.

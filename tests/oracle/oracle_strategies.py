@@ -126,8 +126,8 @@ def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
     if independent and case.collector == "sync":
         ways += [{"cat_results": cat_results} for cat_results in ("stack", 0, -1)]
     way = draw(st.sampled_from(ways))
-    stored = bool(DELIVERIES & set(way)) and draw(seldom)
-    return way | ({"replay_buffer": True} if stored else {})
+    in_buffer = bool(DELIVERIES & set(way)) and draw(seldom)
+    return way | ({"replay_buffer": True} if in_buffer else {})
 
 
 def possible_events(case: Case) -> list[tuple[Any, ...]]:

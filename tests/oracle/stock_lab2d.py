@@ -229,7 +229,7 @@ class _Level:
 
     def _said(self, timestep: Any) -> Step:
         observed = timestep.observation
-        seen: list[Frame] = []
+        frames: list[Frame] = []
         for prefix in self._prefixes:
             frame: Frame = {
                 (name.removeprefix(prefix),): np.array(value)
@@ -237,13 +237,13 @@ class _Level:
                 if name.startswith(prefix) and np.asarray(value).dtype.kind in "biuf"
             }
             frame.pop(("REWARD",), None)
-            seen.append(frame)
+            frames.append(frame)
         shared = timestep.reward or 0.0
         rewards = [
             float(observed.get(prefix + "REWARD", shared)) for prefix in self._prefixes
         ]
         # Without players there is one agent, which gets all observations.
-        return seen, None, rewards, bool(timestep.last())
+        return frames, None, rewards, bool(timestep.last())
 
 
 class _Substrate:

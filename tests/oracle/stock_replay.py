@@ -170,14 +170,14 @@ def _check(
             raise MismatchError(
                 f"{location}: {name} is {actual.shape}, not {value.shape}."
             )
-        same = actual == value
+        equal = actual == value
         if actual.dtype.kind == "f":
-            same |= np.isnan(actual) & np.isnan(value)
-        if not same.all():
-            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            equal |= np.isnan(actual) & np.isnan(value)
+        if not equal.all():
+            at = tuple(int(i) for i in np.argwhere(~equal)[0])
             raise MismatchError(
                 f"{location}: {name}{list(at)} is {actual[at]}, but the stock library "
-                f"says {value[at]}; {int((~same).sum())} of {same.size} differ."
+                f"says {value[at]}; {int((~equal).sum())} of {equal.size} differ."
             )
         if actual.dtype != value.dtype:
             raise MismatchError(

@@ -103,9 +103,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_processes_of_workers_end_with_the_trainer() -> None:
-    run = run_python("-c", NESTED)
-    assert run.returncode == -signal.SIGKILL, run.stderr
-    *pids, ready = run.stdout.split()
+    process = run_python("-c", NESTED)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    *pids, ready = process.stdout.split()
     assert ready == "ready"
     assert len(set(pids)) == 4
     wait_until_gone(map(int, pids))

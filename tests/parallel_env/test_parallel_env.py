@@ -188,8 +188,8 @@ batch.step()
 print(env.torch_is_here, "torch" in sys.modules)
 env.close()
 """
-    run = run_python("-c", code, interpreter=True)
-    assert run.stdout == "[False, False] False\n", run.stderr
+    process = run_python("-c", code, interpreter=True)
+    assert process.stdout == "[False, False] False\n", process.stderr
 
 
 @pytest.mark.torchrl_defect("D22")

@@ -281,8 +281,8 @@ batch.step()
 )
 def test_a_script_without_close_ends_cleanly_and_quickly(end: str, code: int) -> None:
     """Without a guard for the main module, too."""
-    run = run_python("-c", textwrap.dedent(SCRIPT) + end, interpreter=not end)
-    assert run.returncode == code, run.stderr
+    process = run_python("-c", textwrap.dedent(SCRIPT) + end, interpreter=not end)
+    assert process.returncode == code, process.stderr
     if code in (0, 7):
-        assert run.stderr == ""
-    wait_until_gone([int(pid) for pid in run.stdout.split()])
+        assert process.stderr == ""
+    wait_until_gone([int(pid) for pid in process.stdout.split()])

@@ -19,7 +19,7 @@ def test_environments_are_spread_evenly(
 
     indices = [k for group in spread.groups for k in group]
     assert indices == list(range(environments))
-    dealt = [[k for mine in rows for k in mine] for rows in spread.rows]
+    dealt = [[k for group_rows in rows for k in group_rows] for rows in spread.rows]
     assert dealt == [list(group) for group in spread.groups]
     loads = [sum(map(len, spread.of_process(p))) for p in range(processes)]
     assert max(loads) - min(loads) <= 1

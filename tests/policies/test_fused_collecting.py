@@ -83,15 +83,20 @@ def same(a: TensorDict, b: TensorDict) -> bool:
     )
 
 
-@pytest.mark.parametrize("how", [InteractionType.RANDOM, InteractionType.DETERMINISTIC])
+@pytest.mark.parametrize(
+    "interaction_type", [InteractionType.RANDOM, InteractionType.DETERMINISTIC]
+)
 def test_our_heads_give_the_same_data_for_any_distribution_of_environments(
-    how: Any,
+    interaction_type: Any,
 ) -> None:
     acting = policy()
-    expected = collect(Collector, acting, exploration_type=how)
+    expected = collect(Collector, acting, exploration_type=interaction_type)
     for workers in (1, 2, 3):
         actual = collect(
-            MultiSyncCollector, acting, num_workers=workers, exploration_type=how
+            MultiSyncCollector,
+            acting,
+            num_workers=workers,
+            exploration_type=interaction_type,
         )
         assert same(expected, actual), f"{workers} workers differ"
     assert (expected["hunter", "action_log_prob"] <= 0).all()

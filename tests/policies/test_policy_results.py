@@ -63,10 +63,10 @@ def exclusion(td: TensorDictBase) -> TensorDictBase:
 
 
 def new(td: TensorDictBase) -> TensorDictBase:
-    written = write(td.clone())
+    result = write(td.clone())
     out = TensorDict({}, td.batch_size)
     for group in ("prey", "hunter"):
-        out[group, "action"] = written[group, "action"]
+        out[group, "action"] = result[group, "action"]
     return out
 
 

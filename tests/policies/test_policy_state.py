@@ -156,8 +156,8 @@ def test_workers_get_every_setting(kind: Any) -> None:
 @torch.no_grad()
 def called(net: nn.Module) -> float:
     """Return the action of a call in this process."""
-    written = acting(net)(CountingEnv().reset().unsqueeze(0))
-    return float(written["prey", "action"].flatten()[0])
+    outputs = acting(net)(CountingEnv().reset().unsqueeze(0))
+    return float(outputs["prey", "action"].flatten()[0])
 
 
 @pytest.mark.parametrize("change", OUTSIDE)

@@ -13,9 +13,9 @@ from marl_collect.processes.shared_memory import Segment, free_memory, readable
 
 
 def test_both_ends_see_the_same_bytes() -> None:
-    mine = Segment.create(1000, "a test")
-    other = Segment.attach(mine.handle)
-    mine.buffer[7] = 42
+    segment = Segment.create(1000, "a test")
+    other = Segment.attach(segment.handle)
+    segment.buffer[7] = 42
     assert other.buffer[7] == 42
     assert len(other.buffer) == 1000
 

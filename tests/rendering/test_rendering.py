@@ -44,14 +44,14 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None
     assert pictures[0].shape == (700, 700, 3)
     assert pictures[0].dtype == np.uint8
     assert not np.array_equal(pictures[0], pictures[6])
-    cut = list(play(spread, max_frames_per_traj=2, episodes=3, seed=3))
+    cut_pictures = list(play(spread, max_frames_per_traj=2, episodes=3, seed=3))
     with pytest.raises(TypeError, match="its old name max_frames: pass one"):
         list(play(spread, max_frames=2, max_frames_per_traj=2))
     with pytest.warns(DeprecationWarning, match="now called max_frames_per_traj"):
         old_name = list(play(spread, max_frames=2, episodes=3, seed=3))
-    assert len(old_name) == len(cut)
-    assert len(cut) == 3 * 3
-    assert np.array_equal(cut[0], pictures[0])  # The same seed.
+    assert len(old_name) == len(cut_pictures)
+    assert len(cut_pictures) == 3 * 3
+    assert np.array_equal(cut_pictures[0], pictures[0])  # The same seed.
 
 
 def test_the_overlay_is_a_band_above_the_picture() -> None:
@@ -184,10 +184,10 @@ def test_a_video_has_every_picture(tmp_path: Path, name: str) -> None:
     for t in range(12):
         frames[t, :, : 3 * t] = 255
     assert write_video(tmp_path / name, frames, fps=10, scale=2) == 12
-    read = imageio.mimread(tmp_path / name)
-    assert len(read) == 12
-    assert read[0].shape[:2] == (62, 90)
-    for t, image in enumerate(read):
+    pictures = imageio.mimread(tmp_path / name)
+    assert len(pictures) == 12
+    assert pictures[0].shape[:2] == (62, 90)
+    for t, image in enumerate(pictures):
         bright = (image[..., 0] > 127).mean(0)
         assert abs(int((bright > 0.5).sum()) - 6 * t) <= 2
     assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -39,8 +39,8 @@ def test_sums_do_not_depend_on_how_many_environments_are_summed(
             if k in e.rows
         ]
         single = _sums(rewards[k : k + 1], _joined(own_ends), begins[k : k + 1], frames)
-        mine = np.concatenate([e.rows for e in ends]) == k
-        assert (single[0] == total[mine]).all()
+        is_own = np.concatenate([e.rows for e in ends]) == k
+        assert (single[0] == total[is_own]).all()
         assert (single[1][0] == carried[k]).all()
     totals = np.add.reduce(rewards.astype(np.float64), 1)
     joined = carried.copy()

@@ -259,9 +259,9 @@ WRONG: dict[str, Callable[[Entries], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_an_inconsistent_journal_is_named(copy: Path, what: str) -> None:
-    edit(copy, WRONG[what])
+@pytest.mark.parametrize("case", WRONG)
+def test_an_inconsistent_journal_is_named(copy: Path, case: str) -> None:
+    edit(copy, WRONG[case])
     read_refuses(copy, str(copy))
 
 

@@ -19,9 +19,9 @@ from marl_collect.storage.index import RECORDS
 def check(path: Path) -> None:
     """Compare all bytes of all keys with what the package reads."""
     dataset = open_dataset(path)
-    read = read_dataset(path)
-    assert len(read) == len(dataset) > 1
-    for actual, batch in zip(read, dataset, strict=True):
+    raw_batches = read_dataset(path)
+    assert len(raw_batches) == len(dataset) > 1
+    for actual, batch in zip(raw_batches, dataset, strict=True):
         expected = {key: frame_bytes(value) for key, value in flatten(batch).items()}
         assert set(actual) == set(expected)
         for key, content in expected.items():

@@ -128,9 +128,9 @@ HOSTILE: dict[str, Callable[[Entries], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_forged_journal_is_refused_quickly(copy: Path, what: str) -> None:
-    edit(copy, HOSTILE[what])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_forged_journal_is_refused_quickly(copy: Path, case: str) -> None:
+    edit(copy, HOSTILE[case])
     refused(copy)
 
 

@@ -93,11 +93,11 @@ def test_joined_datasets_are_loaded_in_epochs(
         (episodes, len(episodes.transitions), 0),
     ]
     for source, frames, workers in kinds:
-        read = 0
+        n_read = 0
         for batch in source.loader(batch_size=7, seed=0, workers=workers):
             mask = batch.get(("collector", "mask"), torch.ones(batch.shape))
-            read += int(mask.sum())
-        assert read == frames
+            n_read += int(mask.sum())
+        assert n_read == frames
     assert joined.trajectories.sample(5).shape[0] == 5
     best = joined.trajectories.split_by_return([0.5])[1]
     assert 0 < len(best) < len(joined.trajectories)
@@ -246,8 +246,8 @@ def test_a_killed_merge_leaves_no_dataset(
 ) -> None:
     sources = [str(dataset.path) for dataset in datasets]
     target = tmp_path / "all"
-    run = run_python("-c", KILLED, *sources, target, place, str(count))
-    assert run.returncode == -signal.SIGKILL
+    process = run_python("-c", KILLED, *sources, target, place, str(count))
+    assert process.returncode == -signal.SIGKILL
     assert not target.exists()
     assert os.listdir(tmp_path) == [".all.incomplete"]
     merged = merge(datasets, target)  # The next one cleans up.
@@ -263,11 +263,11 @@ def test_merging_on_the_command_line(datasets: list[Dataset], tmp_path: Path) ->
 
     paths = [str(dataset.path) for dataset in datasets]
     out = tmp_path / "all"
-    run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
-    assert run.exit_code == 0, run.output
-    assert "200 frames" in run.output
+    result = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "200 frames" in result.output
     runs = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
     assert [entry.run for entry in open_dataset(out).contents.batches] == runs
-    run = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
-    assert run.exit_code == 2
-    assert "merge to a new or empty folder" in " ".join(run.output.split())
+    result = CliRunner().invoke(app, ["merge", *paths, "--out", str(out)])
+    assert result.exit_code == 2
+    assert "merge to a new or empty folder" in " ".join(result.output.split())

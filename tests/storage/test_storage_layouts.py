@@ -44,9 +44,9 @@ def batch(size: int, length: int, seed: int = 0) -> TensorDict:
 
 
 def write(path: Path, environment: EnvDescription, *runs: Batches) -> Dataset:
-    for run in runs:
+    for batches in runs:
         with Writer(path, DatasetDescription("c", environment)) as writer:
-            for data in run:
+            for data in batches:
                 writer.add(data)
     return open_dataset(path)
 

@@ -183,14 +183,14 @@ def test_pieces_overlap_and_have_frames_in_front(
     dataset: Dataset, stride: int, burn_in: int
 ) -> None:
     episodes, length = dataset.trajectories, 4
-    pieces = iter(episodes.sequences(length, stride=stride, burn_in=burn_in))
+    all_sequences = iter(episodes.sequences(length, stride=stride, burn_in=burn_in))
     for episode in episodes:
         end = 0
         for begin in range(0, len(episode), stride):
             if end == len(episode):
                 break
             end = min(begin + length, len(episode))
-            sequence = next(pieces)
+            sequence = next(all_sequences)
             padding = max(0, burn_in - begin)
             expected = episode[begin - burn_in + padding : end]
             assert sequence.shape == (burn_in + length,)
@@ -198,11 +198,11 @@ def test_pieces_overlap_and_have_frames_in_front(
             columns = torch.arange(burn_in + length)
             valid = (padding <= columns) & (columns < padding + len(expected))
             assert torch.equal(mask, valid)
-            read = sequence[mask].exclude(("collector", "mask"))
-            assert (read == expected).all()
+            valid_frames = sequence[mask].exclude(("collector", "mask"))
+            assert (valid_frames == expected).all()
             assert not sequence[~mask]["hunter", "observation"].any()
         assert end == len(episode)
-    assert next(pieces, None) is None
+    assert next(all_sequences, None) is None
     sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
     assert (sequences[-1] == sequences[len(sequences) - 1]).all()
     with pytest.raises(IndexError, match="is out of range"):

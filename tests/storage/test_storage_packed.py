@@ -75,8 +75,8 @@ def test_images_are_small_and_next_is_stored_only_at_ends(tmp_path: Path) -> Non
     for compression in ("none", "lz4", "zstd"):
         path = tmp_path / compression
         add(path, description, data, compression=compression)
-        stored = tables(path)[1][IMAGE]
-        sizes[compression] = int((stored.ends - stored.begins).sum())
+        table = tables(path)[1][IMAGE]
+        sizes[compression] = int((table.ends - table.begins).sum())
     assert sizes["zstd"] < 0.5 * sizes["none"]
     assert sizes["lz4"] < 0.6 * sizes["none"]
     ends = data[0]["next", "done"][..., 0].clone()
@@ -226,12 +226,12 @@ def test_packed_batches_survive_a_kill(tmp_path: Path, after: int) -> None:
 def test_a_frame_of_another_size_is_an_error(compression: str, size: int) -> None:
     """The codecs would leave the rest of the memory as it is."""
     encode, decode = load_codec(compression)
-    stored = encode(np.full(size, 7, np.uint8))
+    encoded_frame = encode(np.full(size, 7, np.uint8))
     out = np.empty(80_000, np.uint8)
     with pytest.raises(
         (ValueError, RuntimeError), match=rf"{size:,} bytes, not 80,000"
     ):
-        decode(memoryview(stored), out)
+        decode(memoryview(encoded_frame), out)
     encoded = encode(np.full(80_000, 7, np.uint8))
     for content in (b"", encoded[:3], encoded[:6], b"x" * len(encoded)):
         with pytest.raises((ValueError, RuntimeError)):

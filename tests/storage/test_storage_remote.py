@@ -260,8 +260,8 @@ def test_a_killed_copy_to_a_server_goes_on(
     segments(local, monkeypatch)
     expected = open_dataset(local)
     for count, n_copied in ((5, 1), (3, 2), (2, 2)):
-        run = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
-        assert run.returncode == -signal.SIGKILL
+        process = run_python("-c", KILLED, local, url, json.dumps(server), str(count))
+        assert process.returncode == -signal.SIGKILL
         actual = open_dataset(url, storage_options=server)
         assert len(actual) == n_copied
         assert same(actual[:], expected[:n_copied])
@@ -278,8 +278,8 @@ def test_a_killed_copy_to_a_folder_goes_on(
     program = program.replace(
         "calls[0] += 1", "copying._SYNCED = 1\n    calls[0] += 1"
     ).replace("import copy, copying, remote", "import copy, copying")
-    run = run_python("-c", program, local, target, "null", str(count))
-    assert run.returncode == -signal.SIGKILL
+    process = run_python("-c", program, local, target, "null", str(count))
+    assert process.returncode == -signal.SIGKILL
     n_copied = max(0, (count - 2) // 2)  # The journal, then two files for each batch.
     if count > 1:
         assert len(open_dataset(target)) == n_copied
@@ -450,10 +450,10 @@ def test_damage_in_a_cache_is_an_error_that_names_it(
     assert url in str(error.value)
     assert "is damaged" in str(error.value)
     file.unlink()
-    same = (open_dataset(url, cache=tmp_path)[0] == open_dataset(local)[0]).items(
-        True, True
-    )
-    assert not [key for key, equal in same if not equal.all()]
+    comparisons = (
+        open_dataset(url, cache=tmp_path)[0] == open_dataset(local)[0]
+    ).items(True, True)
+    assert not [key for key, equal in comparisons if not equal.all()]
     with pytest.raises(ValueError, match="a cache is for URLs only"):
         open_dataset(local, cache=tmp_path)
 
@@ -541,13 +541,13 @@ def test_copying_on_the_command_line(
 
     url, options = place
     arguments = [f"--option={name}={value}" for name, value in options.items()]
-    run = CliRunner().invoke(app, ["copy", str(local), url, *arguments])
-    assert run.exit_code == 0, run.output
-    assert "4 batches" in run.output
+    result = CliRunner().invoke(app, ["copy", str(local), url, *arguments])
+    assert result.exit_code == 0, result.output
+    assert "4 batches" in result.output
     if not options:
-        run = CliRunner().invoke(app, ["inspect", url])
-        assert run.exit_code == 0, run.output
-        assert url in run.output
+        result = CliRunner().invoke(app, ["inspect", url])
+        assert result.exit_code == 0, result.output
+        assert url in result.output
 
 
 @pytest.mark.parametrize(("size", "most"), [(8, 2), (10_000, 3)])

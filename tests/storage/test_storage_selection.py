@@ -167,9 +167,9 @@ def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
 def test_equal_returns_go_into_one_part(collected: Any) -> None:
     trajectories = open_dataset(collected[0]).trajectories
     median = float(np.median(trajectories.returns))
-    same = trajectories.filter(lambda e: e.team_return == median)
-    assert sorted(map(len, same.split_by_return([0.5]))) == [0, len(same)]
-    assert [len(p) for p in same[:0].split_by_return()] == [0, 0, 0]
+    at_median = trajectories.filter(lambda e: e.team_return == median)
+    assert sorted(map(len, at_median.split_by_return([0.5]))) == [0, len(at_median)]
+    assert [len(p) for p in at_median[:0].split_by_return()] == [0, 0, 0]
 
 
 def test_a_part_that_is_far_from_its_share_is_a_warning(collected: Any) -> None:
@@ -211,12 +211,12 @@ def test_keys_that_are_not_selected_are_not_read(
     assert set(actual.keys()) == {"hunter", "state", "next"}
     assert set(actual["hunter"].keys()) == {"observation"}
     (layout, *_) = open_dataset(collected[0]).contents.layouts
-    read = {key[1:] for key in layout.follows} | set(flatten(actual))
+    read_keys = {key[1:] for key in layout.follows} | set(flatten(actual))
     expected = {
         offset
-        for stored in (layout.records, layout.tails)
-        for key, offset in stored.items()
-        if key in read
+        for offsets in (layout.records, layout.tails)
+        for key, offset in offsets.items()
+        if key in read_keys
     }
     # Of whole records, the layout is changed where batches have different ones.
     whole_records = {(0, layout.record_size), (0, layout.tail_size)}

@@ -30,13 +30,13 @@ def test_spans_equal_lists_of_frames() -> None:
     assert spans.locate(positions).tolist() == [flat[p] for p in positions]
 
 
-@pytest.mark.parametrize("chosen", [[], [0], [2], [5, 0, 0, 2, 4], [1, 3, 1]])
-def test_items_are_taken_in_any_order(chosen: list[int]) -> None:
-    taken = spans_of(ITEMS).take(np.array(chosen, np.int64))
-    lists = [frames(ITEMS)[item] for item in chosen]
-    assert len(taken) == len(chosen)
-    assert taken.lengths.tolist() == [len(item) for item in lists]
-    assert taken.frames().tolist() == [f for item in lists for f in item]
+@pytest.mark.parametrize("indices", [[], [0], [2], [5, 0, 0, 2, 4], [1, 3, 1]])
+def test_items_are_taken_in_any_order(indices: list[int]) -> None:
+    selection = spans_of(ITEMS).take(np.array(indices, np.int64))
+    lists = [frames(ITEMS)[span_list] for span_list in indices]
+    assert len(selection) == len(indices)
+    assert selection.lengths.tolist() == [len(span_list) for span_list in lists]
+    assert selection.frames().tolist() == [f for span_list in lists for f in span_list]
 
 
 def test_neighbours_are_joined() -> None:

@@ -59,13 +59,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker("forks") is None or not _connected():
         return None
     config = pyfuncitem.config
-    run = run_python(
+    process = run_python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid),
         *("-c", str(config.inipath), "--rootdir", str(config.rootpath)),
         cwd=config.rootpath,
         timeout=2 * PATIENCE,  # The test's limit is shorter.
     )
-    assert run.returncode == pytest.ExitCode.OK, run.stdout + run.stderr
+    assert process.returncode == pytest.ExitCode.OK, process.stdout + process.stderr
     return True
 
 

@@ -126,7 +126,7 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (put("pair", "observation", value=9.0), "pair/observation of pair_0 is out of"),
         (put("pair", "observation", value=np.nan), "is NaN"),
@@ -147,8 +147,8 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
         (at_step(1, put("pair", "mask", value=False)), "No agent acts"),
     ],
 )
-def test_wrong_contents_are_named(harm: Callable[[Pair], None], said: str) -> None:
-    assert said in findings(lambda: Pair(harm))
+def test_wrong_contents_are_named(harm: Callable[[Pair], None], message: str) -> None:
+    assert message in findings(lambda: Pair(harm))
 
 
 def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> None:

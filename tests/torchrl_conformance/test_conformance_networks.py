@@ -73,8 +73,10 @@ def test_only_a_centralised_network_sees_other_agents(
     x = torch.randn(AGENTS, INPUTS)
     before = net(x)
     x[1] += 1
-    changed = (net(x) != before).any(-1)
-    assert changed.tolist() == ([True] * 3 if centralised else [False, True, False])
+    changed_agents = (net(x) != before).any(-1)
+    assert changed_agents.tolist() == (
+        [True] * 3 if centralised else [False, True, False]
+    )
 
 
 @SHARE
@@ -292,8 +294,10 @@ def test_only_a_centralised_convolution_sees_other_agents(
     x = torch.randn(AGENTS, 3, 20, 20)
     before = net(x)
     x[2] += 1
-    changed = (net(x) != before).any(-1)
-    assert changed.tolist() == ([True] * 3 if centralised else [False, False, True])
+    changed_agents = (net(x) != before).any(-1)
+    assert changed_agents.tolist() == (
+        [True] * 3 if centralised else [False, False, True]
+    )
 
 
 def test_the_number_of_channels_may_be_inferred(implementation: Any) -> None:

@@ -37,8 +37,8 @@ def write_vault(folder: Path, arrays: Arrays, **metadata: Any) -> Path:
     for name, values in arrays.items():
         *path, last = name.split(".")
         for tree, text in ((shapes, str(values.shape)), (dtypes, values.dtype.name)):
-            for part in path:
-                tree = tree.setdefault(part, {})
+            for component in path:
+                tree = tree.setdefault(component, {})
             tree[last] = text
         array = open_array(
             folder,
@@ -254,14 +254,14 @@ def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
 
 def test_other_structures_are_an_error(tmp_path: Path) -> None:
     arrays = make_arrays(1, 4)
-    for name, changed in (
+    for name, changed_array in (
         ("terminals", arrays["terminals"][..., 0]),
         ("rewards", arrays["rewards"][..., :1]),
         ("infos.legals", arrays["infos.legals"][..., 0]),
         ("infos.state", arrays["infos.state"].repeat(2, 0)),
         ("actions", arrays["actions"][..., None]),
     ):
-        source = write_vault(tmp_path / "v" / name, arrays | {name: changed})
+        source = write_vault(tmp_path / "v" / name, arrays | {name: changed_array})
         check_error(source, "other shapes: expected OG-MARL's", f"{name} ", "[1, 'T'")
     remaining = {
         k: v for k, v in arrays.items() if k not in ("observations", "actions")

@@ -86,8 +86,10 @@ class DrawnEnv(MultiAgentEnv):
                     self.flags.revive(name, int(agent))
             for agent in np.flatnonzero(alive):
                 if self.random.random() < self.kind.deaths:
-                    cut = bool(self.random.random() < 0.3)
-                    self.flags.end(name, int(agent), terminated=not cut, truncated=cut)
+                    truncated = bool(self.random.random() < 0.3)
+                    self.flags.end(
+                        name, int(agent), terminated=not truncated, truncated=truncated
+                    )
         self._write()
         if self.steps == self.kind.length:
             limit = self.kind.truncates
@@ -122,10 +124,10 @@ class DrawnEnv(MultiAgentEnv):
 
 
 def _observation(kind: Kind) -> Any:
-    inner: dict[str, Any] = {"vector": spaces.Box(-np.inf, np.inf, (3,))}
+    subspaces: dict[str, Any] = {"vector": spaces.Box(-np.inf, np.inf, (3,))}
     if kind.picture:
-        inner["picture"] = spaces.Box(0, 255, PICTURE, np.uint8)
-    return spaces.Dict(inner)
+        subspaces["picture"] = spaces.Box(0, 255, PICTURE, np.uint8)
+    return spaces.Dict(subspaces)
 
 
 def _action(continuous: bool) -> Any:

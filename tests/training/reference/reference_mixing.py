@@ -50,8 +50,11 @@ def mix(weights: Weights, values: Tensor, group: Any, s: Settings) -> Tensor:
 
     first = hyper("hyper_w_1").abs().view(len(state), values.shape[-1], -1)
     hidden = F.elu(torch.einsum("bn,bnk->bk", values, first) + hyper("hyper_b_1"))
-    inner, outer = networks.layers(weights, ".V.")
-    base = F.relu(state @ inner[0].T + inner[1]) @ outer[0].T + outer[1]
+    hidden_layer, output_layer = networks.layers(weights, ".V.")
+    base = (
+        F.relu(state @ hidden_layer[0].T + hidden_layer[1]) @ output_layer[0].T
+        + output_layer[1]
+    )
     return (hidden * hyper("hyper_w_final").abs()).sum(-1) + base[:, 0]
 
 

@@ -226,8 +226,8 @@ class Episodes:
         if self.next_acts[t, i] and not self.next_done[t, i]:
             return True
         nobody_waits = not (~self.done[t] & ~self.acts[t]).any()
-        cut = self.next_done[t, i] and not self.terminated[t, i]
-        return bool(cut and self.acts[t, i] and nobody_waits)
+        truncated = self.next_done[t, i] and not self.terminated[t, i]
+        return bool(truncated and self.acts[t, i] and nobody_waits)
 
     def before(self, t: int, i: int) -> float | None:
         """Return the value of a row before frame ``t``, None if there is none."""
@@ -306,8 +306,8 @@ def advantages(batch: Any, root_values: Any, after: Any, s: Settings) -> dict[st
     for b, t, i in np.argwhere(tables["acts"]):
         env = Episodes(s.team, **{key: table[b] for key, table in tables.items()})
         result[b, t, i] = env.advantages(i, s.gamma, s.lmbda).get(t, np.nan)
-    parts = np.split(result, np.cumsum(list(s.groups.values()))[:-1], -1)
-    return dict(zip(s.groups, parts, strict=True))
+    per_group = np.split(result, np.cumsum(list(s.groups.values()))[:-1], -1)
+    return dict(zip(s.groups, per_group, strict=True))
 
 
 # Losses.
