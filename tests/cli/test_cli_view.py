@@ -55,7 +55,7 @@ def episodes(folder: Path) -> Episodes:
 
 
 @pytest.fixture
-def shown(data: Path) -> Episodes:
+def viewer(data: Path) -> Episodes:
     return episodes(data)
 
 
@@ -70,28 +70,28 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_list_has_the_returns_and_lengths_of_the_dataset(
-    data: Path, shown: Episodes
+    data: Path, viewer: Episodes
 ) -> None:
     trajectories = open_dataset(data).trajectories
-    page = shown.listed(0)
+    page = viewer.listed(0)
     assert page["next"] is None
     assert page["length"] == trajectories.lengths.tolist()
     assert page["team"] == pytest.approx(trajectories.returns.tolist())
     assert np.sum(page["returns"], 1) == pytest.approx(page["team"])
-    names = shown.about()["policies"]
+    names = viewer.about()["policies"]
     assert {names[i] for row in page["policies"] for i in row} == {"random actions"}
 
 
-def test_an_episode_has_what_each_agent_did(data: Path, shown: Episodes) -> None:
+def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> None:
     frames = open_dataset(data).trajectories[1]
-    answer = shown.episode(1, 0)
+    answer = viewer.episode(1, 0)
     for agent_info, agent in zip(
-        shown.about()["agents"], answer["agents"], strict=True
+        viewer.about()["agents"], answer["agents"], strict=True
     ):
         group = agent_info["group"]
-        row = [a["name"] for a in shown.about()["agents"] if a["group"] == group].index(
-            agent_info["name"]
-        )
+        row = [
+            a["name"] for a in viewer.about()["agents"] if a["group"] == group
+        ].index(agent_info["name"])
         reward = frames["next", group, "reward"][:, row, 0].double()
         assert agent["reward"] == pytest.approx(reward.tolist(), rel=1e-6)
         assert agent["return"][-1] == pytest.approx(float(reward.sum()), rel=1e-6)
@@ -117,15 +117,15 @@ print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules
     assert episode["length"] == listed["length"][2]
 
 
-def test_an_episode_that_cannot_be_drawn_says_why(shown: Episodes) -> None:
+def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
     with pytest.raises(ValueError, match="no environment here"):
-        shown.picture(0, 0, 0)
-    assert list(shown.pictures(0)) == []
+        viewer.picture(0, 0, 0)
+    assert list(viewer.pictures(0)) == []
 
 
 @pytest.fixture
-def address(shown: Episodes) -> Iterator[str]:
-    answers: server.Answers = {"/about": shown.about, "/picture": shown.picture}
+def address(viewer: Episodes) -> Iterator[str]:
+    answers: server.Answers = {"/about": viewer.about, "/picture": viewer.picture}
     serving = server.server(answers)
     thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
     thread.start()
@@ -145,13 +145,13 @@ def status(request: urllib.request.Request | str) -> tuple[int, str]:
 
 
 def test_the_server_sends_the_page_its_data_and_errors(
-    address: str, shown: Episodes
+    address: str, viewer: Episodes
 ) -> None:
     code, page = status(address)
     assert code == 200
     assert saved(page) is None
     code, text = status(f"{address}/about")
-    assert (code, json.loads(text)) == (200, shown.about())
+    assert (code, json.loads(text)) == (200, viewer.about())
     code, text = status(f"{address}/picture?number=0&source=0&frame=0")
     assert (code, json.loads(text)) == (400, {"error": "There is no environment here."})
     assert status(f"{address}/picture?number=x")[0] == 400

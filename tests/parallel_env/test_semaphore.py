@@ -13,17 +13,17 @@ from support.processes import SOON
 from marl_collect.parallel_env.semaphore import Semaphore
 from marl_collect.processes.shared_memory import Segment
 
-Both = tuple[Semaphore, Semaphore]
+Semaphores = tuple[Semaphore, Semaphore]
 
 
 @pytest.fixture
-def both() -> Both:
+def semaphores() -> Semaphores:
     buffer = mmap.mmap(-1, 4096)
     return Semaphore(buffer, 64, fresh=True), Semaphore(buffer, 64, fresh=False)
 
 
-def test_a_sleeper_is_woken(both: Both) -> None:
-    poster, sleeper = both
+def test_a_sleeper_is_woken(semaphores: Semaphores) -> None:
+    poster, sleeper = semaphores
     awake = threading.Event()
 
     def run() -> None:
@@ -36,24 +36,24 @@ def test_a_sleeper_is_woken(both: Both) -> None:
     assert awake.wait(SOON)
 
 
-def test_a_semaphore_posted_before_does_not_block(both: Both) -> None:
-    poster, sleeper = both
+def test_a_semaphore_posted_before_does_not_block(semaphores: Semaphores) -> None:
+    poster, sleeper = semaphores
     poster.post()
     begin = time.monotonic()
     assert sleeper.sleep(SOON)
     assert time.monotonic() - begin < SOON / 2
 
 
-def test_a_post_is_taken_once(both: Both) -> None:
-    poster, taker = both
+def test_a_post_is_taken_once(semaphores: Semaphores) -> None:
+    poster, taker = semaphores
     assert not taker.take()
     poster.post()
     assert taker.take()
     assert not taker.take()
 
 
-def test_a_wait_has_a_time_limit(both: Both) -> None:
-    _, sleeper = both
+def test_a_wait_has_a_time_limit(semaphores: Semaphores) -> None:
+    _, sleeper = semaphores
     begin = time.monotonic()
     assert not sleeper.sleep(0.05)
     assert 0.04 < time.monotonic() - begin < SOON

@@ -41,11 +41,11 @@ def tell(text):
 """
 
 
-Told = Callable[..., list[str]]
+RunLines = Callable[..., list[str]]
 
 
 @pytest.fixture
-def told(tmp_path: Path, start_method: str) -> Told:
+def run_lines(tmp_path: Path, start_method: str) -> RunLines:
     """Return a function that runs a script and returns the lines that it prints."""
     script, file = tmp_path / "script.py", tmp_path / "told"
 
@@ -82,18 +82,20 @@ SIGCHLD_BODY = """
 
 
 @pytest.mark.parametrize("inherited", [False, True], ids=["set", "inherited"])
-def test_workers_may_end_where_sigchld_is_ignored(told: Told, inherited: bool) -> None:
+def test_workers_may_end_where_sigchld_is_ignored(
+    run_lines: RunLines, inherited: bool
+) -> None:
     ignore = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     if inherited:
-        lines = told(SIGCHLD_BODY, shell="trap '' CHLD; exec \"$@\"")
+        lines = run_lines(SIGCHLD_BODY, shell="trap '' CHLD; exec \"$@\"")
     else:
-        lines = told(ignore + textwrap.dedent(SIGCHLD_BODY))
+        lines = run_lines(ignore + textwrap.dedent(SIGCHLD_BODY))
     assert "ended unexpectedly" in lines[0]
     assert "SIGKILL" in lines[0] or "this process ignores SIGCHLD" in lines[0]
     assert lines[1:] == ["2", "alive", "3"]
 
 
-def test_a_trainer_may_reap_its_own_children(told: Told) -> None:
+def test_a_trainer_may_reap_its_own_children(run_lines: RunLines) -> None:
     body = """
         def reap(*_):
             try:
@@ -103,12 +105,12 @@ def test_a_trainer_may_reap_its_own_children(told: Told) -> None:
                 pass
         signal.signal(signal.SIGCHLD, reap)
         """
-    lines = told(textwrap.dedent(body) + textwrap.dedent(SIGCHLD_BODY))
+    lines = run_lines(textwrap.dedent(body) + textwrap.dedent(SIGCHLD_BODY))
     assert lines[1:] == ["2", "alive", "3"]
 
 
 def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
-    told: Told,
+    run_lines: RunLines,
 ) -> None:
     body = """
         every = set(signal.Signals) - {signal.SIGCHLD}
@@ -125,7 +127,7 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
             handle.terminate()
             tell(handle.join(20))
         """
-    assert told(body) == ["[]", "True"]
+    assert run_lines(body) == ["[]", "True"]
 
 
 # Streams
@@ -134,7 +136,9 @@ CLOSED = ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"]
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_workers_start_where_streams_are_closed(told: Told, closed: str) -> None:
+def test_workers_start_where_streams_are_closed(
+    run_lines: RunLines, closed: str
+) -> None:
     body = """
         def speak(worker, argument):
             print("heard")
@@ -146,11 +150,11 @@ def test_workers_start_where_streams_are_closed(told: Told, closed: str) -> None
             workers.restart(1, 1)
             tell(ask(workers, speak, 1)[0])
         """
-    assert told(body, shell=f'exec "$@" {closed}') == ["b''", "b''"]
+    assert run_lines(body, shell=f'exec "$@" {closed}') == ["b''", "b''"]
 
 
 def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
-    told: Told, tmp_path: Path
+    run_lines: RunLines, tmp_path: Path
 ) -> None:
     body = f"""
         kept = open({str(tmp_path / "kept")!r}, "w")
@@ -159,11 +163,11 @@ def test_a_file_that_took_the_number_of_stdout_is_not_written_to(
             ask(workers, lambda worker, argument: print("heard", flush=True))
         tell("done")
         """
-    assert told(body, shell='exec "$@" >&-') == ["done"]
+    assert run_lines(body, shell='exec "$@" >&-') == ["done"]
     assert (tmp_path / "kept").read_text() == ""
 
 
-def test_streams_can_be_closed_later(told: Told) -> None:
+def test_streams_can_be_closed_later(run_lines: RunLines) -> None:
     body = """
         with pool(0, 1) as workers:
             for fd in (0, 1, 2):
@@ -174,13 +178,13 @@ def test_streams_can_be_closed_later(told: Told) -> None:
                 tell(ask(others, lambda worker, argument: argument))
         os._exit(0)
         """
-    assert told(body) == ["1", "2"]
+    assert run_lines(body) == ["1", "2"]
 
 
 # Limits, and how the trainer goes on or ends
 
 
-def test_a_limit_on_processes_is_named_and_leaves_nothing(told: Told) -> None:
+def test_a_limit_on_processes_is_named_and_leaves_nothing(run_lines: RunLines) -> None:
     body = """
         import resource
         if os.getuid() == 0:
@@ -198,11 +202,11 @@ def test_a_limit_on_processes_is_named_and_leaves_nothing(told: Told) -> None:
         assert "ulimit -u" in told_of
         """
     # Another user may not write where the test does.
-    told('tell("started")\n' + textwrap.dedent(body))
+    run_lines('tell("started")\n' + textwrap.dedent(body))
 
 
 def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
-    told: Told, tmp_path: Path
+    run_lines: RunLines, tmp_path: Path
 ) -> None:
     body = """
         workers = pool(0, 1)
@@ -214,12 +218,12 @@ def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
         threading.Thread(target=wait, daemon=True).start()
         tell("waits")
         """
-    assert told(body)[0] == "waits"
+    assert run_lines(body)[0] == "waits"
     assert (tmp_path / "output").read_text() == ""
 
 
 def test_a_thread_that_is_not_a_daemon_gets_an_error_when_the_pool_is_closed(
-    told: Told,
+    run_lines: RunLines,
 ) -> None:
     body = """
         from marl_collect.errors import ClosedError
@@ -234,7 +238,7 @@ def test_a_thread_that_is_not_a_daemon_gets_an_error_when_the_pool_is_closed(
         workers.close()
         thread.join()
         """
-    assert told(body) == ["closed"]
+    assert run_lines(body) == ["closed"]
 
 
 def test_a_server_that_cannot_fork_says_why() -> None:

@@ -25,7 +25,7 @@ from marl_collect.storage.files import FolderLock
 
 
 @pytest.fixture(scope="module")
-def collected() -> tuple[DatasetDescription, list[TensorDict]]:
+def recording() -> tuple[DatasetDescription, list[TensorDict]]:
     collector = Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=80)
     description = DatasetDescription("counting", collector.description)
     return description, [batch.clone() for batch in collector]
@@ -36,11 +36,11 @@ def names(folder: Path) -> set[str]:
 
 
 def test_chdir_does_not_move_the_writer(
-    collected: tuple[DatasetDescription, list[TensorDict]],
+    recording: tuple[DatasetDescription, list[TensorDict]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    description, data = collected
+    description, data = recording
     other = tmp_path / "sub" / "d"
     monkeypatch.chdir(tmp_path)
     writer = Writer("d", description)
@@ -56,9 +56,9 @@ def test_chdir_does_not_move_the_writer(
 
 
 def test_a_folder_in_place_of_the_writers_is_not_written_to(
-    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+    recording: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
-    description, data = collected
+    description, data = recording
     path, moved = tmp_path / "d", tmp_path / "moved"
     with Writer(path, description) as writer:
         writer.add(data[0])
@@ -76,11 +76,11 @@ def test_a_folder_in_place_of_the_writers_is_not_written_to(
 
 @pytest.mark.parametrize("name", ["data-000000", "journal.jsonl", None])
 def test_a_dataset_that_was_removed_is_an_error(
-    collected: tuple[DatasetDescription, list[TensorDict]],
+    recording: tuple[DatasetDescription, list[TensorDict]],
     tmp_path: Path,
     name: str | None,
 ) -> None:
-    description, data = collected
+    description, data = recording
     path = tmp_path / "d"
     with Writer(path, description) as writer:
         writer.add(data[0])
@@ -96,20 +96,20 @@ def test_a_dataset_that_was_removed_is_an_error(
 
 
 def test_closing_does_not_remove_a_folder_in_place_of_its_own(
-    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+    recording: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
-    writer = Writer(tmp_path / "d", collected[0])
+    writer = Writer(tmp_path / "d", recording[0])
     (tmp_path / "d").rename(tmp_path / "moved")
-    with Writer(tmp_path / "d", collected[0]) as other:
+    with Writer(tmp_path / "d", recording[0]) as other:
         writer.close()
-        other.add(collected[1][0])
+        other.add(recording[1][0])
     assert len(open_dataset(tmp_path / "d")) == 1
 
 
 def test_appending_after_a_line_was_removed_cuts_off_no_listed_batch(
-    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+    recording: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
-    description, data = collected
+    description, data = recording
     path = tmp_path / "d"
     for batch in data[:3]:  # One run each.
         with Writer(path, description) as writer:
@@ -134,11 +134,11 @@ def test_appending_after_a_line_was_removed_cuts_off_no_listed_batch(
 
 
 def test_nothing_is_written_or_removed_through_links(
-    collected: tuple[DatasetDescription, list[TensorDict]],
+    recording: tuple[DatasetDescription, list[TensorDict]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    description, data = collected
+    description, data = recording
     path, precious = tmp_path / "d", tmp_path / "precious"
     precious.mkdir()
     (precious / "a").write_text("a")
@@ -183,9 +183,9 @@ def in_fork(work: Any) -> int:
 
 @pytest.mark.forks
 def test_a_fork_neither_holds_the_lock_nor_writes(
-    collected: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
+    recording: tuple[DatasetDescription, list[TensorDict]], tmp_path: Path
 ) -> None:
-    description, data = collected
+    description, data = recording
     path = tmp_path / "d"
     writer = Writer(path, description)
     background = BackgroundWriter(writer)

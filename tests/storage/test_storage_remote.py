@@ -53,7 +53,7 @@ def server() -> Iterator[Any]:
 
 
 @pytest.fixture(params=["memory", "s3"])
-def place(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+def location(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """A URL at which nothing is, and the options of its file system."""
     name = uuid.uuid4().hex
     if request.param == "memory":
@@ -78,9 +78,9 @@ def append(path: Path, seed: int) -> None:
 
 
 def test_a_copied_dataset_reads_like_the_original(
-    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+    location: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
 ) -> None:
-    url, options = place
+    url, options = location
     assert copy(local, url, storage_options=options) == 4
     dataset = open_dataset(url, storage_options=options)
     expected = open_dataset(local)
@@ -98,11 +98,11 @@ def test_a_copied_dataset_reads_like_the_original(
 
 
 def test_only_what_is_read_is_fetched_and_it_is_removed(
-    place: tuple[str, dict[str, Any]],
+    location: tuple[str, dict[str, Any]],
     local: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, options = place
+    url, options = location
     monkeypatch.setattr(remote, "_BLOCK", 512)
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
@@ -137,9 +137,9 @@ def forked() -> Iterator[Any]:
 @pytest.mark.forks
 @pytest.mark.usefixtures("forked")
 def test_processes_that_load_share_the_fetched_files(
-    place: tuple[str, dict[str, Any]], local: Path
+    location: tuple[str, dict[str, Any]], local: Path
 ) -> None:
-    url, options = place
+    url, options = location
     copy(local, url, storage_options=options)
     dataset = open_dataset(url, storage_options=options)
     loader = dataset.loader(batch_size=8, seed=0, workers=2)
@@ -155,9 +155,9 @@ def test_processes_that_load_share_the_fetched_files(
 
 
 def test_a_dataset_that_grows_is_copied_again(
-    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+    location: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
 ) -> None:
-    url, options = place
+    url, options = location
     source = shutil.copytree(local, tmp_path / "d")
     assert copy(source, url, storage_options=options) == 4
     reader = open_dataset(url, storage_options=options)
@@ -174,9 +174,9 @@ def test_a_dataset_that_grows_is_copied_again(
 
 
 def test_another_dataset_is_not_replaced(
-    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+    location: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
 ) -> None:
-    url, options = place
+    url, options = location
     copy(local, url, storage_options=options)
     append(tmp_path / "other", 9)
     with pytest.raises(ValueError, match="holds another dataset") as error:
@@ -187,11 +187,11 @@ def test_another_dataset_is_not_replaced(
 
 
 def test_a_failed_copy_leaves_a_complete_prefix(
-    place: tuple[str, dict[str, Any]],
+    location: tuple[str, dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, options = place
+    url, options = location
     local = tmp_path / "d"
     segments(local, monkeypatch)
     upload, calls = RemoteFolder.upload, [0]
@@ -306,11 +306,11 @@ def test_a_copy_refuses_what_is_in_its_place(local: Path, tmp_path: Path) -> Non
 
 
 def test_many_segments_are_copied_everywhere(
-    place: tuple[str, dict[str, Any]],
+    location: tuple[str, dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, options = place
+    url, options = location
     source = tmp_path / "d"
     segments(source, monkeypatch)
     assert copy(source, url, storage_options=options) == 4
@@ -394,9 +394,9 @@ def test_images_of_many_batches_are_fetched_at_the_same_time(
 
 
 def test_a_cache_keeps_what_was_read(
-    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+    location: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
 ) -> None:
-    url, options = place
+    url, options = location
     copy(local, url, storage_options=options)
     cache, expected = tmp_path / "cache", read_all(open_dataset(local))
 
@@ -417,9 +417,9 @@ def test_a_cache_keeps_what_was_read(
 
 
 def test_a_cache_has_nothing_of_another_content(
-    place: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
+    location: tuple[str, dict[str, Any]], local: Path, tmp_path: Path
 ) -> None:
-    url, options = place
+    url, options = location
     cache, source = tmp_path / "cache", shutil.copytree(local, tmp_path / "d")
 
     def check() -> None:
@@ -459,9 +459,9 @@ def test_damage_in_a_cache_is_an_error_that_names_it(
 
 
 def test_damage_in_a_store_is_an_error(
-    place: tuple[str, dict[str, Any]], local: Path
+    location: tuple[str, dict[str, Any]], local: Path
 ) -> None:
-    url, options = place
+    url, options = location
     copy(local, url, storage_options=options)
     store, root = fsspec.url_to_fs(url, **options)
     name, journal = f"{root}/data-000000", f"{root}/journal.jsonl"
@@ -533,13 +533,13 @@ def test_wrong_urls_are_errors(tmp_path: Path) -> None:
 
 
 def test_copying_on_the_command_line(
-    place: tuple[str, dict[str, Any]], local: Path
+    location: tuple[str, dict[str, Any]], local: Path
 ) -> None:
     from typer.testing import CliRunner
 
     from marl_collect.cli.main import app
 
-    url, options = place
+    url, options = location
     arguments = [f"--option={name}={value}" for name, value in options.items()]
     result = CliRunner().invoke(app, ["copy", str(local), url, *arguments])
     assert result.exit_code == 0, result.output

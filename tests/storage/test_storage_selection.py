@@ -18,7 +18,7 @@ from marl_collect.storage.records import Column, RecordLayout
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A dataset of two runs whose episodes cross batches, and their frames."""
     path = tmp_path_factory.mktemp("data") / "d"
     truth = []
@@ -50,8 +50,8 @@ def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
     return episodes
 
 
-def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None:
-    path, truth = collected
+def test_every_complete_episode_equals_the_collected_one(recording: Any) -> None:
+    path, truth = recording
     dataset = open_dataset(path)
     expected = whole(truth)
     assert len(dataset.trajectories) == len(expected) > 20
@@ -75,8 +75,8 @@ def test_every_complete_episode_equals_the_collected_one(collected: Any) -> None
     assert spanning > 5
 
 
-def test_frames_are_stored_in_order_and_read_in_any_order(collected: Any) -> None:
-    path, truth = collected
+def test_frames_are_stored_in_order_and_read_in_any_order(recording: Any) -> None:
+    path, truth = recording
     transitions = open_dataset(path).transitions
     batches = [piece for run in truth for piece in run.split(10, 1)]
     flat = torch.cat([batch.reshape(-1) for batch in batches])
@@ -95,8 +95,8 @@ def test_frames_are_stored_in_order_and_read_in_any_order(collected: Any) -> Non
             transitions[index]
 
 
-def test_frames_are_indexed_by_integers_and_booleans_only(collected: Any) -> None:
-    transitions = open_dataset(collected[0]).transitions
+def test_frames_are_indexed_by_integers_and_booleans_only(recording: Any) -> None:
+    transitions = open_dataset(recording[0]).transitions
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
     for mask_form in (mask, mask.numpy(), mask.tolist()):
@@ -108,8 +108,8 @@ def test_frames_are_indexed_by_integers_and_booleans_only(collected: Any) -> Non
             transitions[index]
 
 
-def test_samples_are_uniform_and_reproducible(collected: Any) -> None:
-    path, truth = collected
+def test_samples_are_uniform_and_reproducible(recording: Any) -> None:
+    path, truth = recording
     transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
     draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
     repeated = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
@@ -122,8 +122,8 @@ def test_samples_are_uniform_and_reproducible(collected: Any) -> None:
     assert share.abs().max() < 0.006  # Five standard errors of the largest share.
 
 
-def test_padded_and_concatenated_samples_have_whole_episodes(collected: Any) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+def test_padded_and_concatenated_samples_have_whole_episodes(recording: Any) -> None:
+    trajectories = open_dataset(recording[0]).trajectories
     generators = [torch.Generator().manual_seed(4) for _ in range(3)]
     padded = trajectories.sample(8, generator=generators[0])
     joined = trajectories.sample(8, form="cat", generator=generators[1])
@@ -144,8 +144,8 @@ def test_padded_and_concatenated_samples_have_whole_episodes(collected: Any) -> 
     assert len(split) <= 8  # Equal neighbours are merged.
 
 
-def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+def test_parts_by_return_are_ordered_and_complete(recording: Any) -> None:
+    trajectories = open_dataset(recording[0]).trajectories
     low, middle, high = trajectories.split_by_return()
     assert len(low) + len(middle) + len(high) == len(trajectories)
     assert min(map(len, (low, middle, high))) > 0
@@ -164,16 +164,16 @@ def test_parts_by_return_are_ordered_and_complete(collected: Any) -> None:
         trajectories.split_by_return([0.5, 0.5])
 
 
-def test_equal_returns_go_into_one_part(collected: Any) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+def test_equal_returns_go_into_one_part(recording: Any) -> None:
+    trajectories = open_dataset(recording[0]).trajectories
     median = float(np.median(trajectories.returns))
     at_median = trajectories.filter(lambda e: e.team_return == median)
     assert sorted(map(len, at_median.split_by_return([0.5]))) == [0, len(at_median)]
     assert [len(p) for p in at_median[:0].split_by_return()] == [0, 0, 0]
 
 
-def test_a_part_that_is_far_from_its_share_is_a_warning(collected: Any) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+def test_a_part_that_is_far_from_its_share_is_a_warning(recording: Any) -> None:
+    trajectories = open_dataset(recording[0]).trajectories
     tied = trajectories._take(np.zeros(10, np.int64))
     words = r"\[0, 10\] episodes, .* about \[8, 2\]: 10 of 10 episodes have the return"
     with pytest.warns(UserWarning, match=words):
@@ -181,8 +181,8 @@ def test_a_part_that_is_far_from_its_share_is_a_warning(collected: Any) -> None:
     assert [len(group) for group in groups] == [0, 10]
 
 
-def test_a_selection_has_only_its_own_frames(collected: Any) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+def test_a_selection_has_only_its_own_frames(recording: Any) -> None:
+    trajectories = open_dataset(recording[0]).trajectories
     short = trajectories.filter(lambda e: e.length <= 12)
     assert 0 < len(short) < len(trajectories)
     assert short.lengths.max() <= 12
@@ -194,9 +194,9 @@ def test_a_selection_has_only_its_own_frames(collected: Any) -> None:
 
 
 def test_keys_that_are_not_selected_are_not_read(
-    collected: Any, monkeypatch: pytest.MonkeyPatch
+    recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trajectories = open_dataset(collected[0]).trajectories
+    trajectories = open_dataset(recording[0]).trajectories
     selection = trajectories.select(("hunter", "observation"), "state", "next")
     places: set[tuple[int, int]] = set()
 
@@ -210,7 +210,7 @@ def test_keys_that_are_not_selected_are_not_read(
     actual = selection[0]
     assert set(actual.keys()) == {"hunter", "state", "next"}
     assert set(actual["hunter"].keys()) == {"observation"}
-    (layout, *_) = open_dataset(collected[0]).contents.layouts
+    (layout, *_) = open_dataset(recording[0]).contents.layouts
     read_keys = {key[1:] for key in layout.follows} | set(flatten(actual))
     expected = {
         offset
@@ -226,8 +226,8 @@ def test_keys_that_are_not_selected_are_not_read(
         trajectories.select(("hunter", "position"))
 
 
-def test_what_a_dataset_returns_can_be_saved(collected: Any, tmp_path: Path) -> None:
-    frames = open_dataset(collected[0]).transitions[:4]
+def test_what_a_dataset_returns_can_be_saved(recording: Any, tmp_path: Path) -> None:
+    frames = open_dataset(recording[0]).transitions[:4]
     with pytest.raises(KeyError, match="What a step returns is under 'next'"):
         frames["hunter", "reward"]
     frames.memmap(tmp_path / "frames")
@@ -249,27 +249,27 @@ def test_sampling_from_nothing_is_an_error(tmp_path: Path) -> None:
         dataset.trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
-def test_tensors_that_were_read_are_independent_copies(collected: Any) -> None:
-    dataset = open_dataset(collected[0])
+def test_tensors_that_were_read_are_independent_copies(recording: Any) -> None:
+    dataset = open_dataset(recording[0])
     before = dataset.trajectories[0].clone()
     dataset.trajectories[0].zero_()
     dataset.transitions[:20].zero_()
     assert (dataset.trajectories[0] == before).all()
 
 
-def test_no_files_stay_open(collected: Any) -> None:
+def test_no_files_stay_open(recording: Any) -> None:
     folder = Path("/proc/self/fd")
     if not folder.exists():  # Only Linux lists open files here.
         folder = Path("/dev/fd")
-    dataset = open_dataset(collected[0])
+    dataset = open_dataset(recording[0])
     before = len(list(folder.iterdir()))
     open_views = [*dataset, dataset.transitions[:]]
     assert len(list(folder.iterdir())) <= before
     assert len(open_views) > 20
 
 
-def test_a_data_loader_reads_whole_batches_also_in_processes(collected: Any) -> None:
-    transitions = open_dataset(collected[0]).transitions
+def test_a_data_loader_reads_whole_batches_also_in_processes(recording: Any) -> None:
+    transitions = open_dataset(recording[0]).transitions
     transitions[:3]  # The maps must not prevent pickling.
     assert (pickle.loads(pickle.dumps(transitions))[:] == transitions[:]).all()
     items: Any = transitions

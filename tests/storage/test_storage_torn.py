@@ -18,13 +18,13 @@ from marl_collect import Collector, open_dataset
 from marl_collect.storage import DatasetDescription, Writer
 
 DATA, JOURNAL = "data-000000", "journal.jsonl"
-Written = tuple[Path, DatasetDescription, list[TensorDict]]
+Recording = tuple[Path, DatasetDescription, list[TensorDict]]
 
 
 @pytest.fixture(scope="module", params=["vectors", "images"])
-def written(
+def recording(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Written:
+) -> Recording:
     """A dataset of two batches and their data; the second begins a new layout."""
     path = tmp_path_factory.mktemp("torn") / "d"
     if request.param == "images":
@@ -44,8 +44,10 @@ def append(path: Path, description: DatasetDescription, batch: TensorDict) -> No
         writer.add(batch)
 
 
-def test_a_write_that_was_torn_in_the_journal(written: Written, tmp_path: Path) -> None:
-    source, _, data = written
+def test_a_write_that_was_torn_in_the_journal(
+    recording: Recording, tmp_path: Path
+) -> None:
+    source, _, data = recording
     path = shutil.copytree(source, tmp_path / "d")
     journal = (source / JOURNAL).read_bytes()
     lines = journal.splitlines(keepends=True)
@@ -65,10 +67,10 @@ def test_a_write_that_was_torn_in_the_journal(written: Written, tmp_path: Path) 
 
 
 def test_a_writer_goes_on_after_a_torn_journal(
-    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)  # Faster.
-    source, description, data = written
+    source, description, data = recording
     journal = (source / JOURNAL).read_bytes()
     begin = journal.index(b'{"batch"')
     draw = random.Random(0)
@@ -89,11 +91,11 @@ def test_a_writer_goes_on_after_a_torn_journal(
 
 
 def test_a_write_that_was_torn_in_the_data(
-    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch is listed after its data, so a torn batch is not listed."""
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)
-    source, description, data = written
+    source, description, data = recording
     lines = (source / JOURNAL).read_bytes().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if b'{"batch"' in line) + 1
     begin = extent(source, 1)[1].offset
@@ -112,9 +114,9 @@ def test_a_write_that_was_torn_in_the_data(
 
 
 def test_a_reader_that_is_open_stays_right_while_the_rest_is_cut_off(
-    written: Written, tmp_path: Path
+    recording: Recording, tmp_path: Path
 ) -> None:
-    source, description, data = written
+    source, description, data = recording
     path = shutil.copytree(source, tmp_path / "d")
     with (path / DATA).open("ab") as file:
         file.write(bytes(100_000))
@@ -161,9 +163,9 @@ for number in range(100):
     ("size", "call"), [(0.0, 2), (0.5, 3), (1.0, 5), (0.99, 7), (0.3, 9), (0.5, 10)]
 )
 def test_a_writer_killed_anywhere_in_an_add_keeps_what_it_acknowledged(
-    written: Written, tmp_path: Path, size: float, call: int
+    recording: Recording, tmp_path: Path, size: float, call: int
 ) -> None:
-    source, description, data = written
+    source, description, data = recording
     path = shutil.copytree(source, tmp_path / "d")
     with start_python("-c", KILLED, path, str(size), str(call)) as program:
         assert program.stdout is not None
