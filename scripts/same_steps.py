@@ -45,8 +45,10 @@ class Tally:
 
     def __iadd__(self, other: "Tally") -> "Tally":
         """Add the numbers of ``other``."""
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        for field in fields(self):
+            setattr(
+                self, field.name, getattr(self, field.name) + getattr(other, field.name)
+            )
         return self
 
 

@@ -82,8 +82,10 @@ def line(bug: str = "") -> Callable[[], PettingZooWrapper]:
 
 def test_a_batch_holds_what_a_bare_loop_with_its_seeds_and_actions_gives() -> None:
     frames, seed = 40, 3
-    with MultiSyncCollector([line()] * 2, frames_per_batch=2 * frames, seed=seed) as c:
-        batch = c.next()
+    with MultiSyncCollector(
+        [line()] * 2, frames_per_batch=2 * frames, seed=seed
+    ) as collector:
+        batch = collector.next()
     for env_index in range(2):
         env_batch = batch[env_index]
         env, episode, observations = Line(), 0, {}

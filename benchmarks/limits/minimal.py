@@ -53,9 +53,9 @@ def _numpy(group: Group) -> Act:
 
     def act(observed: NDArray[Any]) -> NDArray[Any]:
         values = observed
-        for w, b, out in hidden:
-            np.matmul(values, w, out)
-            np.add(out, b, out)
+        for layer_weight, layer_bias, out in hidden:
+            np.matmul(values, layer_weight, out)
+            np.add(out, layer_bias, out)
             values = np.tanh(out, out)
         np.matmul(values, weight, output)
         np.add(output, bias, output)
@@ -75,8 +75,8 @@ def _torch(group: Group) -> Act:
 
     def act(observed: NDArray[Any]) -> NDArray[Any]:
         values = torch.from_numpy(observed)
-        for w, b, out in hidden:
-            torch.addmm(b, values, w, out=out)
+        for layer_weight, layer_bias, out in hidden:
+            torch.addmm(layer_bias, values, layer_weight, out=out)
             values = out.tanh_()
         torch.addmm(bias, values, weight, out=output)
         if group.discrete:

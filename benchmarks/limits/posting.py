@@ -48,22 +48,24 @@ class Posting:
             spin: seconds that all look before going to sleep.
         """
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
-        self._go = [Semaphore(memory, p * NBYTES, fresh=True) for p in range(count)]
+        self._go = [
+            Semaphore(memory, index * NBYTES, fresh=True) for index in range(count)
+        ]
         all_done = Semaphore(memory, count * NBYTES, fresh=True)
         self._done = SpinWait(all_done, spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
-        for p, go in enumerate(self._go):
-            common = (os.getpid(), p, build, SpinWait(go, spin), all_done)
+        for index, go in enumerate(self._go):
+            common = (os.getpid(), index, build, SpinWait(go, spin), all_done)
             flags = (self._asked, self._taken)
             context.Process(target=_serve, args=(*common, *flags), daemon=True).start()
 
     def step(self) -> None:
         """Have all of them take a step, and wait for the last one."""
         requests = self._asked
-        for p in range(len(requests)):
-            requests[p] += 1
+        for index in range(len(requests)):
+            requests[index] += 1
         for go in self._go:
             go.post()
         while True:

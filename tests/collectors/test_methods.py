@@ -54,17 +54,19 @@ def test_threads_of_the_trainer_and_of_the_workers(kind: Any, threads: int) -> N
 
 @every_kind
 def test_attributes_of_the_policy_can_be_read(kind: Any) -> None:
-    with kind(CountingEnv, level_policy(), num_workers=1, frames_per_batch=10) as c:
-        assert c.getattr_policy("in_keys") == [("prey", "observation")]
-        assert c.get_model() is c.policy
-        assert isinstance(c.get_model("module"), Level)
+    with kind(
+        CountingEnv, level_policy(), num_workers=1, frames_per_batch=10
+    ) as collector:
+        assert collector.getattr_policy("in_keys") == [("prey", "observation")]
+        assert collector.get_model() is collector.policy
+        assert isinstance(collector.get_model("module"), Level)
         with pytest.raises(KeyError, match="no submodule 'critic'"):
-            c.get_model("critic")
-        c.increment_version()
-        c.increment_version()
-        assert c.policy_version == 2
+            collector.get_model("critic")
+        collector.increment_version()
+        collector.increment_version()
+        assert collector.policy_version == 2
         with pytest.raises(AttributeError, match="nonsense"):
-            c.getattr_policy("nonsense")
+            collector.getattr_policy("nonsense")
 
 
 def test_attributes_of_a_policy_in_the_workers_can_be_read() -> None:

@@ -291,37 +291,41 @@ def test_set_seed_repeats_the_data(kind: Any) -> None:
 
 
 def test_a_reset_of_some_workers_does_not_affect_others() -> None:
-    with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
-        c.next()
-        c.reset([False, True])
-        ids = c.next()["collector", "traj_ids"]
+    with MultiSyncCollector(
+        [CountingEnv] * 2, **options(frames_per_batch=4)
+    ) as collector:
+        collector.next()
+        collector.reset([False, True])
+        ids = collector.next()["collector", "traj_ids"]
         assert (ids[0] == 0).all()
         assert (ids[1] == (1 << 32) + 1).all()
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
 def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
-    with MultiSyncCollector([CountingEnv] * 2, **options(frames_per_batch=4)) as c:
-        c.next()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, **options(frames_per_batch=4)
+    ) as collector:
+        collector.next()
         with pytest.raises(
             ValueError, match=r"for each of the 2 workers.*\[True, False"
         ):
-            c.reset(wrong)
-        assert (c.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
+            collector.reset(wrong)
+        assert (collector.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
         mask: Any = torch.tensor([True, False])
-        c.reset(mask)
-        assert c.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
+        collector.reset(mask)
+        assert collector.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
 
 
 def test_a_single_collector_counts_as_one_worker() -> None:
-    with Collector(CountingEnv, **options(frames_per_batch=4)) as c:
-        c.next()
-        c.reset([False])
-        assert (c.next()["collector", "traj_ids"] == 0).all()
-        c.reset([True])
-        assert (c.next()["collector", "traj_ids"] == 1).all()
+    with Collector(CountingEnv, **options(frames_per_batch=4)) as collector:
+        collector.next()
+        collector.reset([False])
+        assert (collector.next()["collector", "traj_ids"] == 0).all()
+        collector.reset([True])
+        assert (collector.next()["collector", "traj_ids"] == 1).all()
         with pytest.raises(ValueError, match="the 1 workers"):
-            c.reset([False, True])
+            collector.reset([False, True])
 
 
 def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:

@@ -345,8 +345,10 @@ def test_several_collectors_work_at_once_and_in_threads() -> None:
     actual: dict[int, Any] = {}
 
     def collect(index: int, kind: Any) -> None:
-        with kind([CountingEnv], frames_per_batch=20, total_frames=60, seed=5) as c:
-            actual[index] = [batch.clone() for batch in c]
+        with kind(
+            [CountingEnv], frames_per_batch=20, total_frames=60, seed=5
+        ) as collector:
+            actual[index] = [batch.clone() for batch in collector]
 
     kinds = [MultiSyncCollector, MultiAsyncCollector, MultiSyncCollector]
     threads = [

@@ -93,9 +93,9 @@ def test_identities_tell_agents_with_shared_weights_apart(
         module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
         td = observe(BOTH, 1)
         for name in BOTH.groups:  # All agents of a group see the same.
-            for k, v in td[name].items(include_nested=True, leaves_only=True):
+            for k, value in td[name].items(include_nested=True, leaves_only=True):
                 td[(name, *(k if isinstance(k, tuple) else (k,)))] = (
-                    v[:, :1].expand_as(v).clone()
+                    value[:, :1].expand_as(value).clone()
                 )
         module(td)
         for name in BOTH.groups:

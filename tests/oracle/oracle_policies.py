@@ -143,7 +143,7 @@ def acts(world: World, group: Group, module: Any = Chooses) -> TensorDictModule:
 
 
 def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
-    return TensorDictSequential(*[m for g in world.groups for m in make(g)])
+    return TensorDictSequential(*[m for group in world.groups for m in make(group)])
 
 
 class OnTensorDicts:
@@ -230,12 +230,12 @@ def returns_a_clone_or_nothing(world: World) -> Any:
 
 @kind()
 def modules(world: World) -> Any:
-    return for_groups(world, lambda g: [acts(world, g)])
+    return for_groups(world, lambda group: [acts(world, group)])
 
 
 @kind()
 def fused(world: World) -> Any:
-    return for_groups(world, lambda g: [acts(world, g, PureChooses)])
+    return for_groups(world, lambda group: [acts(world, group, PureChooses)])
 
 
 @kind(suits=lambda w: len(w.groups) == 1 and flat(w.groups[0]))
@@ -274,30 +274,30 @@ def legal(world: World) -> Any:
 
 @kind()
 def normaliser(world: World) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
-        return [TensorDictModule(lambda o: o / 4, **keys), acts(world, g)]
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
+        return [TensorDictModule(lambda o: o / 4, **keys), acts(world, group)]
 
     return for_groups(world, make)
 
 
 @kind()
 def fused_normaliser(world: World) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
-        return [TensorDictModule(Scale(), **keys), acts(world, g, PureChooses)]
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
+        return [TensorDictModule(Scale(), **keys), acts(world, group, PureChooses)]
 
     return for_groups(world, make)
 
 
 @kind(exact=False, weights=True)
 def encoder(world: World) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
-        n = width(world, g)
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
+        n = width(world, group)
         return [
             TensorDictModule(nn.Linear(n, n), **keys),
-            acts(world, g, RoughlyChooses),
+            acts(world, group, RoughlyChooses),
         ]
 
     return for_groups(world, make)
@@ -307,10 +307,10 @@ def encoder(world: World) -> Any:
 def wider(world: World) -> Any:
     """Replaces the observation by one of another shape and dtype."""
 
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
         double = lambda o: torch.cat([o, o], -1).double()  # noqa: E731
-        return [acts(world, g), TensorDictModule(double, **keys)]
+        return [acts(world, group), TensorDictModule(double, **keys)]
 
     return for_groups(world, make)
 
@@ -535,12 +535,12 @@ class Remembers(nn.Module):
 
 
 def _declared(world: World, name: str) -> Any:
-    def make(g: Group) -> list[Any]:
+    def make(group: Group) -> list[Any]:
         return [
             TensorDictModule(
-                Remembers(world, g, name),
-                in_keys=[g.numbers, (g.name, name)],
-                out_keys=[(g.name, "action"), ("next", g.name, name)],
+                Remembers(world, group, name),
+                in_keys=[group.numbers, (group.name, name)],
+                out_keys=[(group.name, "action"), ("next", group.name, name)],
             )
         ]
 
@@ -564,14 +564,14 @@ class Undeclared:
         self.world, self.name = world, name
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        for g in self.world.groups:
-            numbers = td[g.numbers]
-            state = td.get((g.name, self.name), None)
+        for group in self.world.groups:
+            numbers = td[group.numbers]
+            state = td.get((group.name, self.name), None)
             if state is None:
                 state = torch.zeros(*numbers.shape[:-1], 2)
-            action, following = Remembers(self.world, g, self.name)(numbers, state)
-            td[g.name, "action"] = action
-            td["next", g.name, self.name] = following
+            action, following = Remembers(self.world, group, self.name)(numbers, state)
+            td[group.name, "action"] = action
+            td["next", group.name, self.name] = following
         return td
 
 
@@ -686,10 +686,10 @@ def statistics_in_buffers(world: World) -> Any:
 
 @kind(exact=False, alone=True, keeps=True, weights=True)
 def batch_norm(world: World) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [g.numbers]}
-        norm = nn.BatchNorm1d(g.n, momentum=0.25)
-        return [TensorDictModule(norm, **keys), acts(world, g, RoughlyChooses)]
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
+        norm = nn.BatchNorm1d(group.n, momentum=0.25)
+        return [TensorDictModule(norm, **keys), acts(world, group, RoughlyChooses)]
 
     return for_groups(world, make)
 
@@ -838,15 +838,15 @@ class PureLevel(Level):
 
 
 def _levels(world: World, level: Any, chooses: Any) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [(g.name, "raised")]}
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [(group.name, "raised")]}
         raised: Any = {
-            "in_keys": [(g.name, "raised")],
-            "out_keys": [(g.name, "action")],
+            "in_keys": [(group.name, "raised")],
+            "out_keys": [(group.name, "action")],
         }
         return [
             TensorDictModule(level(), **keys),
-            TensorDictModule(chooses(world, g), **raised),
+            TensorDictModule(chooses(world, group), **raised),
         ]
 
     return for_groups(world, make)
@@ -983,11 +983,11 @@ def assigned_recurrent(world: World) -> Any:
 
 
 def one_choice(world: World) -> bool:
-    return all(g.action == "discrete" and not g.mask for g in world.groups)
+    return all(group.action == "discrete" and not group.mask for group in world.groups)
 
 
 def boxes(world: World) -> bool:
-    return all(g.action == "box" for g in world.groups)
+    return all(group.action == "box" for group in world.groups)
 
 
 @kind(draws="torch", suits=one_choice)
@@ -995,12 +995,12 @@ def epsilon_greedy(world: World) -> Any:
     from torchrl.data import Categorical, OneHot
     from torchrl.modules import EGreedyModule
 
-    def make(g: Group) -> list[Any]:
-        spec: Any = Categorical(CHOICES, (g.n,))
+    def make(group: Group) -> list[Any]:
+        spec: Any = Categorical(CHOICES, (group.n,))
         if not world.categorical:
-            spec = OneHot(CHOICES, (g.n, CHOICES), dtype=torch.int64)
-        key = (g.name, "action")
-        return [acts(world, g), EGreedyModule(spec, eps_init=0.5, action_key=key)]
+            spec = OneHot(CHOICES, (group.n, CHOICES), dtype=torch.int64)
+        key = (group.name, "action")
+        return [acts(world, group), EGreedyModule(spec, eps_init=0.5, action_key=key)]
 
     return for_groups(world, make)
 
@@ -1009,12 +1009,12 @@ def _noisy(world: World, name: str, **settings: Any) -> Any:
     from torchrl import modules
     from torchrl.data import Bounded
 
-    def make(g: Group) -> list[Any]:
-        spec = Bounded(-1.0, 1.0, (g.n, 2))
+    def make(group: Group) -> list[Any]:
+        spec = Bounded(-1.0, 1.0, (group.n, 2))
         noise = getattr(modules, name)(
-            spec=spec, action_key=(g.name, "action"), **settings
+            spec=spec, action_key=(group.name, "action"), **settings
         )
-        return [acts(world, g), noise]
+        return [acts(world, group), noise]
 
     return for_groups(world, make)
 
@@ -1038,20 +1038,20 @@ def ornstein_uhlenbeck(world: World) -> Any:
 def actor(world: World) -> Any:
     from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
-    def make(g: Group) -> list[Any]:
-        logits = (g.name, "logits")
-        net = MLP(width(world, g), CHOICES, depth=1, num_cells=4)
+    def make(group: Group) -> list[Any]:
+        logits = (group.name, "logits")
+        net = MLP(width(world, group), CHOICES, depth=1, num_cells=4)
         distribution = (
             torch.distributions.Categorical if world.categorical else OneHotCategorical
         )
         return [
             ProbabilisticActor(
-                TensorDictModule(net, in_keys=[g.numbers], out_keys=[logits]),
+                TensorDictModule(net, in_keys=[group.numbers], out_keys=[logits]),
                 in_keys={"logits": logits},
-                out_keys=[(g.name, "action")],
+                out_keys=[(group.name, "action")],
                 distribution_class=distribution,
                 return_log_prob=True,
-                log_prob_key=(g.name, "log_prob"),
+                log_prob_key=(group.name, "log_prob"),
             )
         ]
 
@@ -1067,19 +1067,19 @@ def squashed_actor(world: World) -> Any:
         TanhNormal,
     )
 
-    def make(g: Group) -> list[Any]:
-        keys = [(g.name, "loc"), (g.name, "scale")]
+    def make(group: Group) -> list[Any]:
+        keys = [(group.name, "loc"), (group.name, "scale")]
         net = nn.Sequential(
-            MLP(width(world, g), 4, depth=1, num_cells=4), NormalParamExtractor()
+            MLP(width(world, group), 4, depth=1, num_cells=4), NormalParamExtractor()
         )
         return [
             ProbabilisticActor(
-                TensorDictModule(net, in_keys=[g.numbers], out_keys=keys),
+                TensorDictModule(net, in_keys=[group.numbers], out_keys=keys),
                 in_keys={"loc": keys[0], "scale": keys[1]},
-                out_keys=[(g.name, "action")],
+                out_keys=[(group.name, "action")],
                 distribution_class=TanhNormal,
                 return_log_prob=True,
-                log_prob_key=(g.name, "log_prob"),
+                log_prob_key=(group.name, "log_prob"),
             )
         ]
 
@@ -1126,15 +1126,15 @@ def torchrl_lstm(world: World) -> Any:
 
 @kind(draws="torch", suits=lambda w: all(flat(g) for g in w.groups))
 def dropout(world: World) -> Any:
-    def make(g: Group) -> list[Any]:
-        keys: Any = {"in_keys": [g.numbers], "out_keys": [(g.name, "dropped")]}
+    def make(group: Group) -> list[Any]:
+        keys: Any = {"in_keys": [group.numbers], "out_keys": [(group.name, "dropped")]}
         after: Any = {
-            "in_keys": [(g.name, "dropped")],
-            "out_keys": [(g.name, "action")],
+            "in_keys": [(group.name, "dropped")],
+            "out_keys": [(group.name, "action")],
         }
         return [
             TensorDictModule(nn.Dropout(0.5), **keys),
-            TensorDictModule(PureChooses(world, g), **after),
+            TensorDictModule(PureChooses(world, group), **after),
         ]
 
     return for_groups(world, make)
@@ -1145,11 +1145,11 @@ def compiled(world: World) -> Any:
     """Compiled without Inductor, which takes seconds per shape."""
     return for_groups(
         world,
-        lambda g: [
+        lambda group: [
             TensorDictModule(
-                torch.compile(PureChooses(world, g), backend="eager"),
-                in_keys=[g.numbers],
-                out_keys=[(g.name, "action")],
+                torch.compile(PureChooses(world, group), backend="eager"),
+                in_keys=[group.numbers],
+                out_keys=[(group.name, "action")],
             )
         ],
     )

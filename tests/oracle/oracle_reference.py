@@ -60,13 +60,13 @@ class ReferenceEnv:
         """Take the actions ``[n, ...]`` of each group."""
         row = self.row
         for name in self.ended:
-            g, i = self.places[name]
+            group, i = self.places[name]
             for key, array in row.items():
-                if key[0] == g.name and key[1] in ("observation", "info"):
+                if key[0] == group.name and key[1] in ("observation", "info"):
                     array[i] = 0
         self.ended = []
-        for g in self.world.groups:
-            row[g.name, "reward"][...] = 0
+        for group in self.world.groups:
+            row[group.name, "reward"][...] = 0
         actions_by_name = {n: self._taken(actions, n) for n in self._actors()}
         if self.world.turns:
             self._turn(actions_by_name)
@@ -133,16 +133,16 @@ class ReferenceEnv:
 
     def _admit(self, agents: Sequence[str]) -> None:
         for name in agents:
-            g, i = self.places[name]
+            group, i = self.places[name]
             self.alive.append(name)
             for flag in FLAGS:
-                self.row[g.name, flag][i] = False
+                self.row[group.name, flag][i] = False
             if self.world.agent_ids:
-                key = (g.name, "observation")
+                key = (group.name, "observation")
                 if (*key, "agent_id") in self.row:
                     self.row[*key, "agent_id"][i, i] = 1
                 else:
-                    self.row[key][i, i - g.n] = 1
+                    self.row[key][i, i - group.n] = 1
 
     def _end(
         self, terminated: Mapping[str, bool], truncated: Mapping[str, bool]
@@ -158,39 +158,39 @@ class ReferenceEnv:
             self.ended.append(name)
 
     def _flag(self, name: str, terminated: bool, truncated: bool) -> None:
-        g, i = self.places[name]
-        self.row[g.name, "terminated"][i] = terminated
-        self.row[g.name, "truncated"][i] = truncated
-        self.row[g.name, "done"][i] = True
+        group, i = self.places[name]
+        self.row[group.name, "terminated"][i] = terminated
+        self.row[group.name, "truncated"][i] = truncated
+        self.row[group.name, "done"][i] = True
 
     def _observe(self, observations: Mapping[str, Any]) -> None:
         for name, value in observations.items():
-            g, i = self.places[name]
-            if g.mask == "observation":
-                self.row[g.name, "action_mask"][i] = value["action_mask"]
+            group, i = self.places[name]
+            if group.mask == "observation":
+                self.row[group.name, "action_mask"][i] = value["action_mask"]
                 value = value["observation"]
-            if g.image:
-                self.row[g.image][i] = value["deep"]["image"]
+            if group.image:
+                self.row[group.image][i] = value["deep"]["image"]
                 value = value["numbers"]
-            self.row[g.numbers][i][: len(value)] = value
+            self.row[group.numbers][i][: len(value)] = value
 
     def _write_infos(self, infos: Mapping[str, Any]) -> None:
-        for name, (g, i) in self.places.items():
+        for name, (group, i) in self.places.items():
             info = infos.get(name) or {}
             if self.world.info:
-                self.row[g.name, "info", "luck"][i] = info.get("luck", 0)
-            in_info = g.mask != "observation" and self.world.masked(g)
+                self.row[group.name, "info", "luck"][i] = info.get("luck", 0)
+            in_info = group.mask != "observation" and self.world.masked(group)
             if in_info and name in infos:
-                self.row[g.name, "action_mask"][i] = info.get("action_mask", True)
+                self.row[group.name, "action_mask"][i] = info.get("action_mask", True)
 
     def _reward(self, rewards: Mapping[str, float]) -> None:
         for name, reward in rewards.items():
-            g, i = self.places[name]
-            self.row[g.name, "reward"][i] = reward
-        for name, (g, i) in self.places.items():
-            self.sums[name] += float(self.row[g.name, "reward"][i, 0])
+            group, i = self.places[name]
+            self.row[group.name, "reward"][i] = reward
+        for name, (group, i) in self.places.items():
+            self.sums[name] += float(self.row[group.name, "reward"][i, 0])
             if self.world.episode_reward:
-                self.row[g.name, "episode_reward"][i] = self.sums[name]
+                self.row[group.name, "episode_reward"][i] = self.sums[name]
 
     def _finish(self) -> None:
         """Derive the root's flags and the masks from the agents' flags."""
@@ -198,28 +198,28 @@ class ReferenceEnv:
         if not row["done",][0]:
             self._settle()
         if row["done",][0]:
-            for g in self.world.groups:
-                row[g.name, "truncated"] |= ~row[g.name, "done"]
-                row[g.name, "done"][:] = True
+            for group in self.world.groups:
+                row[group.name, "truncated"] |= ~row[group.name, "done"]
+                row[group.name, "done"][:] = True
         actors = self._actors()
-        for name, (g, i) in self.places.items():
+        for name, (group, i) in self.places.items():
             if self.world.use_mask:
-                row[g.name, "mask"][i] = name in actors
-            if self.world.masked(g) and name not in actors:
-                row[g.name, "action_mask"][i] = True
+                row[group.name, "mask"][i] = name in actors
+            if self.world.masked(group) and name not in actors:
+                row[group.name, "action_mask"][i] = True
         if self.world.state:
             row["state",][:] = self.raw.state()
 
     def _settle(self) -> None:
         """Write the root's flags."""
-        row, groups = self.row, [g.name for g in self.world.groups]
+        row, groups = self.row, [group.name for group in self.world.groups]
         if not self.raw.agents and not self.world.any_ends:
             # Agents that never joined end with the episode, truncated if any agent was.
-            was = any(row[g, "truncated"].any() for g in groups)
-            for name, (g, i) in self.places.items():
-                if not row[g.name, "done"][i, 0]:
+            was = any(row[group, "truncated"].any() for group in groups)
+            for name, (group, i) in self.places.items():
+                if not row[group.name, "done"][i, 0]:
                     self._flag(name, not was, was)
-        flags = {f: np.concatenate([row[g, f] for g in groups]) for f in FLAGS}
+        flags = {f: np.concatenate([row[group, f] for group in groups]) for f in FLAGS}
         if self.world.any_ends:
             values = [bool(flags[f].any()) for f in FLAGS]
         else:
@@ -229,42 +229,42 @@ class ReferenceEnv:
             row[flag,][0] = value
 
     def _taken(self, actions: Mapping[str, Any], name: str) -> Any:
-        g, i = self.places[name]
-        action = actions[g.name][i]
-        if g.action == "discrete":
+        group, i = self.places[name]
+        action = actions[group.name][i]
+        if group.action == "discrete":
             return (int(action) if self.world.categorical else int(action.argmax())) + 2
-        return np.clip(action, -1, 1) if g.action == "box" else action
+        return np.clip(action, -1, 1) if group.action == "box" else action
 
     def _zeros(self) -> dict[Key, Any]:
         world = self.world
         row: dict[Key, Any] = {}
-        for g in world.groups:
-            row |= self._zeros_of(g)
+        for group in world.groups:
+            row |= self._zeros_of(group)
             for flag in FLAGS:
-                row[g.name, flag] = np.zeros((g.n, 1), np.bool_)
-            row[g.name, "reward"] = np.zeros((g.n, 1), np.float32)
-            if world.masked(g):
-                row[g.name, "action_mask"] = np.ones((g.n, CHOICES), np.bool_)
+                row[group.name, flag] = np.zeros((group.n, 1), np.bool_)
+            row[group.name, "reward"] = np.zeros((group.n, 1), np.float32)
+            if world.masked(group):
+                row[group.name, "action_mask"] = np.ones((group.n, CHOICES), np.bool_)
             if world.use_mask:
-                row[g.name, "mask"] = np.zeros(g.n, np.bool_)
+                row[group.name, "mask"] = np.zeros(group.n, np.bool_)
             if world.info:
-                row[g.name, "info", "luck"] = np.zeros(g.n, np.float32)
+                row[group.name, "info", "luck"] = np.zeros(group.n, np.float32)
             if world.episode_reward:
-                row[g.name, "episode_reward"] = np.zeros((g.n, 1), np.float32)
+                row[group.name, "episode_reward"] = np.zeros((group.n, 1), np.float32)
         row |= {(flag,): np.zeros(1, np.bool_) for flag in FLAGS}
         if world.state:
             row["state",] = np.zeros(len(world.agents) + 1, np.float32)
         return row
 
-    def _zeros_of(self, g: Group) -> dict[Key, Any]:
+    def _zeros_of(self, group: Group) -> dict[Key, Any]:
         """Return the observations of a group."""
-        observed = (g.name, "observation")
-        row: dict[Key, Any] = {g.numbers: np.zeros((g.n, FEATURES), np.float32)}
-        if g.image:
-            row[g.image] = np.zeros((g.n, 2, 3), np.uint8)
+        observed = (group.name, "observation")
+        row: dict[Key, Any] = {group.numbers: np.zeros((group.n, FEATURES), np.float32)}
+        if group.image:
+            row[group.image] = np.zeros((group.n, 2, 3), np.uint8)
         if self.world.agent_ids:
-            identity = np.zeros((g.n, g.n), np.float32)
-            if g.numbers == observed:
+            identity = np.zeros((group.n, group.n), np.float32)
+            if group.numbers == observed:
                 row[observed] = np.concatenate([row[observed], identity], 1)
             else:
                 row[*observed, "agent_id"] = identity
@@ -482,8 +482,8 @@ class ReferenceWorker:
         """Call a policy on a new TensorDict; return the content afterwards."""
         size = len(roots)
         td = TensorDict({}, [size])
-        for g in self.world.groups:
-            td[g.name] = TensorDict({}, [size, g.n])
+        for group in self.world.groups:
+            td[group.name] = TensorDict({}, [size, group.n])
         for key in {key for root in roots for key in root}:
             like = next(root[key] for root in roots if key in root)
             rows = [root.get(key, torch.zeros_like(like)) for root in roots]
@@ -541,9 +541,9 @@ class ReferenceWorker:
         return results
 
     def _cast(self, root: Frame) -> None:
-        for g in self.world.groups:
-            key = (g.name, "action")
-            dtype = torch.float32 if g.action == "box" else torch.int64
+        for group in self.world.groups:
+            key = (group.name, "action")
+            dtype = torch.float32 if group.action == "box" else torch.int64
             root[key] = root[key].to(dtype)
 
     def _generator(self, k: int, stream: int) -> np.random.Generator:
@@ -556,20 +556,22 @@ class ReferenceWorker:
     def _drawn(self, k: int, root: Frame, first: int = 0) -> Frame:
         """Draw uniformly among the legal actions of environment k."""
         actions: Frame = {}
-        for stream, g in enumerate(self.world.groups, first):
-            size = (g.n, 2) if g.action in ("box", "multi") else (g.n,)
+        for stream, group in enumerate(self.world.groups, first):
+            size = (group.n, 2) if group.action in ("box", "multi") else (group.n,)
             noise = self._generator(k, stream).random(size)
-            actions[g.name, "action"] = torch.from_numpy(self._action(g, noise, root))
+            actions[group.name, "action"] = torch.from_numpy(
+                self._action(group, noise, root)
+            )
         return actions
 
-    def _action(self, g: Group, noise: Any, root: Frame) -> Any:
-        if g.action == "box":
+    def _action(self, group: Group, noise: Any, root: Frame) -> Any:
+        if group.action == "box":
             return (noise * 2 - 1).astype(np.float32)
-        if g.action == "multi":
+        if group.action == "multi":
             return (noise * [CHOICES, 2]).astype(np.int64)
-        legal = np.ones((g.n, CHOICES), np.bool_)
-        if self.world.masked(g):
-            legal = root[g.name, "action_mask"].numpy()
+        legal = np.ones((group.n, CHOICES), np.bool_)
+        if self.world.masked(group):
+            legal = root[group.name, "action_mask"].numpy()
         choices = [
             np.flatnonzero(row)[int(u * row.sum())]
             for row, u in zip(legal, noise, strict=True)

@@ -63,9 +63,11 @@ def test_data_equal_those_of_serial_env(
 ) -> None:
     with ParallelEnv(ENVIRONMENTS, counting, **spread) as env:
         actual = play(env)
-    for a, b in zip(actual, expected, strict=True):
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        assert (a == b).all()
+    for actual_frame, expected_frame in zip(actual, expected, strict=True):
+        assert set(actual_frame.keys(True, True)) == set(
+            expected_frame.keys(True, True)
+        )
+        assert (actual_frame == expected_frame).all()
 
 
 def test_spawned_processes_give_the_same_data(expected: list[TensorDictBase]) -> None:

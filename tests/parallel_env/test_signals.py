@@ -99,11 +99,11 @@ def test_numbers_wrap_around() -> None:
     trainer._number = 2**30 - 2
     for _ in range(3):
         trainer.command(0, EnvOperation.MESSAGE, range(3))
-        for p in range(3):
-            number = worker.pending_command(0, p)
+        for process in range(3):
+            number = worker.pending_command(0, process)
             assert number is not None
             assert operation_of(number) == EnvOperation.MESSAGE
-            worker.finish(0, p, number)
+            worker.finish(0, process, number)
         assert trainer.done(0)
     assert trainer._number == 1
 
@@ -114,12 +114,12 @@ def test_no_wake_up_is_lost(spin: float) -> None:
     trainer, worker = both_ends(spin=spin)
     stop = threading.Event()
 
-    def work(p: int) -> None:
+    def work(process: int) -> None:
         while not stop.is_set():
-            assert worker.listen(p, SOON)
-            number = worker.pending_command(0, p)
+            assert worker.listen(process, SOON)
+            number = worker.pending_command(0, process)
             if number is not None:
-                worker.finish(0, p, number)
+                worker.finish(0, process, number)
 
     threads = [threading.Thread(target=work, args=(p,), daemon=True) for p in range(3)]
     for thread in threads:

@@ -76,10 +76,10 @@ def collect(kind: Any, policy: Any, **options: Any) -> TensorDict:
         return torch.cat([batch.clone() for batch in collector], dim=1)
 
 
-def same(a: TensorDict, b: TensorDict) -> bool:
-    keys = set(a.keys(True, True))
-    return keys == set(b.keys(True, True)) and all(
-        torch.equal(a[key], b[key]) for key in keys
+def same(td: TensorDict, other_td: TensorDict) -> bool:
+    keys = set(td.keys(True, True))
+    return keys == set(other_td.keys(True, True)) and all(
+        torch.equal(td[key], other_td[key]) for key in keys
     )
 
 

@@ -62,12 +62,13 @@ def test_pools_with_the_same_preload_share_a_server_and_others_do_not(
 ) -> None:
     name = module("preload_other", "")
     with (
-        WorkerPool(obey, [0]) as a,
-        WorkerPool(obey, [0]) as b,
-        WorkerPool(obey, [0], preload=(name,)) as c,
+        WorkerPool(obey, [0]) as first_pool,
+        WorkerPool(obey, [0]) as second_pool,
+        WorkerPool(obey, [0], preload=(name,)) as preloading_pool,
     ):
         servers = [
-            ask(pool, lambda worker, argument: os.getppid()) for pool in (a, b, c)
+            ask(pool, lambda worker, argument: os.getppid())
+            for pool in (first_pool, second_pool, preloading_pool)
         ]
     assert servers[0] == servers[1] != servers[2]
 

@@ -76,10 +76,12 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool: WorkerPool) 
 
 def test_a_main_function_that_returns_early_is_reported(start_method: str) -> None:
     with (
-        WorkerPool(lambda worker, argument: None, [0], start_method=start_method) as p,
+        WorkerPool(
+            lambda worker, argument: None, [0], start_method=start_method
+        ) as pool,
         pytest.raises(WorkerError, match="ended unexpectedly in close: exit code 0"),
     ):
-        p.receive()
+        pool.receive()
 
 
 def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -> None:

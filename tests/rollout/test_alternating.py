@@ -56,10 +56,12 @@ def slot(engine: Any, frames: int) -> Any:
     return allocate(fields, (ENVIRONMENTS, frames))
 
 
-def equal(a: Any, b: Any) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        np.testing.assert_array_equal(a[key], b[key], err_msg=str(key))
+def equal(first_slot: Any, second_slot: Any) -> None:
+    assert first_slot.keys() == second_slot.keys()
+    for key in first_slot:
+        np.testing.assert_array_equal(
+            first_slot[key], second_slot[key], err_msg=str(key)
+        )
 
 
 def test_a_batch_of_one_part_is_one_rollout(serial: Any, parallel: Any) -> None:
@@ -70,10 +72,10 @@ def test_a_batch_of_one_part_is_one_rollout(serial: Any, parallel: Any) -> None:
 def test_slots_and_episodes_are_the_same(serial: Any, parallel: Any) -> None:
     serial_rollout, alternating = rollouts(serial), rollouts(parallel)
     for version in range(3):
-        a, b = slot(serial, 11), slot(parallel, 11)
-        frames, episodes = serial_rollout.collect(a, version)
-        result = alternating.collect(b, version)
-        equal(a, b)
+        serial_slot, parallel_slot = slot(serial, 11), slot(parallel, 11)
+        frames, episodes = serial_rollout.collect(serial_slot, version)
+        result = alternating.collect(parallel_slot, version)
+        equal(serial_slot, parallel_slot)
         assert result[0] == frames
         assert sorted(map(repr, result[1])) == sorted(map(repr, episodes))
         assert alternating.running == serial_rollout.running
@@ -85,14 +87,14 @@ def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> Non
     alternating.collect(slot(parallel, 9))
     state = alternating.state()
     serial_rollout.load(state)
-    a, b = slot(serial, 9), slot(parallel, 9)
-    serial_rollout.collect(a)
-    alternating.collect(b)
-    equal(a, b)
+    serial_slot, parallel_slot = slot(serial, 9), slot(parallel, 9)
+    serial_rollout.collect(serial_slot)
+    alternating.collect(parallel_slot)
+    equal(serial_slot, parallel_slot)
 
     alternating.load(state)
     alternating.collect(again := slot(parallel, 9))
-    equal(again, b)
+    equal(again, parallel_slot)
 
 
 def test_reset_and_reseed_reach_every_part(serial: Any, parallel: Any) -> None:
@@ -103,10 +105,10 @@ def test_reset_and_reseed_reach_every_part(serial: Any, parallel: Any) -> None:
     assert alternating.running == serial_rollout.running == (0, 1, 0, 0, 1)
     for rollout in (serial_rollout, alternating):
         rollout.reseed(77)
-    a, b = slot(serial, 6), slot(parallel, 6)
-    serial_rollout.collect(a)
-    alternating.collect(b)
-    equal(a, b)
+    serial_slot, parallel_slot = slot(serial, 6), slot(parallel, 6)
+    serial_rollout.collect(serial_slot)
+    alternating.collect(parallel_slot)
+    equal(serial_slot, parallel_slot)
 
 
 def test_all_parts_end_at_the_same_frame(parallel: Any) -> None:
@@ -137,8 +139,8 @@ def test_a_policy_in_the_trainer_is_shared_by_the_parts() -> None:
     def data(factory: Any) -> Any:
         with Collector(
             factory, act, frames_per_batch=50, total_frames=150, seed=1
-        ) as c:
-            return torch.cat([batch.clone() for batch in c], 1)
+        ) as collector:
+            return torch.cat([batch.clone() for batch in collector], 1)
 
     serial_batch = data([make] * ENVIRONMENTS)
     parallel_batch = data(

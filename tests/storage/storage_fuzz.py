@@ -98,16 +98,22 @@ def read_all(dataset: Dataset) -> list[Any]:
     ]
 
 
-def same(a: Any, b: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Whether two readings are equal in keys, shapes, dtypes and values."""
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if hasattr(a, "batch_size"):
-        keys = set(a.keys(True, True))
-        if keys != set(b.keys(True, True)) or a.batch_size != b.batch_size:
+    if isinstance(actual, list):
+        return len(actual) == len(expected) and all(map(same, actual, expected))
+    if hasattr(actual, "batch_size"):
+        keys = set(actual.keys(True, True))
+        if (
+            keys != set(expected.keys(True, True))
+            or actual.batch_size != expected.batch_size
+        ):
             return False
-        return all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in keys)
-    return bool(a == b)
+        return all(
+            actual[k].dtype == expected[k].dtype and torch.equal(actual[k], expected[k])
+            for k in keys
+        )
+    return bool(actual == expected)
 
 
 def write_one(folder: Path, compression: Any) -> None:

@@ -174,24 +174,24 @@ def test_lines_without_an_entry_are_named(copy: Path, content: str, line: int) -
     read_refuses(copy, JOURNAL)
 
 
-def key(e: Entries) -> Any:
+def key(entries: Entries) -> Any:
     """The first key."""
-    return only("keys", e)[0][0]
+    return only("keys", entries)[0][0]
 
 
-def batch(e: Entries, number: int = 0) -> Any:
+def batch(entries: Entries, number: int = 0) -> Any:
     """The entry of a batch."""
-    return only("batch", e)[number]
+    return only("batch", entries)[number]
 
 
-def layout(e: Entries) -> Any:
+def layout(entries: Entries) -> Any:
     """The first layout."""
-    return only("layout", e)[0]
+    return only("layout", entries)[0]
 
 
-def drop(e: Entries, kind: str, number: int = 0) -> None:
+def drop(entries: Entries, kind: str, number: int = 0) -> None:
     """Remove an entry."""
-    e.remove([entry for entry in e if kind in entry][number])
+    entries.remove([entry for entry in entries if kind in entry][number])
 
 
 WRONG: dict[str, Callable[[Entries], Any]] = {
@@ -310,10 +310,12 @@ def test_valid_frames_must_be_the_first_ones_and_match_the_journal(
     )
     with (
         collector,
-        Writer(tmp_path / "d", DatasetDescription("c", collector.description)) as w,
+        Writer(
+            tmp_path / "d", DatasetDescription("c", collector.description)
+        ) as writer,
     ):
         for batch in collector:
-            w.add(batch)
+            writer.add(batch)
     index = Index.load(Folder(tmp_path / "d"))
     layout = index.batches[1].layout
     path, parts = extent(tmp_path / "d", 1)

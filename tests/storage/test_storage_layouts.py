@@ -197,13 +197,13 @@ def test_joined_datasets_have_different_layouts(
     """Keys are in the tails of one dataset, and in the records of the other."""
     first = [related(6, seed) for seed in range(2)]
     second = [unrelated(related(6, seed)) for seed in range(5, 7)]
-    a = write(tmp_path / "a", environment, first)
-    b = write(tmp_path / "b", environment, second)
-    assert ("next", "x") in a.contents.layouts[0].follows
-    assert ("next", "x") not in b.contents.layouts[0].follows
+    first_dataset = write(tmp_path / "a", environment, first)
+    second_dataset = write(tmp_path / "b", environment, second)
+    assert ("next", "x") in first_dataset.contents.layouts[0].follows
+    assert ("next", "x") not in second_dataset.contents.layouts[0].follows
     for datasets, data in (
-        ([a, b], first + second),
-        ([b, a, b], second + first + second),
+        ([first_dataset, second_dataset], first + second),
+        ([second_dataset, first_dataset, second_dataset], second + first + second),
     ):
         check(concatenate(datasets), data)
         check(merge(datasets, tmp_path / str(len(datasets))), data)

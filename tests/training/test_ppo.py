@@ -67,9 +67,12 @@ def follows(batch: Any, group: str) -> Any:
 def share_values(td: Any, valid: Any) -> None:
     """Give every other agent the mean value of those that act in the frame."""
     for frame in range(60):
-        acting = [td[g, "state_value"][0, frame][v[0, frame]] for g, v in valid.items()]
-        for g, v in valid.items():
-            td[g, "state_value"][0, frame][~v[0, frame]] = (
+        acting = [
+            td[group, "state_value"][0, frame][valid_rows[0, frame]]
+            for group, valid_rows in valid.items()
+        ]
+        for group, valid_rows in valid.items():
+            td[group, "state_value"][0, frame][~valid_rows[0, frame]] = (
                 torch.cat(acting).mean().nan_to_num()
             )
 

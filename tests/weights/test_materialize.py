@@ -34,8 +34,8 @@ def on_meta(factory: Any) -> Any:
         return factory()
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
-    left, right = a.state_dict(), b.state_dict()
+def same(module: nn.Module, other_module: nn.Module) -> bool:
+    left, right = module.state_dict(), other_module.state_dict()
     if left.keys() != right.keys():
         return False
     # tensordict before 0.12 saves batch size and device of TorchRL's parameters, too.

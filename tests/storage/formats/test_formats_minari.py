@@ -43,21 +43,21 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
         assert len(episode) == len(truth)
         after = truth["next"]
         team = 0
-        for g in ("hunter", "prey"):
-            observation = episode.observations[g]
-            assert np.array_equal(observation[:-1], truth[g, "observation"])
-            assert np.array_equal(observation[1:], after[g, "observation"])
-            assert np.array_equal(episode.actions[g], truth[g, "action"])
-            infos = episode.infos[g]
-            assert np.array_equal(infos["mask"][1:], after[g, "mask"])
-            assert ("action_mask" in infos) == (g == "hunter")
-            if g == "hunter":
-                legal = truth[g, "action_mask"]
+        for group in ("hunter", "prey"):
+            observation = episode.observations[group]
+            assert np.array_equal(observation[:-1], truth[group, "observation"])
+            assert np.array_equal(observation[1:], after[group, "observation"])
+            assert np.array_equal(episode.actions[group], truth[group, "action"])
+            infos = episode.infos[group]
+            assert np.array_equal(infos["mask"][1:], after[group, "mask"])
+            assert ("action_mask" in infos) == (group == "hunter")
+            if group == "hunter":
+                legal = truth[group, "action_mask"]
                 assert np.array_equal(infos["action_mask"][:-1], legal)
-            assert np.array_equal(infos["reward"][1:], after[g, "reward"][..., 0])
+            assert np.array_equal(infos["reward"][1:], after[group, "reward"][..., 0])
             assert not infos["reward"][0].any()
-            assert np.array_equal(infos["terminated"][1:], after[g, "terminated"])
-            team = team + after[g, "reward"].sum((1, 2))
+            assert np.array_equal(infos["terminated"][1:], after[group, "terminated"])
+            team = team + after[group, "reward"].sum((1, 2))
         assert np.array_equal(episode.observations["state"][1:], after["state"])
         assert np.allclose(episode.rewards, team)
         assert np.array_equal(episode.terminations, after["terminated"][:, 0])

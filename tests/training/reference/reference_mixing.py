@@ -23,17 +23,17 @@ class Settings:
     scale: float
 
 
-def action_values(weights: Weights, group: Any, s: Settings) -> Tensor:
+def action_values(weights: Weights, group: Any, settings: Settings) -> Tensor:
     """Return the values of all actions, ``[N, n, actions]``."""
-    x = networks.encode(group["observation"], weights, s.ids)
-    x = networks.everybody(x) if s.centralised else x
+    x = networks.encode(group["observation"], weights, settings.ids)
+    x = networks.everybody(x) if settings.centralised else x
     selected = {k: w for k, w in weights.items() if "images" not in k}
     return networks.perceptron(x, networks.layers(selected))
 
 
-def mix(weights: Weights, values: Tensor, group: Any, s: Settings) -> Tensor:
+def mix(weights: Weights, values: Tensor, group: Any, settings: Settings) -> Tensor:
     """Return the team's value ``[N]`` of the agents' values ``[N, n]``."""
-    if not s.qmix:
+    if not settings.qmix:
         return values.sum(-1)
     encoder = {k: w for k, w in weights.items() if "encoder" in k}
     x = networks.encode(group["observation"], encoder)
@@ -58,13 +58,13 @@ def mix(weights: Weights, values: Tensor, group: Any, s: Settings) -> Tensor:
     return (hidden * hyper("hyper_w_final").abs()).sum(-1) + base[:, 0]
 
 
-def transitions(batch: Any, s: Settings) -> tuple[list[int], Tensor]:
+def transitions(batch: Any, settings: Settings) -> tuple[list[int], Tensor]:
     """Return the frames of a flat batch to train on, and who acts after each, ``[n]``.
 
     A frame counts if the episode terminates after it, or if somebody's next value is
     known: that of an agent that acts next, or would but for a limit.
     """
-    root, after = batch[s.group], batch["next", s.group]
+    root, after = batch[settings.group], batch["next", settings.group]
     frames, acting = [], []
     for t in range(len(batch)):
         alive, acts = ~root["done"][t, :, 0], root["mask"][t]
@@ -83,7 +83,7 @@ def loss(
     online: Mapping[str, Weights],
     target: Mapping[str, Weights],
     batch: Any,
-    s: Settings,
+    settings: Settings,
     rows: Any = slice(None),
 ) -> Tensor:
     """Return the mean squared error of the team's value.
@@ -95,19 +95,21 @@ def loss(
         s: settings.
         rows: which of the frames that count.
     """
-    frames, acting = transitions(batch, s)
+    frames, acting = transitions(batch, settings)
     data, acting = batch[frames][rows], acting[rows]
-    root, after = data[s.group], data["next", s.group]
+    root, after = data[settings.group], data["next", settings.group]
     with torch.no_grad():
-        options = action_values(target["values"], after, s)
+        options = action_values(target["values"], after, settings)
         if "action_mask" in after.keys():
             options = options.masked_fill(~after["action_mask"], -torch.inf)
         best = options.max(-1).values * acting
-        following = mix(target["mixer"], best, after, s)
-        reward = s.scale * after["reward"].double().sum((-2, -1))
+        following = mix(target["mixer"], best, after, settings)
+        reward = settings.scale * after["reward"].double().sum((-2, -1))
         goes_on = ~data["next", "terminated"][:, 0]
-        td_target = reward + s.gamma * torch.where(goes_on, following, 0.0)
+        td_target = reward + settings.gamma * torch.where(goes_on, following, 0.0)
     actions = root["action"].unsqueeze(-1)
-    values = action_values(online["values"], root, s).gather(-1, actions).squeeze(-1)
-    value = mix(online["mixer"], values * root["mask"], root, s)
+    values = (
+        action_values(online["values"], root, settings).gather(-1, actions).squeeze(-1)
+    )
+    value = mix(online["mixer"], values * root["mask"], root, settings)
     return ((value - td_target) ** 2).mean()

@@ -45,13 +45,13 @@ def part(weights: Weights, index: int, name: str, groups: Mapping[str, int]) -> 
 
 
 def policy_outputs(
-    weights: Weights, index: int, name: str, batch: Any, s: Settings
+    weights: Weights, index: int, name: str, batch: Any, settings: Settings
 ) -> Any:
     """Return the outputs of a group ``[S, T, n, k]`` of sequences ``[S, T]``."""
-    agent_weights = part(weights, index, name, s.groups)
-    x = networks.encode(batch[name, "observation"], agent_weights, s.ids)
-    x = networks.everybody(x) if s.centralised else x
-    if not s.recurrent:
+    agent_weights = part(weights, index, name, settings.groups)
+    x = networks.encode(batch[name, "observation"], agent_weights, settings.ids)
+    x = networks.everybody(x) if settings.centralised else x
+    if not settings.recurrent:
         return networks.perceptron(x, hidden_layers(agent_weights))
     x = networks.perceptron(x, hidden_layers(agent_weights), activate_last=True)
     first = batch[name, "recurrent_state"][:, 0, :, 0].double()
@@ -66,51 +66,57 @@ def hidden_layers(weights: Weights, *also: str) -> networks.Layers:
 
 
 def critic_features(
-    weights: Weights, index: int, name: str, batch: Any, s: Settings
+    weights: Weights, index: int, name: str, batch: Any, settings: Settings
 ) -> Any:
     """Return what a group's last layers read, and these layers."""
-    if not s.central:
-        agent_weights = part(weights, index, name, s.groups)
+    if not settings.central:
+        agent_weights = part(weights, index, name, settings.groups)
         return (
-            networks.encode(batch[name, "observation"], agent_weights, s.ids),
+            networks.encode(batch[name, "observation"], agent_weights, settings.ids),
             agent_weights,
             (),
         )
-    agent_weights = part(weights, index, name, s.groups)
+    agent_weights = part(weights, index, name, settings.groups)
     codes = []
-    for number, other in enumerate(s.groups):
+    for number, other in enumerate(settings.groups):
         encoder = {k: w for k, w in agent_weights.items() if f"encoders.{number}." in k}
         x = networks.encode(batch[other, "observation"], encoder)
         code = networks.layers(encoder, "mlp")
         codes.append(networks.perceptron(x, code, activate_last=True))
-    n = s.groups[name]
+    n = settings.groups[name]
     joint = networks.everybody(torch.cat(codes, -2), n)
     identity = torch.eye(n).double().expand(*joint.shape[:-1], n)
     return torch.cat([joint, identity], -1), agent_weights, ("encoders",)
 
 
-def plain_central(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor]:
+def plain_central(
+    weights: Weights, batch: Any, settings: Settings
+) -> dict[str, Tensor]:
     """Return the values of a critic that reads the vectors of all groups."""
     codes = []
-    for name in s.groups:
+    for name in settings.groups:
         encoder = networks.layers(weights, "encoders", f".{name}.")
         x = batch[name, "observation", "vector"].double()
         codes.append(networks.perceptron(x, encoder, activate_last=True))
     together = torch.cat(codes, -2)
     trunk = networks.layers(weights, "trunk")
     joint = networks.perceptron(together.flatten(-2), trunk).view_as(together)
-    inputs = joint.split(list(s.groups.values()), -2)
+    inputs = joint.split(list(settings.groups.values()), -2)
     return {
         name: networks.perceptron(x, networks.layers(weights, "head", f".{name}."))
-        for name, x in zip(s.groups, inputs, strict=True)
+        for name, x in zip(settings.groups, inputs, strict=True)
     }
 
 
-def critic_states(weights: Weights, batch: Any, s: Settings) -> dict[str, Tensor]:
+def critic_states(
+    weights: Weights, batch: Any, settings: Settings
+) -> dict[str, Tensor]:
     """Return the critic's states after each frame ``[B, T, n, k]``."""
     states = {}
-    for index, name in enumerate(s.groups):
-        x, agent_weights, skipped = critic_features(weights, index, name, batch, s)
+    for index, name in enumerate(settings.groups):
+        x, agent_weights, skipped = critic_features(
+            weights, index, name, batch, settings
+        )
         x = networks.perceptron(
             x, hidden_layers(agent_weights, *skipped), activate_last=True
         )
@@ -127,7 +133,11 @@ def hidden_size(weights: Weights) -> int:
 
 
 def values(
-    weights: Weights, batch: Any, s: Settings, first: Any = None, begins: Any = None
+    weights: Weights,
+    batch: Any,
+    settings: Settings,
+    first: Any = None,
+    begins: Any = None,
 ) -> dict[str, Tensor]:
     """Return the values ``[S, T, n]`` of sequences ``[S, T]``.
 
@@ -138,15 +148,17 @@ def values(
         first: states before each sequence, by group, for a recurrent critic.
         begins: where an episode begins.
     """
-    pictures = "picture" in batch[next(iter(s.groups)), "observation"]
-    if s.central and not pictures and not s.recurrent:
-        plain = plain_central(weights, batch, s)
+    pictures = "picture" in batch[next(iter(settings.groups)), "observation"]
+    if settings.central and not pictures and not settings.recurrent:
+        plain = plain_central(weights, batch, settings)
         return {name: value.squeeze(-1) for name, value in plain.items()}
     out = {}
-    for index, name in enumerate(s.groups):
-        x, agent_weights, skipped = critic_features(weights, index, name, batch, s)
+    for index, name in enumerate(settings.groups):
+        x, agent_weights, skipped = critic_features(
+            weights, index, name, batch, settings
+        )
         last = hidden_layers(agent_weights, *skipped)
-        if s.recurrent:
+        if settings.recurrent:
             x = networks.perceptron(x, last, activate_last=True)
             x = networks.unroll(x, first[name], begins, agent_weights)
             last = networks.layers(agent_weights, "decoder")
@@ -182,13 +194,15 @@ def log_probs(outputs: Tensor, batch: Any, name: str) -> tuple[Tensor, Tensor]:
 # Advantages.
 
 
-def rewards(batch: Any, s: Settings) -> dict[str, Tensor]:
+def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
     """Return the rewards of training, ``[B, T, n]``."""
-    group_rewards = {g: batch["next", g, "reward"][..., 0].double() for g in s.groups}
-    if s.team:
+    group_rewards = {
+        g: batch["next", g, "reward"][..., 0].double() for g in settings.groups
+    }
+    if settings.team:
         mean = torch.cat(list(group_rewards.values()), -1).mean(-1, keepdim=True)
-        group_rewards = {g: mean.repeat(1, 1, n) for g, n in s.groups.items()}
-    return {g: s.scale * r for g, r in group_rewards.items()}
+        group_rewards = {g: mean.repeat(1, 1, n) for g, n in settings.groups.items()}
+    return {g: settings.scale * r for g, r in group_rewards.items()}
 
 
 @dataclass(frozen=True)
@@ -273,7 +287,9 @@ class Episodes:
         return results
 
 
-def advantages(batch: Any, root_values: Any, after: Any, s: Settings) -> dict[str, Any]:
+def advantages(
+    batch: Any, root_values: Any, after: Any, settings: Settings
+) -> dict[str, Any]:
     """Return each group's advantages ``[B, T, n]``, NaN where no decision is trained.
 
     Args:
@@ -284,11 +300,11 @@ def advantages(batch: Any, root_values: Any, after: Any, s: Settings) -> dict[st
     """
 
     def joint(tables: Mapping[str, Any]) -> Any:
-        arrays = [np.asarray(tables[g].detach()) for g in s.groups]
+        arrays = [np.asarray(tables[g].detach()) for g in settings.groups]
         return np.concatenate([p.reshape(*p.shape[:2], -1) for p in arrays], -1)
 
     def flag(key: str, under: Any) -> Any:
-        return joint({g: under[g, key] for g in s.groups})
+        return joint({g: under[g, key] for g in settings.groups})
 
     tables = {
         "acts": flag("mask", batch),
@@ -298,16 +314,20 @@ def advantages(batch: Any, root_values: Any, after: Any, s: Settings) -> dict[st
         "terminated": flag("terminated", batch["next"]),
         "over": batch["next", "done"][..., 0].numpy(),
         "fell": batch["next", "terminated"][..., 0].numpy(),
-        "reward": joint(rewards(batch, s)),
+        "reward": joint(rewards(batch, settings)),
         "value": joint(root_values),
         "next_value": joint(after),
     }
     result = np.full(tables["acts"].shape, np.nan)
     for b, t, i in np.argwhere(tables["acts"]):
-        env = Episodes(s.team, **{key: table[b] for key, table in tables.items()})
-        result[b, t, i] = env.advantages(i, s.gamma, s.lmbda).get(t, np.nan)
-    per_group = np.split(result, np.cumsum(list(s.groups.values()))[:-1], -1)
-    return dict(zip(s.groups, per_group, strict=True))
+        env = Episodes(
+            settings.team, **{key: table[b] for key, table in tables.items()}
+        )
+        result[b, t, i] = env.advantages(i, settings.gamma, settings.lmbda).get(
+            t, np.nan
+        )
+    per_group = np.split(result, np.cumsum(list(settings.groups.values()))[:-1], -1)
+    return dict(zip(settings.groups, per_group, strict=True))
 
 
 # Losses.
@@ -323,38 +343,38 @@ class Prepared:
     states: Mapping[str, Tensor]
 
 
-def prepare(critic: Weights, batch: Any, s: Settings) -> Prepared:
+def prepare(critic: Weights, batch: Any, settings: Settings) -> Prepared:
     """Estimate advantages of a batch ``[B, T]`` and divide it into sequences."""
     before: dict[str, Tensor] = {}
     with torch.no_grad():
-        if s.recurrent:
+        if settings.recurrent:
             begins = batch["is_init"][..., 0]
-            after = critic_states(critic, batch, s)
+            after = critic_states(critic, batch, settings)
             before = {
                 g: torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
                 for g, h in after.items()
             }
             zeros = {g: h[:, 0] for g, h in before.items()}
-            root_values = values(critic, batch, s, zeros, begins)
+            root_values = values(critic, batch, settings, zeros, begins)
             # A step of its own for each next observation.
             single_frames = batch["next"].reshape(-1, 1)
             flat = {g: h.flatten(0, 1) for g, h in after.items()}
             no = torch.zeros(single_frames.shape, dtype=torch.bool)
-            then = values(critic, single_frames, s, flat, no)
+            then = values(critic, single_frames, settings, flat, no)
             then = {g: v.view_as(root_values[g]) for g, v in then.items()}
         else:
-            root_values = values(critic, batch, s)
-            then = values(critic, batch["next"], s)
+            root_values = values(critic, batch, settings)
+            then = values(critic, batch["next"], settings)
     plain = {
         g: torch.from_numpy(a)
-        for g, a in advantages(batch, root_values, then, s).items()
+        for g, a in advantages(batch, root_values, then, settings).items()
     }
     normal = {}
     for g, a in plain.items():
         used = a[~a.isnan()].numpy()
         normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if len(used) else a
     target = {g: a + root_values[g] for g, a in plain.items()}
-    length = s.length
+    length = settings.length
 
     def cut(x: Any) -> Any:
         return x.reshape(-1, length, *x.shape[2:])
@@ -368,27 +388,32 @@ def prepare(critic: Weights, batch: Any, s: Settings) -> Prepared:
 
 
 def loss(
-    policy: Weights, critic: Weights, prepared: Prepared, rows: Any, s: Settings
+    policy: Weights, critic: Weights, prepared: Prepared, rows: Any, settings: Settings
 ) -> Tensor:
     """Return the loss of a minibatch, the sequences ``rows``."""
     batch = prepared.batch[rows]
-    begins = batch["is_init"][..., 0] if s.recurrent else None
+    begins = batch["is_init"][..., 0] if settings.recurrent else None
     first = {g: h[rows][:, 0] for g, h in prepared.states.items()}
-    predicted = values(critic, batch, s, first, begins)
+    predicted = values(critic, batch, settings, first, begins)
     total = torch.zeros(()).double()
-    for index, name in enumerate(s.groups):
+    for index, name in enumerate(settings.groups):
         advantage, target = prepared.advantage[name][rows], prepared.target[name][rows]
         used = ~advantage.isnan()
         if not used.any():
             continue
-        outputs = policy_outputs(policy, index, name, batch, s)
+        outputs = policy_outputs(policy, index, name, batch, settings)
         log_prob, entropy = log_probs(outputs, batch, name)
         old = batch[name, "action_log_prob"].double()
         ratio, gained = (log_prob - old)[used].exp(), advantage[used]
-        clipped = ratio.clamp(1 - s.clip, 1 + s.clip)
+        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         gain = torch.minimum(ratio * gained, clipped * gained)
         error = (predicted[name] - target)[used] ** 2
-        total = total + (-gain + s.critic * error - s.entropy * entropy[used]).mean()
+        total = (
+            total
+            + (
+                -gain + settings.critic * error - settings.entropy * entropy[used]
+            ).mean()
+        )
     return total
 
 
@@ -397,7 +422,7 @@ def train(
     critic: Weights,
     prepared: Prepared,
     minibatches: Sequence[Any],
-    s: Settings,
+    settings: Settings,
     *,
     lr: float,
     max_norm: float,
@@ -408,23 +433,32 @@ def train(
     trained there, keep their values and moments.
     """
     tensors = [*policy.values(), *critic.values()]
-    moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in tensors]
+    moments = [
+        (torch.zeros_like(weight), torch.zeros_like(weight)) for weight in tensors
+    ]
     steps = [0] * len(tensors)
     for rows in minibatches:
-        value = loss(policy, critic, prepared, rows, s)
+        value = loss(policy, critic, prepared, rows, settings)
         if not value.requires_grad:
             continue
         gradients = torch.autograd.grad(value, tensors, allow_unused=True)
-        norm = sum(float((g**2).sum()) for g in gradients if g is not None) ** 0.5
+        norm = (
+            sum(
+                float((gradient**2).sum())
+                for gradient in gradients
+                if gradient is not None
+            )
+            ** 0.5
+        )
         factor = min(1.0, max_norm / (norm + 1e-6))
-        for k, (w, g) in enumerate(zip(tensors, gradients, strict=True)):
-            if g is None:
+        for k, (weight, gradient) in enumerate(zip(tensors, gradients, strict=True)):
+            if gradient is None:
                 continue
             mean, square = moments[k]
             steps[k] += 1
-            mean.mul_(0.9).add_(0.1 * factor * g)
-            square.mul_(0.999).add_(0.001 * (factor * g) ** 2)
+            mean.mul_(0.9).add_(0.1 * factor * gradient)
+            square.mul_(0.999).add_(0.001 * (factor * gradient) ** 2)
             change = mean / (1 - 0.9 ** steps[k])
             change /= torch.sqrt(square / (1 - 0.999 ** steps[k])) + 1e-5
             with torch.no_grad():
-                w.sub_(lr * change)
+                weight.sub_(lr * change)
