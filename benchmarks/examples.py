@@ -84,7 +84,7 @@ STUDIES = {
         "self_play_connect_four.py --workers 1",
         {
             "random": "against random actions",
-            "version": "of the last version against the one of these frames",
+            "version": "last version against the version at these frames",
         },
         "games won in connect four, %",
         scale=100,
@@ -292,7 +292,7 @@ def distance(seeds: list[Curve], column: str) -> str:
         (mean - low) / math.hypot(seed["error"][-1], seed["error_of_random"][-1])
         for mean, low, seed in zip(trained, random, seeds, strict=True)
     ]
-    return f"{text} (each seed by {min(own):.1f} to {max(own):.1f} of its episodes')"
+    return f"{text} (per seed, over its episodes: {min(own):.1f} to {max(own):.1f})"
 
 
 def standard_error(values: list[float]) -> float:
