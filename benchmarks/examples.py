@@ -84,7 +84,7 @@ STUDIES = {
         "self_play_connect_four.py --workers 1",
         {
             "random": "against random actions",
-            "version": "of the last version against the one of these frames",
+            "version": "last version against the version at these frames",
         },
         "games won in connect four, %",
         scale=100,
@@ -250,8 +250,8 @@ def row(name: str, packed_runs: dict[str, Any]) -> str:
     for column, label in study.columns.items():
         if column == study.earlier:
             versions = [
-                f"{int(main_column):,} {over_seeds(study, seeds, column, index)}"
-                for index, main_column in enumerate(seeds[0]["frames"][:-1])
+                f"{int(n_frames):,} {over_seeds(study, seeds, column, index)}"
+                for index, n_frames in enumerate(seeds[0]["frames"][:-1])
             ]
             cells.append(f"{label}: {'; '.join(versions)}")
         else:
@@ -294,9 +294,7 @@ def distance(seeds: list[Curve], column: str) -> str:
         (mean - low) / math.hypot(seed["error"][-1], seed["error_of_random"][-1])
         for mean, low, seed in zip(trained_returns, random, seeds, strict=True)
     ]
-    return (
-        f"{text} (each seed by {min(gains):.1f} to {max(gains):.1f} of its episodes')"
-    )
+    return f"{text} (per seed, over its episodes: {min(gains):.1f} to {max(gains):.1f})"
 
 
 def standard_error(values: list[float]) -> float:

@@ -81,7 +81,7 @@ STUDIES = {
         "the other agent's bit. The best return per agent can be derived by hand "
         "(`marl_collect/testing/pair.py`): 0.5 for agents that see only their own bit, "
         "0.75 for a shared network that sees both bits but gives both agents the same "
-        "action, and 1 for centralised networks of their own.",
+        "action, and 1 for separate centralised networks.",
     ),
     "pair_same": Study(
         f"marl_collect.testing.pair:PairEnv --env task=same {PAIR}",
@@ -110,33 +110,32 @@ STUDIES = {
         "multiwalker_v9 --frames 300000 --setup ippo-local-own "
         "--setup mappo-local-shared --setup mappo-centralised-own "
         "--setup ippo-centralised-own --set ppo.anneal=true",
-        "The other setups that miss the anchor of `multiwalker` with a seed of the "
-        "grid below, with all its frames and its command. All four pass it with each "
-        "seed, so what they lack in the grid is frames. ippo-local-own, three networks "
-        "that see their own walker only and learn alone, is at its best between "
-        "152,000 and 240,000 frames and falls after that with each seed; why was not "
-        "examined.",
+        "The other setups that miss the anchor of `multiwalker` with some seed in the "
+        "grid below, run with the anchor's command and full number of frames. All four "
+        "pass it with every seed, so the runs in the grid are too short. "
+        "ippo-local-own has three networks that see only their own walker and learn "
+        "independently. It peaks between 152,000 and 240,000 frames and then declines "
+        "with every seed. The cause was not examined.",
         agent=-60.0,
         length=200.0,
     ),
     "simple_spread_grid": Study(
         "simple_spread_v3 --frames 100000 --seeds 3 --set eval_interval=20000 "
         "--set eval_episodes=64",
-        "Every setup, three seeds, with a third of the anchor's frames: this shows "
+        "All setups with three seeds and a third of the anchor's frames. This shows "
         "early training, not final returns.",
     ),
     "multiwalker_grid": Study(
         "multiwalker_v9 --frames 60000 --seeds 3 --set eval_interval=20000 "
         "--set eval_episodes=16 --set final_episodes=32",
-        "Every setup, three seeds, with a fifth of the anchor's frames: this shows "
+        "All setups with three seeds and a fifth of the anchor's frames. This shows "
         "early training, not final returns. Every setup passes the anchor of "
-        "`multiwalker` with at least one seed. Two seeds of ippo-local-own, "
-        "ippo-local-shared and mappo-centralised-own miss it, and one of "
-        "ippo-centralised-own and mappo-local-shared. With 300,000 frames, "
-        "each of these five passes it with each seed (`multiwalker` and `multiwalker "
-        "long` above), so what they lack here is frames. A run that passes at 0 frames "
-        "has walkers that stand still with the likeliest actions of untrained "
-        "networks.",
+        "`multiwalker` with at least one seed. ippo-local-own, ippo-local-shared and "
+        "mappo-centralised-own miss it with two seeds, ippo-centralised-own and "
+        "mappo-local-shared with one. With 300,000 frames, all five pass it with every "
+        "seed (`multiwalker` and `multiwalker long` above), so the runs here are too "
+        "short. In runs that pass at 0 frames, the walkers stand still: these are the "
+        "likeliest actions of the untrained networks.",
         agent=-60.0,
         length=200.0,
     ),
@@ -231,16 +230,15 @@ def write_page() -> None:
     names = [name for name in STUDIES if packed(name).exists()]
     about = (
         "Each setup combines an algorithm with shared or separate networks, and with "
-        "local or centralised observations. All setups of a study have the same number "
-        "of frames, the same evaluation episodes and several seeds. `python "
-        "benchmarks/setups.py page` writes this page; each section gives the command "
-        "of its runs. The runs shared a machine with other work, so the times are not "
-        "benchmark results. They are older than the rule for [agents that wait or die]"
-        "(groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does not "
-        "concern these tasks: all agents act in every frame. The QMIX results "
-        "on pairs predate its mixer's [normalised "
-        "observations](training.md#examples). In the two grids, the third seeds and "
-        "all seeds of QMIX are newer than the rest."
+        "local or centralised observations. All setups of a study use the same number "
+        "of frames and the same evaluation episodes, with several seeds. `python "
+        "benchmarks/setups.py page` generates this page; each section shows the "
+        "command for its runs. The machine was shared with other work, so the times "
+        "are not benchmark results. The runs predate the rule for [agents that wait or "
+        "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
+        "not affect these tasks: all agents act in every frame. The QMIX results on "
+        "pairs predate its mixer's [normalised observations](training.md#examples). In "
+        "the two grids, the third seeds and all seeds of QMIX are newer than the rest."
     )
     blocks = ["# Setups compared", "", about, "", LEGEND]
     for name in names:

@@ -1,4 +1,4 @@
-"""Offline behaviour cloning: a teacher's dataset on disk, and a network that imitates.
+"""Offline behaviour cloning: a network imitates a teacher's dataset on disk.
 
     pip install "marl-collect[mpe,compare]"
     python examples/behaviour_cloning.py                        # a scripted teacher
@@ -21,7 +21,7 @@ from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--teacher", default=None, help="file of a policy")
+parser.add_argument("--teacher", default=None, help="a policy file")
 parser.add_argument("--episodes", type=int, default=1_000, help="in the dataset")
 parser.add_argument("--steps", type=int, default=3_000, help="of the optimiser")
 parser.add_argument("--minibatch", type=int, default=512, help="frames")
@@ -41,7 +41,7 @@ except ImportError as error:
 
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "simple_spread_v3")
 description = describe(make_env)
@@ -59,7 +59,7 @@ def walk_to_own_landmark(data: TensorDictBase) -> TensorDictBase:
     displacement = torch.stack(
         [observation[..., agents, 4 + 2 * agents + k] for k in (0, 1)], -1
     )
-    displacement = displacement - 0.5 * observation[..., :2]  # It is moving already.
+    displacement = displacement - 0.5 * observation[..., :2]  # It already has momentum.
     x, y = displacement.unbind(-1)
     sideways, upwards = 1 + (x > 0).long(), 3 + (y > 0).long()
     action = torch.where(x.abs() > y.abs(), sideways, upwards)
@@ -71,7 +71,7 @@ teacher = walk_to_own_landmark
 if args.teacher is not None:
     teacher = load_policy(args.teacher, description)
 folder = args.out / "data"
-if folder.exists():  # It may be of another teacher.
+if folder.exists():  # It may be from another teacher.
     raise SystemExit(f"{folder} exists: delete it, or choose another --out.")
 dataset = record(
     folder,

@@ -43,7 +43,7 @@ parser.add_argument("--every", type=int, default=20, help="batches per evaluatio
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/maddpg_simple_tag"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -55,7 +55,7 @@ except ImportError as error:
 
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "simple_tag_v3", continuous_actions=True)
 description = describe(make_env)
@@ -64,7 +64,7 @@ header = ["frames", *groups, *(f"random_{name}" for name in groups)]
 network = {"num_cells": (64, 64), "activation_class": nn.ReLU}
 # The actor: the action without noise. Samples of the policy explore.
 policy = make_policy(description, **network)
-joint = 0  # Numbers that a critic reads.
+joint = 0  # Input size of a critic.
 for group in groups.values():
     assert group.observation.shape  # Only nested spaces have none.
     assert group.action.shape
@@ -114,7 +114,7 @@ def update(data):
         critic_loss = critic_loss + error.square().mean()
     step(critic_optimizer, critics, critic_loss)
     policy_actions = act(policy, data)
-    # A group changes its own actions; the other group's are those of the data.
+    # A group's own actions come from its policy, the other group's from the data.
     actor_loss = -sum(
         value(critics, name, data, actions | {name: policy_actions[name]}).mean()
         for name in groups
@@ -136,13 +136,13 @@ def step(optimizer, module, loss):
 
 
 def assign(trained_group, _seed, agents):
-    """Return who acts: the policy for ``trained_group``, random actions else."""
+    """Return who acts: the policy for ``trained_group``, random actions if not."""
     trained_agents = groups[trained_group].agents if trained_group else ()
     return {agent: "main" if agent in trained_agents else "random" for agent in agents}
 
 
 def mean_return(name, trained_group):
-    """Return the mean return of a group's agents if ``trained_group`` is trained."""
+    """Return a group's mean return; only ``trained_group`` uses the policy."""
     evaluation = evaluate(
         None,
         make_env,

@@ -3,9 +3,9 @@
     pip install "marl-collect[meltingpot,compare]"
     python examples/mappo_meltingpot.py --substrate coins
 
-The critic sees the pictures of all players. Both networks are trained on sequences that
-begin with the stored states. Players share one network, which gets their identities. An
-evaluation is that of a visitor: one player acts with the policy, the others at random.
+The critic sees the images of all players. Both networks are trained on sequences that
+begin with the stored states. Players share one network, which gets their identities.
+Evaluations score a visitor: one player acts with the policy, the others at random.
 Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
 """
 
@@ -47,7 +47,7 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/mappo_meltingpot"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -71,7 +71,7 @@ network = {
     "num_cells": (64,),
     "recurrent": "gru",
     "hidden_size": 64,
-    # Sprites have 8 pixels, so the first layer sees one at a time.
+    # Sprites are 8 pixels wide, so the first layer sees one at a time.
     "conv": {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)},
 }
 policy = make_policy(description, **network)
@@ -83,12 +83,12 @@ workers = {"num_workers": args.workers, "envs_per_worker": args.envs}
 
 
 def actor(group):
-    """Return the policy of a group; it is the whole policy if there is one group."""
+    """Return the policy of a group: the whole policy if there is only one group."""
     return policy if len(groups) == 1 else policy[group]
 
 
 def write_values(data, parts):
-    """Write the critic's outputs, a part at a time: activations are large."""
+    """Write the critic's outputs, in parts because activations are large."""
     outputs = torch.cat([critic(p).select(*critic.out_keys) for p in parts])
     data.update(outputs.reshape(data.shape))
 
@@ -201,7 +201,7 @@ with (
 ):
     n_batches = collector.stats()["batches"]
     for number, batch in enumerate(collector, n_batches + 1):
-        data = batch.clone(recurse=False)  # Shares the pictures.
+        data = batch.clone(recurse=False)  # Shares the images.
         states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
         for _ in range(args.epochs):

@@ -38,7 +38,7 @@ parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=4, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/population_matrix_game"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -57,12 +57,12 @@ def assign(seed, agents):
     return {agent: f"m{m}" for agent, m in zip(agents, members, strict=True)}
 
 
-# What MeltingPot's scenarios give players of matrix games, too.
+# Scenarios of matrix games also provide these observations.
 observations = ["RGB", "INVENTORY", "READY_TO_SHOOT"]
 make_env = partial(MeltingpotEnv, args.substrate, observations=observations)
 description = describe(make_env)
 (group,) = description.groups
-# MeltingPot draws each cell of its maps with 8 x 8 pixels.
+# MeltingPot renders each cell of its maps with 8 x 8 pixels.
 conv = {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)}
 network = {"num_cells": (64,), "conv": conv}
 names = [f"m{i}" for i in range(args.size)]
@@ -74,7 +74,7 @@ optimizers = {n: torch.optim.Adam(parameters[n], lr=args.lr, eps=1e-5) for n in 
 
 def estimate(data, critic):
     """Write advantages and value targets, ``[B, T, n, 1]``; all players always act."""
-    with torch.no_grad():  # A chunk at a time: activations are large.
+    with torch.no_grad():  # In parts, because activations are large.
         for steps in (data, data["next"]):
             chunks = steps.reshape(-1).split(500)
             values = [critic(chunk)[group, "state_value"] for chunk in chunks]
@@ -110,7 +110,7 @@ def loss_of(minibatch, name):
 
 def train(batch, name):
     """Train a member on its own frames; return its mean reward per frame."""
-    data = batch.clone(recurse=False)  # Shares the pictures.
+    data = batch.clone(recurse=False)  # Shares the images.
     acting = data[group, "mask"]
     if int(acting.sum()) < 2:
         return float("nan")  # It did not play.

@@ -33,7 +33,7 @@ parser.add_argument("--clip", type=float, default=0.2)
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/ppo_multiwalker"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -44,7 +44,7 @@ except ImportError as error:
 
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "multiwalker_v9", shared_reward=False)
 description = describe(make_env)
@@ -67,7 +67,7 @@ def estimate(data):
     next_data = data["next", group]
     value = data[group, "state_value"]
     not_done = ~next_data["done"]
-    # A time limit is no terminal state: the value after it still counts.
+    # A time limit is not a terminal state: the value after it still counts.
     target = 0.1 * next_data["reward"] + args.gamma * next_data["state_value"] * (
         ~next_data["terminated"]
     )

@@ -1,7 +1,7 @@
 """IPPO on multiwalker, collected on a Ray cluster.
 
     pip install "marl-collect[ray,pettingzoo,compare]"
-    python examples/ppo_ray.py --actors 2                  # a Ray on this machine
+    python examples/ppo_ray.py --actors 2                  # local Ray
     python examples/ppo_ray.py --actors 16 --address auto  # this machine's cluster
 
 ``ppo_multiwalker.py`` is the same without Ray. Writes ``progress.csv``, ``returns.png``
@@ -34,7 +34,7 @@ parser.add_argument("--clip", type=float, default=0.2)
 parser.add_argument("--workers", type=int, default=1, help="per actor")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/ppo_ray"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -45,7 +45,7 @@ except ImportError as error:
 
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "multiwalker_v9", shared_reward=False)
 description = describe(make_env)
@@ -68,7 +68,7 @@ def estimate(data):
     next_data = data["next", group]
     value = data[group, "state_value"]
     not_done = ~next_data["done"]
-    # A time limit is no terminal state: the value after it still counts.
+    # A time limit is not a terminal state: the value after it still counts.
     target = 0.1 * next_data["reward"] + args.gamma * next_data["state_value"] * (
         ~next_data["terminated"]
     )
@@ -104,7 +104,7 @@ with (
         total_frames=args.frames,
         num_collectors=args.actors,
         num_workers_per_collector=args.workers,
-        # Without an address, the collector starts a Ray of its own.
+        # Without an address, the collector starts its own Ray instance.
         ray_init_config={"address": args.address} if args.address else None,
         envs_per_worker=8,
         sync=True,

@@ -50,7 +50,7 @@ parser.add_argument("--every", type=int, default=10, help="batches per evaluatio
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/qmix_simple_spread"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -62,13 +62,13 @@ except ImportError as error:
 
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "simple_spread_v3", agent_ids=True)
 description = describe(make_env)
 (name,) = description.groups
 group = description.groups[name]
-assert group.observation.shape is not None  # It would be None for nested observations.
+assert group.observation.shape is not None  # None for nested observations.
 size = group.observation.shape[0]
 network = MultiAgentMLP(
     size,
@@ -80,7 +80,7 @@ network = MultiAgentMLP(
     activation_class=nn.ReLU,
 )
 mixer = QMixer((group.n_agents * size,), 32, group.n_agents)
-with torch.no_grad():  # The mixer begins small, or targets grow without bound.
+with torch.no_grad():  # Small initial weights, or targets grow without bound.
     for layer in mixer.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.mul_(0.1)
@@ -90,7 +90,7 @@ optimizer = torch.optim.Adam(parameters, lr=args.lr)
 
 
 class EpsilonGreedy(nn.Module):
-    """Turns values of actions into logits; the buffer travels with the weights."""
+    """Converts action values to logits; the buffer is sent with the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,9 +116,9 @@ policy = ProbabilisticTensorDictSequential(
 def mix(mixer, values, observation):
     """Return the team's value ``[S, 1]``.
 
-    The mixture's weights are linear in the mixer's input, in two layers. Without the
-    norm, agents far from the others get weights that grow with the square of their
-    distance, the targets spread the error, and returns fall after 60,000 frames.
+    The mixing weights of both layers are linear in the mixer's input. Without the norm,
+    weights of agents far from the others grow with the square of their distance, the
+    targets spread the error, and returns fall after 60,000 frames.
     """
     state = observation.flatten(-2)
     return mixer(values, nn.functional.layer_norm(state, state.shape[-1:]))
@@ -133,7 +133,7 @@ def loss_of(minibatch):
     value = network(observation).gather(-1, minibatch["action"].unsqueeze(-1))
     team = mix(mixer, value, observation)
     with torch.no_grad():
-        # The network chooses, the target network rates: less overestimation.
+        # The network selects, the target network evaluates: less overestimation.
         best = network(next_observation).argmax(-1, keepdim=True)
         next_value = mix(
             target_mixer,
@@ -215,7 +215,7 @@ with (
             write_table(args.out, [("frames", "return_team"), *rows])
         checkpoint.batch_done()
 
-# The same network with a categorical head: its likeliest action is the best one.
+# The same network with a categorical head: its likeliest action is the best.
 options = {"num_cells": (128, 128), "activation_class": nn.ReLU}
 greedy = make_policy(description, **options)
 greedy[0].module.load_state_dict(network.state_dict())

@@ -4,10 +4,10 @@
     python examples/self_play_connect_four.py
 
 The policy ``main`` is trained. It plays a quarter of the games against itself, a
-quarter against ``rival``, in each batch a version that is sampled from all past ones,
-and half of them against random actions. Each move is also learned on the mirrored
-board. At the end, the last version plays against all versions that were evaluated.
-Writes ``progress.csv``, ``wins.png`` and ``policy.pt`` to ``--out``.
+quarter against ``rival`` (a past version, sampled anew for each batch), and half
+against random actions. Each move is also learned on the mirrored board. At the end,
+the last version plays against all evaluated versions. Writes ``progress.csv``,
+``wins.png`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -39,7 +39,7 @@ parser.add_argument("--games", type=int, default=400, help="per evaluation")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/self_play_connect_four"))
-parser.add_argument("--resume", action="store_true", help="go on from --out")
+parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
@@ -51,11 +51,11 @@ except ImportError as error:
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 random.seed(args.seed)
-torch.set_num_threads(1)  # Small networks gain nothing from more threads.
+torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 
 def assign(seed, agents):
-    """Return who plays for whom: half of the games are against random actions."""
+    """Return the policy of each seat: half of the games are against random actions."""
     opponent = ("main", "rival", "random", "random")[seed // 2 % 4]
     return versus(seed, agents, opponent)
 
@@ -82,13 +82,13 @@ def estimate(data):
     """Write advantages over a player's own moves, and which moves are trained.
 
     A move's return contains the rewards up to the player's next move. Moves at the end
-    of the batch without a next move are left out: the critic knows no waiting player.
+    of the batch without a next move are left out: waiting players have no value.
     """
     with torch.no_grad():
         critic(data)
     value = data[group, "state_value"].squeeze(-1)
     reward = data["next", group, "reward"].squeeze(-1)
-    done = data["next", "done"].expand_as(value)  # Games end by their rules only.
+    done = data["next", "done"].expand_as(value)  # Games end only by their rules.
     acts = data[group, "mask"]
     data[group, "advantage"] = torch.zeros_like(value)
     data[group, "trained"] = torch.zeros_like(acts)
@@ -108,9 +108,9 @@ def estimate(data):
 
 
 def moves_of(data):
-    """Return the trained moves, and the same ones on the mirrored board, ``[S, 2]``.
+    """Return the trained moves, and the same moves mirrored, ``[S, 2]``.
 
-    Both players have one network, so any move may be in any column.
+    Both players share one network, so any move may be in any column.
     """
     moves = data[group][data[group, "trained"]]
     moves = moves[: len(moves) // 2 * 2].reshape(-1, 2)
@@ -148,7 +148,7 @@ def win_rate(opponent, seed):
         assign=versus,
         episodes=args.games,
         seeds=seed,
-        # With the best moves, all games of two versions are the same.
+        # With the best moves, two versions always play the same game.
         deterministic=opponent is None,
         num_workers=args.workers,
         envs_per_worker=4,

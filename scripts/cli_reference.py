@@ -24,14 +24,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 _HEAD = """# Command line
 
-Every command with all of its arguments.
-`python scripts/cli_reference.py` writes this page from the commands.
+All commands and their arguments.
+`python scripts/cli_reference.py` generates this page.
 
-`marl-collect --install-completion` adds completion of commands and options to your
-shell; `marl-collect --show-completion` prints the script instead. Errors go to stderr.
-The exit code is 0 after success, 1 after a failure, 2 for a wrong argument, and 130
-after Ctrl-C. What the examples print is what they print at 80 columns into a file; a
-terminal also gets colours and a live display of progress.
+`marl-collect --install-completion` installs shell completion;
+`marl-collect --show-completion` prints the script instead. Errors go to stderr.
+The exit code is 0 on success, 1 on failure, 2 for an invalid argument, and 130
+after Ctrl-C. The example output below was redirected to a file at 80 columns; a
+terminal also shows colours and live progress.
 """
 
 EXAMPLES = {
@@ -90,7 +90,7 @@ def run_example(name: str) -> str:
 def shown(page: str) -> dict[str, str]:
     """Return what each example prints according to the page."""
     outputs = re.findall(
-        r"^Printed:\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+        r"^Output:\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
     )
     names = re.findall(r"^## (\w+)$", page, re.MULTILINE)
     return dict(zip(names, (text.rstrip("\n") for text in outputs), strict=False))
@@ -119,7 +119,7 @@ def _example(name: str, output: str) -> str:
         )
     ).replace("\n", " \\\n")
     return (
-        f"\n```sh\nmarl-collect {command}\n```\n\nPrinted:\n\n```text\n{output}\n```\n"
+        f"\n```sh\nmarl-collect {command}\n```\n\nOutput:\n\n```text\n{output}\n```\n"
     )
 
 

@@ -1,13 +1,13 @@
-"""Try every task and write the table of docs/environments.md.
+"""Test every task and write the tables of docs/environments.md.
 
-Each task is built and held to the contract by ``check_env`` for a few steps; the table
-says what it consists of, and that it passed or why not.
+Builds each task and runs ``check_env`` for a few steps. The table describes the task
+and says whether it passed.
 
     python scripts/environments.py               # every family: minutes
-    python scripts/environments.py sisl mpe      # only these; other rows stay
+    python scripts/environments.py sisl mpe      # only these; other rows are kept
     python scripts/environments.py --speeds rware vmas  # speeds: minutes per family
 
-Speeds are those of `python benchmarks/micro.py families` and `worlds`.
+Speeds are measured by `python benchmarks/micro.py families` and `worlds`.
 """
 
 import argparse
@@ -33,21 +33,21 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "environments.md"
 
 _HEAD = (
-    "| task | acts | agents by group | one agent observes | and acts | result |\n"
+    "| task | agents act | agents per group | observation | action | result |\n"
     "|---|---|---|---|---|---|\n"
 )
 
 _NAMED = 30
-"""Tasks that a sentence lists by name."""
+"""Maximum number of tasks listed by name."""
 
 _LONGEST = 160
-"""Characters of a reason that are kept."""
+"""Maximum length of a reason, in characters."""
 
 _SPEEDS, _ROUNDS = ("families", "worlds"), ("--rounds", "5")
-"""Benchmarks of speeds. Each row has its name ``family/task``."""
+"""Benchmarks whose rows are named ``family/task``."""
 
 _DEADLINE = 3600.0
-"""Seconds that a benchmark may take."""
+"""Time limit of a benchmark in seconds."""
 
 
 def row(task: str) -> str:
@@ -65,7 +65,7 @@ def row(task: str) -> str:
         return f"| {task} | | | | | {reason[:_LONGEST]} |".replace("||", "| |")
     cells = [
         task.replace("|", "\\|"),
-        "in turn" if turns else "together",
+        "in turn" if turns else "simultaneously",
         _agents(description),
         _by_group(description, "observation"),
         _by_group(description, "action"),
@@ -77,7 +77,7 @@ def row(task: str) -> str:
 def _agents(description: EnvDescription) -> str:
     groups = description.groups.items()
     if len(groups) > 4:
-        return f"{len(groups)} groups of one"
+        return f"{len(groups)} groups with one agent each"
     return ", ".join(f"{name}: {group.n_agents}" for name, group in groups)
 
 
@@ -103,18 +103,18 @@ def _space(space: spaces.Space[Any]) -> str:
 
 
 def _note(command: str, tasks: list[str]) -> str:
-    """Return a sentence about tasks that could not be tried."""
+    """Return a sentence about tasks that could not be tested."""
     names = ", ".join(task.split("/")[1] for task in tasks[:_NAMED])
     remainder = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
-    return f"Not tried, because they need `{command}`: {names}{remainder}.\n"
+    return f"Not tested because they need `{command}`: {names}{remainder}.\n"
 
 
 def with_speeds(page: str, table: str) -> str:
-    """Return the page with speeds in its table of families; other rows stay.
+    """Return the page with new speeds in its table of families; other rows are kept.
 
     Args:
-        page: its text.
-        table: what ``benchmarks/micro.py`` prints.
+        page: the text of the page.
+        table: the output of ``benchmarks/micro.py``.
     """
     speeds: dict[str, list[str]] = {}
     for line in table.splitlines():
@@ -133,7 +133,7 @@ def with_speeds(page: str, table: str) -> str:
 
 
 def main() -> None:
-    """Write the rows of the families that were named, or of all."""
+    """Write the rows of the named families, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
     parser.add_argument("--speeds", action="store_true")

@@ -65,7 +65,7 @@ class _Kitchen:
     def __init__(
         self, layout: str, parameters: Mapping[str, Any], horizon: int, shaping: float
     ) -> None:
-        library = _library()
+        library = import_overcooked()
         self._recipes = library.Recipe
         self._mdp = library.OvercookedGridworld.from_layout_name(layout, **parameters)
         if self._mdp.num_players != len(_PLAYERS):
@@ -116,7 +116,7 @@ class _Kitchen:
             self._recipes.configure(self._mdp.recipe_config)
 
 
-def _library() -> Any:
+def import_overcooked() -> Any:
     """Import the gridworld; the library's package needs a function of ``gym`` for it.
 
     Unless ``gym`` is imported already, a module that does nothing takes its place for

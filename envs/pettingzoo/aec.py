@@ -37,11 +37,13 @@ class AECDriver:
         """
         env = self._env
         env.reset(seed=seed)
+        self._read()
         # Agents that are dead now take no part: after a reset no flag may be True.
-        while env.agents and self._is_dead(env.agent_selection):
+        while self._agents and self._is_dead(self._agent):
             env.step(None)
-        self._rows.begin(env.agents, act=False)
-        if not env.agents:
+            self._read()
+        self._rows.begin(self._agents, act=False)
+        if not self._agents:
             raise RuntimeError(
                 f"{self._name}: at least one agent must be able to act "
                 f"after reset(seed={seed}), but none is alive."
@@ -54,20 +56,21 @@ class AECDriver:
         rows = self._rows
         env = self._env
         rows.begin_frame()
-        agent = env.agent_selection
+        agent = self._agent
         env.step(self._actions.read(self._plan)[agent])
+        self._read()
         self._join_new()
         rows.rewards.clear()
         rows.rewards.write(env.rewards, rows.absent)
-        rows.write_infos(env.infos)
+        if rows.has_infos:
+            rows.write_infos(env.infos)
         rows.select(agent, acts=False)
         self._record_ends()
         self._step_over_dead()
-        if env.agents and rows.cuts:
+        if self._agents and rows.cuts:
             # The episode ends before the next turn, whose observation is its last.
-            agent = env.agent_selection
-            rows.write_observations({agent: env.observe(agent)})
-        if rows.settle(over=not env.agents):
+            rows.write_observations({self._agent: env.observe(self._agent)})
+        if rows.settle(over=not self._agents):
             self._write_state()
         else:
             self._next_turn()
@@ -77,33 +80,42 @@ class AECDriver:
 
         Agents that are done may still be listed: they leave when it is their turn.
         """
-        env = self._env
-        if not env.agents:
+        if not self._agents:
             return ()
-        return self._rows.without_mask(env.infos, [env.agent_selection])
+        return self._rows.without_mask(self._env.infos, [self._agent])
+
+    def _read(self) -> None:
+        """Read what changes with a step, once: each read passes all wrappers."""
+        env = self._env
+        self._agents = env.agents
+        self._terminations = env.terminations
+        self._truncations = env.truncations
+        if self._agents:
+            self._agent = env.agent_selection
 
     def _is_dead(self, agent: Any) -> bool:
-        return bool(self._env.terminations[agent] or self._env.truncations[agent])
+        return bool(self._terminations[agent] or self._truncations[agent])
 
     def _join_new(self) -> None:
-        env = self._env
-        if self._rows.dead:
-            self._rows.revive(env.agents, env.terminations, env.truncations, act=False)
-        self._rows.join_new(env.agents, act=False)
+        rows = self._rows
+        if rows.dead:
+            ends = self._terminations, self._truncations
+            rows.revive(self._agents, *ends, act=False)
+        rows.join_new(self._agents, act=False)
 
     def _record_ends(self) -> None:
-        env = self._env
-        self._rows.record_ends(env.agents, env.terminations, env.truncations)
+        self._rows.record_ends(self._agents, self._terminations, self._truncations)
 
     def _step_over_dead(self) -> None:
         env = self._env
         rows = self._rows
-        while env.agents and self._is_dead(env.agent_selection):
-            agent = env.agent_selection
+        while self._agents and self._is_dead(self._agent):
+            agent = self._agent
             if agent not in rows.absent:
                 rows.write_observations({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
+            self._read()
             # Removing an agent may end others, or let them join or come back.
             before = set(rows.alive)
             self._join_new()
@@ -113,7 +125,7 @@ class AECDriver:
             self._record_ends()
 
     def _next_turn(self) -> None:
-        agent = self._env.agent_selection
+        agent = self._agent
         if agent in self._rows.leaving:
             raise RuntimeError(
                 f"{self._name}: within one step agent {agent} was done, "
@@ -122,7 +134,8 @@ class AECDriver:
                 "another agent has acted."
             )
         self._rows.write_observations({agent: self._env.observe(agent)})
-        self._rows.write_action_masks(self._env.infos, [agent])
+        if self._rows.has_infos or self._rows.watches_infos:
+            self._rows.write_action_masks(self._env.infos, [agent])
         self._rows.select(agent, acts=True)
         self._plan = self._actions.plan([agent])
         self._write_state()

@@ -119,7 +119,7 @@ def fill(view: Array, value: Any, agent: object, where: str) -> None:
     if not _holds(view.dtype, array.dtype):
         with np.errstate(invalid="ignore"):
             cast = array.astype(view.dtype)
-        if not np.array_equal(cast, array):
+        if not (cast == array).all():
             lost = array[cast != array].flat[0]
             raise ValueError(
                 f"{whose} must fit the dtype {view.dtype} of its space, but the "

@@ -7,20 +7,20 @@ import typer
 Task = Annotated[
     str,
     typer.Argument(
-        help="Name of a task, as for `marl-collect collect`, or the folder of a run of "
-        "`compare`, which has task, settings and policy."
+        help="Name of a task, as for `marl-collect collect`, or the folder of a "
+        "`compare` run, which supplies task, settings and policy."
     ),
 ]
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="`random` actions; the folder of a run of `compare`; a file of "
-        "`save_policy`, or of the `state_dict` of an mlp; or `mlp`, one with "
-        "random weights.  [default: the run's, or random]",
+        help="`random` (random actions), `mlp` (random weights), the folder of a "
+        "`compare` run, or a file with a `save_policy` policy or the `state_dict` of "
+        "an mlp.  [default: the run's, or random]",
         show_default=False,
     ),
 ]
-AsInFile = Annotated[bool, typer.Option(help="As for the policy in the file.")]
+AsInFile = Annotated[bool, typer.Option(help="Must match the policy in the file.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
 MaxFramesPerTraj = Annotated[
     int | None,
@@ -35,15 +35,15 @@ Stochastic = Annotated[
     bool,
     typer.Option(
         "--stochastic",
-        help="Sample actions, as `collect` does. Otherwise actions are deterministic.",
+        help="Sample actions, as `collect` does; by default they are deterministic.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of episodes and actions.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed for episodes and actions.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="Keyword argument of the environment; VALUE is JSON or text. Repeatable.",
+        help="Keyword argument for the environment; VALUE is JSON or text. Repeatable.",
     ),
 ]
 Compression = Annotated[

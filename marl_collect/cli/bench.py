@@ -16,9 +16,9 @@ NEEDS = ("torchrl", "matplotlib", "psutil")
 
 
 def bench(context: typer.Context) -> None:
-    """Compare the speed of collection with TorchRL, other libraries and bare loops.
+    """Compare collection speed with TorchRL, other libraries and bare loops.
 
-    Takes the options of `benchmarks/suite.py`, such as `--quick` (five minutes),
+    Accepts the options of `benchmarks/suite.py`, such as `--quick` (five minutes),
     `--minutes 90` and `--resume`. `--help` lists all of them.
     """
     with user_errors(FileNotFoundError, ImportError, ValueError):

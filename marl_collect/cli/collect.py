@@ -21,8 +21,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         str,
         typer.Argument(
             help="Name of a task (see `marl-collect envs`), `module:name` of a "
-            "callable that returns an environment, or the folder of a run of "
-            "`compare`, which has task, settings and policy.",
+            "callable that returns an environment, or the folder of a `compare` run, "
+            "which supplies task, settings and policy.",
         ),
     ],
     *,
@@ -39,8 +39,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Collect exactly this many complete episodes instead of frames. Every "
-            "environment contributes equally many, or one more.",
+            help="Collect exactly this many complete episodes instead of frames, "
+            "spread evenly over the environments.",
             rich_help_panel=_AMOUNT,
         ),
     ] = None,
@@ -76,9 +76,10 @@ def collect(  # noqa: PLR0913 - one argument per option
     policy: Annotated[
         str | None,
         typer.Option(
-            help="`mlp`, a MultiAgentMLP per group with random weights; `random` "
-            "actions; the folder of a run of `compare`; or a file of `save_policy`, or "
-            "of the `state_dict` of an mlp.  [default: the run's, or mlp]",
+            help="`mlp` (one MultiAgentMLP per group, random weights), `random` "
+            "(random actions), the folder of a `compare` run, or a file with a "
+            "`save_policy` policy or the `state_dict` of an mlp.  [default: the run's, "
+            "or mlp]",
             rich_help_panel=_ACTING,
             show_default=False,
         ),
@@ -100,15 +101,15 @@ def collect(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=0,
-            help="Seed of environments, weights and actions.  [default: random]",
+            help="Seed for environments, weights and actions.  [default: random]",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the dataset; batches are appended to an existing dataset "
-            "of the same task.  [default: runs/TASK-N]",
+            help="Dataset folder. Batches are appended to an existing dataset of the "
+            "same task.  [default: runs/TASK-N]",
             show_default=False,
         ),
     ] = None,
@@ -118,12 +119,11 @@ def collect(  # noqa: PLR0913 - one argument per option
         bool, typer.Option("--quiet", "-q", help="Print only the folder.")
     ] = False,
 ) -> None:
-    """Collect experience of TASK and write it to a folder.
+    """Collect experience on TASK and write it to a folder.
 
-    Batches are written during the collection, each of them completely or not at all.
-    Ctrl-C ends the collection within seconds and keeps complete batches. Open the
-    folder in Python with `marl_collect.storage.open_dataset`, or print a summary with
-    `marl-collect inspect`.
+    Batches are written during collection, each completely or not at all. Ctrl-C stops
+    collection within seconds and keeps complete batches. Open the folder in Python with
+    `marl_collect.storage.open_dataset`, or print a summary with `marl-collect inspect`.
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """

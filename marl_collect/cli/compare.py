@@ -42,7 +42,7 @@ def compare(  # noqa: PLR0913 - one argument per option
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option(min=1, help="Runs of each setup.", rich_help_panel=_WHAT),
+        typer.Option(min=1, help="Runs per setup.", rich_help_panel=_WHAT),
     ] = 3,
     first_seed: Annotated[
         int, typer.Option(min=0, help="Seed of the first run.", rich_help_panel=_WHAT)
@@ -51,7 +51,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         int | None,
         typer.Option(
             min=1,
-            help="Frames of each run. A frame is one step of one environment, "
+            help="Frames per run. A frame is one step of one environment, "
             "regardless of the number of agents.  [default: depends on the task]",
             rich_help_panel=_WHAT,
             show_default=False,
@@ -75,8 +75,8 @@ def compare(  # noqa: PLR0913 - one argument per option
         bool,
         typer.Option(
             "--settings",
-            help="Do not train. Print every setting of `--set`, its value for TASK, "
-            "and what it does.",
+            help="Print every `--set` setting, its value for TASK and what it does, "
+            "without training.",
             rich_help_panel=_WHAT,
         ),
     ] = False,
@@ -84,7 +84,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Keyword argument of the environment; VALUE is JSON or text. "
+            help="Keyword argument for the environment; VALUE is JSON or text. "
             "Repeatable.",
             rich_help_panel=_WHAT,
         ),
@@ -116,8 +116,8 @@ def compare(  # noqa: PLR0913 - one argument per option
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Do not train. Print the tables of the runs in this folder, and write "
-            "tables, curves and JSON there.",
+            help="Print the tables for the runs in this folder and write tables, "
+            "curves and JSON to it, without training.",
             rich_help_panel=_WHERE,
             show_default=False,
         ),
@@ -126,9 +126,9 @@ def compare(  # noqa: PLR0913 - one argument per option
     """Train setups on TASK with several seeds and compare them.
 
     Setups differ in the algorithm, in what each agent sees, and in whether agents share
-    a network. All of them train with the same number of frames and are evaluated on the
-    same episodes. Every run has a folder with its configuration, progress, checkpoints
-    and results. Ctrl-C keeps these folders; `--resume` continues.
+    a network. All setups train for the same number of frames and are evaluated on the
+    same episodes. Each run writes its configuration, progress, checkpoints and results
+    to its own folder. Ctrl-C keeps these folders; `--resume` continues the runs.
 
     Example: `marl-collect compare simple_spread_v3 --frames 200000 --seeds 2`
     """

@@ -16,7 +16,7 @@ _Format = Annotated[
     typer.Option(
         "--format",
         help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}; "
-        "`minari` is only exported, `vault` only imported.",
+        "`minari` is export-only, `vault` import-only.",
     ),
 ]
 
@@ -28,7 +28,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Also list the keys of its batches.")
+        bool, typer.Option("--keys", help="Also list the batch keys.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -39,14 +39,14 @@ def inspect(
     card: Annotated[
         Path | None,
         typer.Option(
-            help="Write a description of the dataset in Markdown to this file, such "
-            "as README.md."
+            help="Write a Markdown description of the dataset to this file, such as "
+            "README.md."
         ),
     ] = None,
 ) -> None:
-    """Print a summary of a dataset: task, runs, episodes, returns, ranges of values.
+    """Print a summary of a dataset: task, runs, episodes, returns, value ranges.
 
-    Without a complete episode, histograms show the rewards of frames.
+    If no episode is complete, histograms show rewards per frame.
     """
     from marl_collect.cli.histograms import (
         episode_panels,
@@ -139,15 +139,16 @@ def copy(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Argument of the object store, such as `endpoint_url`; VALUE is JSON "
+            help="Argument for the object store, such as `endpoint_url`; VALUE is JSON "
             "or text. Repeatable.",
         ),
     ] = None,
 ) -> None:
     """Copy a dataset to or from an object store, or to another folder.
 
-    Only batches that the target lacks are copied: run it again after an interruption,
-    or when the dataset has grown. The target is a complete dataset at any moment.
+    Only batches missing from the target are copied: run the command again after an
+    interruption, or when the dataset has grown. The target is always a complete
+    dataset.
     """
     from marl_collect.storage import copy as write
 
@@ -164,10 +165,10 @@ def merge(
         Path, typer.Option("--out", help="New or empty folder to write to.")
     ],
 ) -> None:
-    """Write several datasets of one kind to a new one.
+    """Merge several datasets into a new one.
 
-    Task, settings, groups, spaces and keys must be equal. The new folder appears when
-    it is complete.
+    Task, settings, groups, spaces and keys must match. The new folder appears when it
+    is complete.
     """
     from marl_collect.storage import merge as write
 
@@ -184,7 +185,7 @@ def compact(
     ],
     compression: Compression = "lz4",
 ) -> None:
-    """Write a dataset anew with larger batches; converts datasets of earlier formats.
+    """Rewrite a dataset with larger batches; also converts earlier formats.
 
     Frames, episodes and runs stay the same. The new folder appears when it is complete.
     """
@@ -199,16 +200,16 @@ def compact(
 def label(
     path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
     *,
-    author: Annotated[str | None, typer.Option(help="Who made it.")] = None,
+    author: Annotated[str | None, typer.Option(help="Author of the dataset.")] = None,
     license: Annotated[  # noqa: A002 - the field's word
-        str | None, typer.Option(help="Such as `CC-BY-4.0`.")
+        str | None, typer.Option(help="License, such as `CC-BY-4.0`.")
     ] = None,
-    description: Annotated[str | None, typer.Option(help="A text.")] = None,
+    description: Annotated[str | None, typer.Option(help="Free text.")] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(help="Word to find it by. Repeatable.")
+        list[str] | None, typer.Option(help="Search keyword. Repeatable.")
     ] = None,
 ) -> None:
-    """Change author, license, description and tags; cards and exports have them."""
+    """Set author, license, description and tags, for cards and exports."""
     from marl_collect.storage import label as write
 
     with user_errors(OSError, ValueError):
@@ -226,7 +227,7 @@ def export(
     target: Annotated[
         str,
         typer.Option(
-            "--out", help="New file or folder; for `minari` the id of the dataset."
+            "--out", help="New file or folder; for `minari`, the id of the dataset."
         ),
     ],
     file_format: _Format = "hdf5",
@@ -242,11 +243,11 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Argument of the format; VALUE is JSON or text. Repeatable.",
+            help="Argument for the format; VALUE is JSON or text. Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Write the complete episodes of a dataset in another format.
+    """Export the complete episodes of a dataset to another format.
 
     `minari` registers the dataset in Minari's local store, where
     `minari.list_local_datasets()` finds it.
@@ -275,7 +276,7 @@ def import_(
     target: Annotated[Path, typer.Option("--out", help="New folder of the dataset.")],
     compression: Compression = "lz4",
 ) -> None:
-    """Write the episodes of another format to a new dataset.
+    """Import episodes from another format into a new dataset.
 
     Example: `marl-collect import data.hdf5 --format hdf5 --out data`
     """

@@ -19,10 +19,10 @@ _LIMITS = ("max_steps", "max_cycles")
 
 def envs(
     text: Annotated[
-        str, typer.Argument(help="Show only tasks whose name contains this.")
+        str, typer.Argument(help="Show only tasks whose name contains this text.")
     ] = "",
 ) -> None:
-    """List all tasks, and what to run for those that cannot be built yet."""
+    """List all tasks, with install commands for tasks whose libraries are missing."""
     from marl_collect.cli.tasks import available_tasks
 
     with user_errors(ValueError):

@@ -30,9 +30,9 @@ def play(  # noqa: PLR0913 - one argument per option
     seed: Seed = 0,
     env: Settings = None,
 ) -> None:
-    """Play episodes of TASK, and print the length and the returns of each.
+    """Play episodes of TASK and print their lengths and returns.
 
-    Nothing is written. `marl-collect render` makes a video of the same episodes.
+    Writes no files. `marl-collect render` makes a video of the same episodes.
 
     Example: `marl-collect play multiwalker_v9 --policy weights.pt`, or
     `marl-collect play runs/walk/ippo-local-shared/seed_0`

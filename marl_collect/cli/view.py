@@ -36,31 +36,31 @@ def view(
         list[int] | None,
         typer.Option(
             min=0,
-            help="Number of an episode to save. Repeatable.  [default: those with the "
-            "highest, the median and the lowest return]",
+            help="Number of an episode to save. Repeatable.  [default: the episodes "
+            "with the highest, median and lowest return]",
             show_default=False,
         ),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help="Task that draws the episodes, such as your own `module:name`.  "
+            help="Task that renders the episodes, such as your own `module:name`.  "
             "[default: the dataset's, if its family is registered]",
             show_default=False,
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the page; 0 is a free one.")
+        int, typer.Option(min=0, max=65535, help="Server port; 0 picks a free port.")
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Look at the episodes of a dataset, or at training runs, in a browser.
+    """View the episodes of a dataset, or training runs, in a browser.
 
-    The page plays an episode: its stored pictures, or those of its actions repeated in
-    the environment; rewards, returns, actions, masks, and what the policy wrote. For a
-    folder of `compare`, or of a training loop that writes progress.csv, it shows
-    curves, the state of each run and links to datasets, also while they train. It is
-    served to this machine only, until Ctrl-C.
+    The page plays an episode from its stored pictures, or renders it by replaying its
+    actions in the environment. It also shows rewards, returns, actions, masks and
+    policy outputs. For a `compare` folder, or a training loop that writes progress.csv,
+    it shows curves, the status of each run and links to datasets, and updates during
+    training. It is served to this machine only, until Ctrl-C.
 
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
     """

@@ -152,7 +152,7 @@ class WorkerOptions(ProcessOptions):
         Mapping[str, Any] | None,
         Option(
             "several policies by name, instead of `policy`: modules, callables, or "
-            "None for random actions; needs `assign`. "
+            "None for random actions; requires `assign`. "
             '`(g, "policy_id")`, int64 `[B, T, n]`, is the index of the policy that '
             "acted. See [several policies](populations.md)",
             checked=False,
@@ -163,7 +163,7 @@ class WorkerOptions(ProcessOptions):
         Option(
             "with `policies`: `assign(seed, agents)` returns `{agent: name of its "
             "policy}` for the episode of this seed. It is called in the process that "
-            "steps the environment, and must depend on its arguments only",
+            "steps the environment, and must depend only on its arguments",
             checked=False,
         ),
     ] = None
@@ -185,10 +185,10 @@ class WorkerOptions(ProcessOptions):
     on_worker_failure: Annotated[
         OnFailure,
         Option(
-            '`"raise"`, or `"restart"`: a new worker replaces one that died, hung or '
-            "raised an error. It begins its environments' next episodes and collects "
-            "its rows again. `stats()` counts restarts and lists the trajectories that "
-            "were cut. A replacement that fails before its first batch is an error"
+            '`"raise"`, or `"restart"`: a new worker replaces a worker that died, hung '
+            "or raised an error. It begins its environments' next episodes and "
+            "collects its rows again. `stats()` counts restarts and lists the cut "
+            "trajectories. A replacement that fails before its first batch is an error"
         ),
     ] = "raise"
     max_worker_rss: Annotated[
@@ -197,7 +197,7 @@ class WorkerOptions(ProcessOptions):
             "for environments that leak memory: when the resident memory of a worker "
             "exceeds this many bytes after a batch, a new process replaces it and "
             "resumes exactly. Environments that cannot repeat an episode, or whose "
-            "replay leads to another frame, begin new episodes. "
+            "replay leads to a different frame, begin new episodes. "
             '`stats()["recycled"]` counts the replacements',
             at_least=1,
             not_in=_WORKERS,
@@ -215,7 +215,7 @@ class WorkerOptions(ProcessOptions):
     trust_policy: Annotated[
         bool,
         Option(
-            "call the policy on TensorDicts, without inspecting its arguments",
+            "call the policy on TensorDicts without inspecting its arguments",
             off=(None,),
         ),
     ] = False
@@ -264,8 +264,8 @@ class BatchOptions(WorkerOptions):
     total_frames: Annotated[
         int | None,
         Option(
-            "stop after the first batch that brings the total to at least this many "
-            "frames. None and -1: never",
+            "stop after the first batch that brings the total to at least this number "
+            "of frames. None and -1: never",
             at_least=1,
             off=(-1,),
             not_in=_SHAPES,
@@ -425,7 +425,7 @@ class BatchOptions(WorkerOptions):
     ] = None
     postproc: Annotated[
         Postproc | None,
-        Option("a function that is applied to every batch before its delivery"),
+        Option("a function applied to every batch before delivery"),
     ] = None
     storing_device: Annotated[
         Device | None,
@@ -447,10 +447,10 @@ class BatchOptions(WorkerOptions):
     replay_buffer: Annotated[
         Any,
         Option(
-            "an object with `extend`, which receives every batch as its valid frames, "
-            "at most `[B * T]` (whole trajectories with `trajs_per_batch`), or as "
-            "`[B, T]` if it is TorchRL's and its storage has `ndim=2`. The iterator "
-            "yields None",
+            "an object whose `extend` receives the valid frames of every batch, at "
+            "most `[B * T]` (whole trajectories with `trajs_per_batch`). A TorchRL "
+            "buffer whose storage has `ndim=2` receives `[B, T]`. The iterator yields "
+            "None",
             not_in=_SHAPES,
         ),
     ] = None
@@ -466,7 +466,7 @@ class BatchOptions(WorkerOptions):
     ] = None
     weight_recv_schemes: Annotated[
         Mapping[str, WeightSource] | None,
-        Option('`{"policy": source}`: where `receive_weights()` takes weights from'),
+        Option('`{"policy": source}`: the source that `receive_weights()` reads'),
     ] = None
 
     def __post_init__(self) -> None:
@@ -529,7 +529,7 @@ class CollectorOptions(BatchOptions):
     frames_per_batch: Annotated[
         int | Sequence[int],
         Option(
-            "number of frames of a batch, over all B environments. Each contributes "
+            "number of frames per batch, over all B environments. Each contributes "
             "`T = ceil(frames_per_batch / B)`, with a warning if that is rounded up. A "
             "list has one number per worker; rows are then padded and masked. "
             "`MultiAsyncCollector`: number of frames of one worker's batch",
@@ -590,8 +590,8 @@ class CollectorArguments(CollectorOptions):
     policy: Annotated[
         Any,
         Option(
-            "a module on TensorDicts, which may be lazy or on the meta device, or a "
-            "callable. None: random actions"
+            "a TensorDict module (possibly lazy or on the meta device) or a callable. "
+            "None: random actions"
         ),
     ] = None
 

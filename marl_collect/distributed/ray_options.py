@@ -51,9 +51,9 @@ class RayOptions(CollectorOptions):
     max_restarts: Annotated[
         int,
         Option(
-            "how often an actor is restarted that is lost, or whose worker died or "
-            "hung; 0 raises an error at once, -1 sets no limit. Three restarts in a "
-            "row without a batch are an error in any case",
+            "maximum number of restarts of an actor that is lost, or whose worker died "
+            "or hung; 0 raises an error at once, -1 means no limit. Three restarts in "
+            "a row without a batch always raise an error",
             at_least=-1,
         ),
     ] = 3
@@ -62,7 +62,7 @@ class RayOptions(CollectorOptions):
         Option(
             "Ray's actor options (`num_cpus`, `num_gpus`, `memory`, `resources`, "
             "`scheduling_strategy`, `runtime_env`), or a list with one per actor; "
-            "`num_cpus` defaults to the number of its workers"
+            "`num_cpus` defaults to the actor's number of workers"
         ),
     ] = None
     ray_init_config: Annotated[

@@ -14,7 +14,7 @@ from marl_collect.processes.options import ProcessOptions
 _SPIN_SECONDS = 1e-3
 
 _SHARED = "environments and trainer share memory in any case"
-_ALIKE = "all environments of a batch have the same keys, which share one memory"
+_ALIKE = "all environments of a batch have the same keys, in shared memory"
 TORCHRL = {
     "device": RejectedKeyword(
         "environments run on the CPU: move what the policy reads", only(None, "cpu")
@@ -41,7 +41,8 @@ TORCHRL = {
     ),
     "policy_proof": RejectedKeyword("the policy is not needed", only(None)),
     "allow_step_when_done": RejectedKeyword(
-        "what did not step is chosen by `_step`, see docs/parallel_env.md", only(False)
+        "`_step` selects the environments that step; see docs/parallel_env.md",
+        only(False),
     ),
 }
 """Arguments of TorchRL that are missing here, with replacements.

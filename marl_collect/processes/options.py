@@ -38,7 +38,7 @@ class ProcessOptions(Options):
     start_method: Annotated[
         StartMethod | None,
         Option(
-            '`"forkserver"` or `"spawn"`; None: the first where the system has it. '
+            '`"forkserver"` or `"spawn"`; None: `"forkserver"` where available. '
             '`"fork"` is not offered: it copies locks that no thread releases',
             hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",

@@ -59,7 +59,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "test_deaths_need_a_mask",
         OURS,
         pytest.fail.Exception,
-        "The death of an agent is an error without `use_mask=True`.",
+        "An agent's death is an error without `use_mask=True`.",
         "Deaths are never an error.",
     ),
     Difference(
@@ -88,7 +88,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         THEIRS,
         AssertionError,
         "Agents that take turns may die.",
-        "An action is sent to the dead agent, which PettingZoo refuses.",
+        "The dead agent gets an action, which PettingZoo rejects.",
     ),
     Difference(
         "test_closing_is_noted",
@@ -117,7 +117,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         OURS,
         AssertionError,
         "`max_steps` terminates an episode of MeltingPot.",
-        "It truncates it, so a value is bootstrapped.",
+        "It truncates the episode, so the value is bootstrapped.",
     ),
     Difference(
         "test_only_the_environment_is_done",
@@ -130,8 +130,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "test_substrates_cannot_be_seeded",
         OURS,
         pytest.fail.Exception,
-        "`set_seed` of a MeltingPot environment is a `NotImplementedError`.",
-        "Seeds repeat an episode.",
+        "`set_seed` of a MeltingPot environment raises `NotImplementedError`.",
+        "The seed is passed to Lab2d.",
     ),
     # Batched environments
     Difference(
@@ -139,8 +139,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         OURS,
         AssertionError,
         "`set_seed` of a batch returns the seed after that of its last environment.",
-        "It returns the seed after the given one. Seeds of environments are derived "
-        "from this seed and the index of the environment.",
+        "It returns the seed after the given one. Environment seeds are derived from "
+        "the given seed and the environment's index.",
     ),
     Difference(
         "test_a_static_seed_is_every_environment_s",
@@ -154,28 +154,28 @@ DIFFERENCES: tuple[Difference, ...] = (
         OURS,
         TypeError,
         "A batch of batches has two batch dimensions.",
-        "A batch consists of single environments.",
+        "Batches cannot be nested.",
     ),
     Difference(
         "test_actions_of_a_wrong_shape_are_errors[SerialEnv-torchrl]",
         THEIRS,
         pytest.fail.Exception,
-        "Actions of a wrong shape are an error, in `SerialEnv` too.",
+        "Actions with a wrong shape raise an error, in `SerialEnv` too.",
         "They reach the environment.",
     ),
     Difference(
         "test_private_attributes_are_not_dispatched[ParallelEnv-torchrl]",
         THEIRS,
         pytest.fail.Exception,
-        "A private attribute that does not exist is an `AttributeError` at once.",
-        "`ParallelEnv` returns an object that raises when it is called.",
+        "A private attribute that does not exist raises `AttributeError` at once.",
+        "`ParallelEnv` returns an object that raises when called.",
     ),
     Difference(
         "test_an_index_gives_one_environment",
         THEIRS,
         TypeError,
         "`env[1]` is the second environment of a batch.",
-        "Versions before 0.14 have no index.",
+        "Versions before 0.14 do not support indexing.",
         below="0.14",
     ),
     Difference(
@@ -183,7 +183,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         THEIRS,
         TypeError,
         "`env[0:1].num_workers` is the number of environments of a view.",
-        "Versions before 0.14 have no views.",
+        "Versions before 0.14 do not support views.",
         below="0.14",
     ),
     Difference(
@@ -199,22 +199,22 @@ DIFFERENCES: tuple[Difference, ...] = (
         OURS,
         AttributeError,
         "`env.a.b` of a `ParallelEnv` is the attribute `b` of every environment's `a`.",
-        "`env.a` is the list of the environments' `a`. Use a method of the "
-        "environments: `env.method()`.",
+        "`env.a` is the list of the environments' `a`. Use an environment method: "
+        "`env.method()`.",
     ),
     Difference(
         "test_a_rollout_may_end_with_the_last_environment",
         THEIRS,
         KeyError,
         "`break_when_all_done=True` ends a rollout with the last environment.",
-        "An error, if their episodes have different lengths.",
+        "It raises an error if episodes have different lengths.",
     ),
     Difference(
         "test_a_rollout_calls_back",
         THEIRS,
         AssertionError,
-        "`rollout(callback=)` calls back in every step.",
-        "In every step but the last.",
+        "`rollout(callback=)` calls the callback in every step.",
+        "It does so in every step except the last.",
     ),
     # Collectors in one process
     Difference(
@@ -222,7 +222,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         OURS,
         AssertionError,
         "A batch has the keys of a rollout, and `traj_ids`.",
-        'There is also `(g, "mask")`; see above.',
+        'It also has `(g, "mask")`; see above.',
     ),
     Difference(
         "test_one_environment_has_no_batch_dimension",
@@ -235,37 +235,37 @@ DIFFERENCES: tuple[Difference, ...] = (
         "test_policy_and_factory_together_are_a_type_error",
         OURS,
         pytest.fail.Exception,
-        "`policy` and `policy_factory` exclude each other in `Collector`.",
+        "`policy` and `policy_factory` are mutually exclusive in `Collector`.",
         "`policy` supplies the weights, as in the collectors with workers.",
     ),
     Difference(
         "test_the_same_tensordict_may_be_returned",
         OURS,
         TypeError,
-        "`return_same_td=True` returns one object again and again.",
-        "The option does not exist: a batch is a view of memory that nothing "
-        "overwrites while it is held.",
+        "`return_same_td=True` returns the same object every time.",
+        "The option does not exist: a batch is a view of memory that is not "
+        "overwritten while it is held.",
     ),
     Difference(
         "test_hooks_run_before_and_after_a_batch",
         OURS,
         TypeError,
         "`pre_collect_hook` and `post_collect_hook` are called.",
-        "The options do not exist: the code belongs into the loop over the batches.",
+        "The options do not exist: put the code in your loop over the batches.",
     ),
     Difference(
         "test_equal_seeds_give_equal_observations[torchrl-False]",
         THEIRS,
         AssertionError,
         "After `set_seed`, all data depend on the seed.",
-        "The first frame is that of the reset before, unless `reset()` follows.",
+        "The first frame comes from the previous reset, unless `reset()` follows.",
     ),
     Difference(
         "test_the_death_of_an_agent_does_not_end_a_trajectory",
         THEIRS,
         AssertionError,
         "The death of one agent does not end a trajectory.",
-        "After a death every frame has an id of its own.",
+        "After a death, every frame has its own id.",
     ),
     Difference(
         "test_long_trajectories_are_truncated",
@@ -280,7 +280,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         THEIRS,
         AssertionError,
         "`reset_at_each_iter` begins trajectories with new ids.",
-        "Versions before 0.14 use the old ids again.",
+        "Versions before 0.14 reuse the old ids.",
         below="0.14",
     ),
     Difference(
@@ -288,22 +288,22 @@ DIFFERENCES: tuple[Difference, ...] = (
         THEIRS,
         AssertionError,
         "`reset()` begins trajectories with new ids.",
-        "Versions before 0.14 use the old ids again.",
+        "Versions before 0.14 reuse the old ids.",
         below="0.14",
     ),
     Difference(
         "test_a_frame_has_the_version_of_its_policy",
         THEIRS,
         (AssertionError, TypeError),
-        "`policy_version` is that of the weights that acted in the frame.",
+        "`policy_version` is the version of the weights that acted in the frame.",
         "The first frame after an update has the older version. Versions before 0.14 "
-        "cannot store it beside a new one.",
+        "cannot store it alongside a new one.",
     ),
     Difference(
         "test_a_state_under_next_is_read_in_the_next_frame",
         THEIRS,
         AssertionError,
-        'What the policy writes under `"next"` is at the root of the next frame.',
+        'Policy outputs under `"next"` appear at the root of the next frame.',
         "Only with a `TensorDictPrimer` in the environment.",
     ),
     # Workers and weights
@@ -311,22 +311,22 @@ DIFFERENCES: tuple[Difference, ...] = (
         "test_optimisers_alone_reach_no_worker",
         THEIRS,
         AssertionError,
-        "Workers get new weights with `update_policy_weights_()` only.",
-        "On the CPU they share the trainer's memory, so each optimiser step reaches "
-        "them in the middle of a batch.",
+        "Workers get new weights only through `update_policy_weights_()`.",
+        "On the CPU they share the trainer's memory, so optimiser steps reach them in "
+        "the middle of a batch.",
     ),
     Difference(
         "test_a_frame_that_terminated_is_also_truncated_at_the_end",
         OURS,
         AssertionError,
-        "`set_truncated` truncates a last frame that terminated, too.",
-        "A terminal state stays one: nothing may be bootstrapped from it.",
+        "`set_truncated` also truncates a last frame that terminated.",
+        "A terminal state stays terminal: nothing may be bootstrapped from it.",
     ),
     Difference(
         "test_a_state_has_an_entry_per_worker",
         OURS,
         AssertionError,
-        'The state of a collector has `"worker0"`, `"worker1"`, ....',
+        'The state of a collector has entries `"worker0"`, `"worker1"` and so on.',
         'It has `"policy_state_dict"` once, for all workers.',
     ),
     Difference(
@@ -349,8 +349,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "test_parameters_are_below_params",
         OURS,
         AssertionError,
-        "Names of a multi-agent network's parameters begin with `params.`.",
-        "They begin with `net.`; the rest is equal.",
+        "Parameter names of a multi-agent network begin with `params.`.",
+        "They begin with `net.`; the rest is the same.",
     ),
 )
 
