@@ -3,6 +3,7 @@
 import os
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,32 +66,35 @@ def view(
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
-    with user_errors(OSError, ValueError, ImportError):
+    with ExitStack() as stack, user_errors(OSError, ValueError, ImportError):
         from marl_collect.cli.viewer import server
 
         chosen = tuple(dict.fromkeys(episode or ()))
         if chosen and save is None:
             raise ValueError("--episode chooses what --save writes: add --save x.html.")
-        answers, requests = _contents(path, task, chosen, saved=save is not None)
+        answers, requests = _contents(path, task, chosen, stack, saved=save is not None)
         if save is not None:
             with err.status("Drawing and writing the page"):
                 server.save(save, answers, requests)
             size = save.stat().st_size / 1e6
             out.print(f"{save}: {size:,.1f} MB", soft_wrap=True, highlight=False)
             return
-        serving = server.server(answers, port)
-    address = f"http://127.0.0.1:{serving.server_port}/"
-    out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
-    if browser:
-        webbrowser.open(address)
-    try:
-        serving.serve_forever()
-    except KeyboardInterrupt:
-        serving.server_close()
+        serving = stack.enter_context(server.server(answers, port))
+        address = f"http://127.0.0.1:{serving.server_port}/"
+        out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
+        if browser:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever()
 
 
 def _contents(
-    path: str, task: str | None, chosen: tuple[int, ...], *, saved: bool
+    path: str,
+    task: str | None,
+    chosen: tuple[int, ...],
+    stack: ExitStack,
+    *,
+    saved: bool,
 ) -> "tuple[server.Answers, Iterator[str]]":
     """Return what answers the page, and its requests when it is saved.
 
@@ -100,7 +104,7 @@ def _contents(
             such task or episode.
     """
     try:
-        shown = _episodes(path, task)
+        shown = stack.enter_context(closing(_episodes(path, task)))
     except FileNotFoundError:
         if not Path(path).is_dir():
             raise
@@ -116,7 +120,7 @@ def _contents(
 
     @cache
     def episodes(data: int) -> "Episodes":
-        return _episodes(runs.dataset(data), task)
+        return stack.enter_context(closing(_episodes(runs.dataset(data), task)))
 
     def about(data: int | None = None) -> Any:
         return runs.about() if data is None else episodes(data).about()

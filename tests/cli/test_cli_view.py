@@ -1,19 +1,26 @@
 """``marl-collect view`` shows datasets to a browser of this machine, or in one file."""
 
+import itertools
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.processes import SOON, wait_until
 from support.scripts import run_python
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
@@ -104,9 +111,10 @@ def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> Non
 def test_a_page_needs_no_torch_until_it_draws_an_episode(data: Path) -> None:
     program = """
 import json, sys
+from contextlib import ExitStack
 from marl_collect.cli import view
 view.find_factory = lambda *_, **__: None  # Other tasks may need torch.
-answers, _ = view._contents(sys.argv[1], None, (), saved=False)
+answers, _ = view._contents(sys.argv[1], None, (), ExitStack(), saved=False)
 part = answers["/about"](), answers["/episodes"](0), answers["/episode"](2, 0)
 print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules))]))
 """
@@ -123,16 +131,127 @@ def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
     assert list(viewer.pictures(0)) == []
 
 
+def drawing(folder: Path, factory: Any) -> Episodes:
+    """Return the episodes of a dataset, drawn with environments of a factory."""
+    files = Folder(folder)
+    return Episodes(files, Index.load(files), lambda: factory)
+
+
+def test_states_are_drawn_when_they_are_needed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[int, int]] = []
+    closed: list[int] = []
+    numbers = itertools.count()
+
+    def make() -> CountingEnv:
+        env, number = CountingEnv(), next(numbers)
+        step_row, close = env.step_row, env.close
+
+        def watched_step(*args: Any) -> None:
+            steps.append((number, threading.get_ident()))
+            step_row(*args)
+
+        def watched_close() -> None:
+            closed.append(number)
+            close()
+
+        monkeypatch.setattr(env, "step_row", watched_step)
+        monkeypatch.setattr(env, "close", watched_close)
+        return env
+
+    viewer = drawing(data, make)
+    first = viewer.picture(0, 0, 2)
+    assert isinstance(first, Future)
+    drawn = first.result()
+    assert [number for number, _ in steps] == [0, 0]
+    assert viewer.picture(0, 0, 2).result() == drawn
+    assert len(steps) == 2
+    assert closed == []
+    viewer.picture(1, 0, 1).result()
+    assert closed == [0]
+    last = len(open_dataset(data).trajectories[1]) - 1
+    viewer.picture(1, 0, last).result()
+    # With the step after it, whose observation is compared.
+    assert [number for number, _ in steps] == [0, 0] + [1] * (last + 1)
+    assert closed == [0, 1]
+    viewer.picture(0, 0, 1).result()
+    viewer.close()
+    assert closed == [0, 1, 2]
+    assert len({thread for _, thread in steps}) == 1
+
+
+def test_an_episode_that_differs_says_so_from_that_state_on(data: Path) -> None:
+    viewer = drawing(data, partial(CountingEnv, min_length=30, max_length=30))
+    seen = open_dataset(data).trajectories[0]
+    other = drawing(data, partial(CountingEnv, min_length=3, max_length=3))
+    assert len(seen) > 3
+    assert viewer.picture(0, 0, 1).result()
+    with pytest.raises(ValueError, match="ends with frame 2"):
+        other.picture(0, 0, 5).result()
+    assert other.picture(0, 0, 2).result()
+    with pytest.raises(ValueError, match="ends with frame 2"):
+        other.picture(0, 0, 5).result()
+    with pytest.raises(LookupError, match="no such frame"):
+        viewer.picture(0, 0, 99).result()
+    viewer.close()
+    other.close()
+    with pytest.raises(RuntimeError):
+        other.picture(1, 0, 0)
+
+
+def test_a_browser_that_no_longer_waits_is_no_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    picture: Future[bytes] = Future()
+    asked = threading.Event()
+
+    def slow() -> Future[bytes]:
+        asked.set()
+        return picture
+
+    with serving({"/slow": slow}) as address:
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as browser:
+            linger = struct.pack("ii", 1, 0)  # Closing resets the connection.
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            request = f"GET /slow HTTP/1.1\r\nHost: {address[7:]}\r\n\r\n"
+            browser.sendall(request.encode())
+            assert asked.wait(SOON)
+        picture.set_result(b"<svg/>" * 1_000_000)  # More than buffers hold.
+        name = "process_request_thread"
+        wait_until(lambda: not any(name in t.name for t in threading.enumerate()))
+    assert capsys.readouterr().err == ""
+
+
+def test_requests_do_not_wait_for_a_picture() -> None:
+    picture: Future[bytes] = Future()
+    answers = {"/slow": lambda: picture, "/fast": lambda: 1}
+    with serving(answers) as address, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(status, f"{address}/slow")
+        assert status(f"{address}/fast") == (200, "1")
+        assert not waiting.done()
+        picture.set_result(b"<svg/>")
+        assert waiting.result() == (200, "<svg/>")
+
+
 @pytest.fixture
 def address(viewer: Episodes) -> Iterator[str]:
     answers: server.Answers = {"/about": viewer.about, "/picture": viewer.picture}
-    serving = server.server(answers)
-    thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+    with serving(answers) as address:
+        yield address
+
+
+@contextmanager
+def serving(answers: server.Answers) -> Iterator[str]:
+    """Serve answers; yield the address."""
+    running = server.server(answers)
+    thread = threading.Thread(target=running.serve_forever, args=(0.01,))
     thread.start()
-    yield f"http://127.0.0.1:{serving.server_port}"
-    serving.shutdown()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
     thread.join()
-    serving.server_close()
+    running.server_close()
 
 
 def status(request: urllib.request.Request | str) -> tuple[int, str]:
@@ -243,7 +362,11 @@ def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
     with pytest.raises(ValueError, match="cannot be built from its name.*module:fun"):
         view.picture(0, 0, 0)
     task_view = _episodes("data", "stacks_of_view:make")
-    assert len({task_view.picture(0, *index) for index in task_view.pictures(0)}) > 1
+    pictures = [
+        task_view.picture(0, *index).result() for index in task_view.pictures(0)
+    ]
+    task_view.close()
+    assert len(set(pictures)) > 1
 
 
 def test_the_script_is_valid(tmp_path: Path) -> None:

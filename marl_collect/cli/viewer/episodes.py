@@ -3,8 +3,9 @@
 Only an episode that is drawn from its actions needs torch, whose import takes seconds.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -28,6 +29,8 @@ _LINES: Final = 32
 _HIDDEN: Final = {*FLAGS, "mask", ACTS, "action_mask", POLICY_ID, "collector"}
 """Keys that are no lines: they are drawn in other ways, or follow from the frame."""
 _RANDOM: Final = "random actions"
+_Begin = Callable[[], Generator[bytes]]
+"""Begins to draw the states of an episode."""
 
 
 @final
@@ -60,7 +63,11 @@ class Episodes:
         self._stored = list(self._stored_pictures())
         # Requests for the pictures of an episode come one after the other.
         self._episode = lru_cache(1)(self._read)
-        self._replayed = lru_cache(1)(self._replay)
+        self._drawer = _Drawer()
+
+    def close(self) -> None:
+        """Stop drawing, and close the environment that draws."""
+        self._drawer.close()
 
     def about(self) -> dict[str, Any]:
         """Return what the page shows besides the list."""
@@ -122,7 +129,7 @@ class Episodes:
             "shared": self._lines(frames, (), None, begin, end),
         }
 
-    def picture(self, number: int, source: int, frame: int) -> bytes:
+    def picture(self, number: int, source: int, frame: int) -> bytes | Future[bytes]:
         """Return a PNG of the state in which the actions of a frame were taken.
 
         Args:
@@ -130,11 +137,14 @@ class Episodes:
             source: of ``episode``; drawn from the actions if there are none.
             frame: of the episode.
 
+        Returns:
+            The picture, or its future if it is drawn.
+
         Raises:
             ValueError: if the episode cannot be drawn; says why.
         """
         if not self._stored:
-            return self._replayed(number)[frame]
+            return self._drawer.picture(number, frame, self._replay)
         key, agent = self._stored[source]
         values = self._episode(number)[key][frame]
         picture = values if agent is None else values[agent]
@@ -143,12 +153,16 @@ class Episodes:
 
     def pictures(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield source and frame of every picture of an episode that can be drawn."""
-        length = int(self._list.table.length[number])
+        last = int(self._list.table.length[number]) - 1
         try:
-            sources = len(self._stored) or len(self._replayed(number)[:1])
+            # All of them, because the last one may be the first that cannot be drawn.
+            drawn = self.picture(number, 0, last)
+            if isinstance(drawn, Future):
+                drawn.result()
         except (ValueError, ImportError):
             return
-        yield from ((s, t) for s in range(sources) for t in range(length))
+        sources = len(self._stored) or 1
+        yield from ((s, t) for s in range(sources) for t in range(last + 1))
 
     def parts(self, number: int) -> range:
         """Return the first frames of the parts in which an episode is sent."""
@@ -315,19 +329,98 @@ class Episodes:
                 n_agents = groups[field.key[0]].n_agents
                 yield from ((field.key, agent) for agent in range(n_agents))
 
-    def _replay(self, number: int) -> list[bytes]:
-        """Return a PNG of each state of an episode, by repeating its actions."""
+    def _replay(self, number: int) -> _Begin:
+        """Return what yields a PNG of each state of an episode.
+
+        Raises:
+            ValueError: if the episode cannot be drawn; says why.
+        """
         seed, factory = self._seeds[number], self._factory
         if not callable(factory):
             raise ValueError(factory)  # noqa: TRY004 - the reason, no wrong type
         if seed is None:
             raise ValueError("The seed of this episode was not stored.")
-        from marl_collect.rendering.replaying import replay_pictures
-        from marl_collect.storage.dataset import Dataset
+        return partial(_draw, factory, self._episode(number), seed)
 
-        rollout = Dataset([self._part]).trajectories[number]
-        pictures = replay_pictures(factory, rollout, seed=seed)
-        return [to_png(picture) for picture in pictures]
+
+@final
+class _Drawer:
+    """Draws the states of one episode after the other, each when it is needed.
+
+    Environments may draw only in the thread that built them, so there is one thread.
+    """
+
+    def __init__(self) -> None:
+        """Wait for the first request."""
+        self._thread = ThreadPoolExecutor(1, "drawing")
+        self._begin: dict[int, _Begin] = {}
+        self._closed = False
+        # Of the thread: the episode that it draws, and what it has of it.
+        self._begun: _Begin | None = None
+        self._states: Generator[bytes] | None = None
+        self._drawn: list[bytes] = []
+        self._error: Exception | None = None
+
+    def picture(
+        self, number: int, frame: int, find: Callable[[int], _Begin]
+    ) -> Future[bytes]:
+        """Return a picture of an episode.
+
+        Args:
+            number: of the episode; another one ends the drawing of the one before.
+            frame: of the episode.
+            find: returns what draws the states of an episode, in the thread.
+        """
+        if number not in self._begin:
+            self._begin = {number: find(number)}
+        return self._thread.submit(self._draw, self._begin[number], frame)
+
+    def close(self) -> None:
+        """Wait for the picture that is being drawn, and close the environment."""
+        self._closed = True
+        self._thread.submit(self._turn_to, None).result()
+        self._thread.shutdown()
+
+    def _turn_to(self, begin: _Begin | None) -> None:
+        before, self._begun = self._states, begin
+        self._states = begin() if begin else None
+        self._drawn, self._error = [], None
+        if before is not None:
+            before.close()
+
+    def _draw(self, begin: _Begin, frame: int) -> bytes:
+        if begin is not self._begun:
+            self._turn_to(begin)
+        while len(self._drawn) <= frame and not (self._error or self._closed):
+            assert self._states is not None  # An episode was begun.
+            try:
+                self._drawn.append(next(self._states))
+            except StopIteration:
+                self._error = LookupError("The episode has no such frame.")
+            except Exception as error:  # noqa: BLE001 - raised here, each time
+                self._error = error
+        if frame < len(self._drawn):
+            return self._drawn[frame]
+        raise self._error or ValueError("The viewer was closed.")
+
+
+def _draw(
+    factory: Callable[[], Any], frames: Mapping[Any, NDArray[Any]], seed: int
+) -> Generator[bytes]:
+    """Yield a PNG of each state of an episode in which actions were taken."""
+    import torch
+    from tensordict import TensorDict
+
+    from marl_collect.rendering.replaying import replay_pictures
+
+    values = {key: torch.from_numpy(array) for key, array in frames.items()}
+    length = len(next(iter(frames.values())))
+    pictures = replay_pictures(factory, TensorDict(values, [length]), seed=seed)
+    for t, picture in enumerate(pictures):
+        if t == length - 1:
+            for _ in pictures:  # The state at the end is compared too, not shown.
+                pass
+        yield to_png(picture)
 
 
 def _plain(values: NDArray[Any]) -> list[Any]:

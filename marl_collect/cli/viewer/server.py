@@ -4,18 +4,25 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+from typing_extensions import override
+
 from marl_collect.core.atomic import write_atomically
 
 Answers = Mapping[str, Callable[..., Any]]
-"""By the path of a request: a function of integers that returns JSON or a picture."""
+"""By the path of a request: a function of integers.
+
+It returns JSON, a picture, or the future of a picture that takes time.
+"""
 
 _SAVED: Final = '<script id="saved" type="application/json">null</script>'
 _POLICY: Final = (
@@ -41,7 +48,7 @@ def save(path: Path, answers: Answers, requests: Iterable[str]) -> None:
     """Write the page with the answers to these requests; it needs no server."""
     saved: dict[str, Any] = {}
     for request in requests:
-        answer = _answer(answers, request)
+        answer = _wait(_answer(answers, request))
         if isinstance(answer, bytes):
             code = base64.b64encode(answer).decode()
             answer = f"data:{_kind(answer)};base64,{code}"
@@ -50,7 +57,10 @@ def save(path: Path, answers: Answers, requests: Iterable[str]) -> None:
 
 
 def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server for the browsers of this machine; it answers one at a time.
+    """Return a server for the browsers of this machine.
+
+    It answers one request at a time; the others do not wait for the future of a
+    picture.
 
     Args:
         answers: to the requests of the page.
@@ -76,6 +86,7 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
             try:
                 with lock:
                     answer = _answer(answers, self.path)
+                answer = _wait(answer)
             except (ValueError, LookupError, TypeError, ImportError, OSError) as error:
                 text = json.dumps({"error": str(error)})
                 self._send(400, text.encode(), "application/json")
@@ -98,7 +109,15 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name
             """Print nothing."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return _Server(("127.0.0.1", port), Handler)
+
+
+class _Server(ThreadingHTTPServer):
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print errors, but not that a browser no longer waits for an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 _HOSTS: Final = ("127.0.0.1", "localhost")
@@ -114,3 +133,7 @@ def _answer(answers: Answers, request: str) -> Any:
     parts = urlsplit(request)
     arguments = {name: int(value) for name, value in parse_qsl(parts.query)}
     return answers[parts.path](**arguments)
+
+
+def _wait(answer: Any) -> Any:
+    return answer.result() if isinstance(answer, Future) else answer
