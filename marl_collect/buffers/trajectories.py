@@ -221,8 +221,9 @@ class TrajectoryAssembler:
             self._begin(batch)
         begin = self._make_room(batch.numel())
         for key, leaf in flatten(batch).items():
+            # NumPy, because several threads of torch take longer on busy processors.
             target = self._memory[key][begin : self._end]
-            torch.from_numpy(target).view(leaf.shape).copy_(leaf.detach())
+            target.reshape(leaf.shape)[...] = leaf.detach().cpu().numpy()
         ids = self._memory[_IDS][begin : self._end].reshape(batch.shape)
         starts = np.ones(ids.shape, np.bool_)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
