@@ -149,6 +149,27 @@ class LeavesItsSpace(Walkers):
         super().move(5 * np.ones_like(moves))
 
 
+class FailsLate(Walkers):
+    """World `k` ends with step `3 * (k + 1)`. Nothing is wrong in the first 8 steps."""
+
+    steps: Any = 0
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        self.steps = np.where(which is None or which, 0, self.steps)
+        return super().begin(which, seeds)
+
+    def advance(self, actions: Any) -> Step:
+        step = super().advance(actions)
+        self.steps = self.steps + np.ones(self.worlds, np.int64)
+        if self.steps.max() > 8:
+            raise ZeroDivisionError("of a late step")
+        return Step(
+            step.observations,
+            step.rewards,
+            self.steps == 3 * np.arange(1, self.worlds + 1),
+        )
+
+
 class Overflows(Walkers):
     def __init__(self) -> None:
         super().__init__(dtype=np.int8)
@@ -199,6 +220,11 @@ def test_correct_worlds_pass(make: Any) -> None:
 def test_what_is_wrong_with_worlds_is_found(make: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         check_env(make, **QUICK)
+
+
+def test_worlds_play_until_the_last_one_has_ended() -> None:
+    with pytest.raises(ContractError, match="ZeroDivisionError: of a late step"):
+        check_env(FailsLate, episodes=1, steps=30)
 
 
 def test_batches_of_one_factory_have_equally_many_worlds() -> None:
