@@ -19,6 +19,11 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Small networks on busy cores: a second thread costs more than it computes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Most of the time of JaxMARL's tests is compilation; later runs read its results.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Programs that tests start import `workloads.counting` too.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "benchmarks")]
