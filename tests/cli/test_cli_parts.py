@@ -114,6 +114,24 @@ def test_a_conversion_shows_its_progress_in_80_columns() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of at least five seconds: from the last time that is as long ago, or longer."""
+    frames, now = 0, 100.0
+    monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
+    console = Console(width=80, force_terminal=True)
+    display = ProgressDisplay(console, "t", 10_000, enabled=False)
+    display.count(lambda: frames)
+    speeds = []
+    for seconds, added in ((1, 0), *[(1, 100)] * 10, *[(1, 10)] * 6, (60, 600)):
+        now, frames = now + seconds, frames + added
+        with console.capture() as captured:
+            console.print(display._render())
+        match = re.search(r"([\d,]+) frames/s", Text.from_ansi(captured.get()).plain)
+        assert match is not None
+        speeds.append(int(match[1]))
+    assert speeds == [0, *[100] * 10, 85, 70, 55, 40, 25, 10, 10]
+
+
 def test_remaining_time_is_readable() -> None:
     assert [remaining(s) for s in (None, 5, 65, 3725)] == [
         "-:--",
