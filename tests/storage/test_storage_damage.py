@@ -302,6 +302,22 @@ def test_inconsistent_episodes_are_named(copy: Path) -> None:
     open_dataset(copy).verify()
 
 
+def test_an_episode_longer_than_its_run_is_named(tmp_path: Path) -> None:
+    """Also in the only run, where the batch before the first one is the last one."""
+    path = tmp_path / "d"
+    collector = Collector([CountingEnv] * 2, frames_per_batch=40, total_frames=80)
+    with Writer(path, DatasetDescription("c", collector.description)) as writer:
+        for batch in collector:
+            writer.add(batch)
+    index = Index.load(Folder(path))
+    original, n_episodes = notes(path, 0), index.batches[0].episodes
+    size = n_episodes * EpisodeTable.entry_size(index.rewards)
+    table = EpisodeTable.from_bytes(original[:size], n_episodes, index.rewards)
+    table.length[table.frame.argmin()] += 3
+    forge_notes(path, 0, table.to_bytes() + original[size:])
+    read_refuses(path, str(path), "whose first 3 frames are not there")
+
+
 def test_valid_frames_must_be_the_first_ones_and_match_the_journal(
     tmp_path: Path,
 ) -> None:
