@@ -116,6 +116,7 @@ def show_report(folder: Path) -> int:
             TERMINAL_LEGEND,
             findings,
             rich_tables,
+            unfinished_runs,
         )
         from marl_collect.training.results import read_random, read_runs, summarize
 
@@ -123,6 +124,8 @@ def show_report(folder: Path) -> int:
         runs, random = read_runs(folder), read_random(folder)
     for table in rich_tables(runs, runs[0].task):
         out.print(table, "")
+    if unfinished := unfinished_runs(runs):
+        out.print(f"{unfinished} To continue them, repeat the command with --resume.")
     for paragraph in findings(summarize(runs), random):
         out.print(paragraph, highlight=False)
     out.print()

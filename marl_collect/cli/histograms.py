@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from marl_collect.core.atomic import require_folder
 from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.episodes import EndedEpisode
@@ -73,9 +74,11 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
         path: of the picture; its suffix, such as ``.png``, is the format.
 
     Raises:
+        FileNotFoundError: if the folder of the picture does not exist.
         ImportError: if matplotlib is not installed; says what to install.
         ValueError: if matplotlib does not support the suffix.
     """
+    require_folder(path)
     with imports_of("plot", "Plotting"):
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg

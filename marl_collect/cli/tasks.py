@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from marl_collect.core.task_providers import TaskProvider, providers
@@ -135,6 +136,8 @@ def _explain(task: str, hints: Sequence[str]) -> str:
         if not name.endswith("..."):
             short.setdefault(name.rpartition("/")[2], name)
     text = " ".join([f"There is no task {task!r}.", *filter(None, hints)])
+    if Path(f"{task}.py").is_file():
+        text += f" For what {task}.py builds, add its name: {task}:NAME."
     stem = task.rpartition("/")[2]
     family = task.rpartition("/")[0]
     families = sorted({name.split("/")[0] for name in known})

@@ -12,6 +12,7 @@ import typer
 
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import find_factory, is_own
+from marl_collect.core.atomic import require_folder
 
 if TYPE_CHECKING:
     from marl_collect.cli.viewer import server
@@ -72,6 +73,8 @@ def view(
         chosen = tuple(dict.fromkeys(episode or ()))
         if chosen and save is None:
             raise ValueError("--episode chooses what --save writes: add --save x.html.")
+        if save is not None:
+            require_folder(save)
         answers, requests = _contents(path, task, chosen, stack, saved=save is not None)
         if save is not None:
             with err.status("Drawing and writing the page"):

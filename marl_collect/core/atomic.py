@@ -12,6 +12,16 @@ from pathlib import Path
 from secrets import token_hex
 
 
+def require_folder(path: Path) -> None:
+    """Check that the folder of a file to be written exists.
+
+    Raises:
+        FileNotFoundError: if it does not.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent}.")
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the content of ``path`` completely or not at all; text is UTF-8.
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marl_collect.core.atomic import require_folder
 from marl_collect.errors import imports_of
 from marl_collect.rendering.pictures import Picture, enlarge, visible
 
@@ -74,8 +75,7 @@ def check_video(path: Path) -> None:
         import imageio_ffmpeg  # noqa: F401 - imageio looks for it
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"{path} must end in one of {', '.join(_SUFFIXES)}.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent}.")
+    require_folder(path)
 
 
 def _open(path: Path, fps: float) -> Any:

@@ -1,5 +1,6 @@
 """Opens a dataset as a list of TensorDicts; batches are read when they are used."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
+from marl_collect.storage.spans import item_numbers
 from marl_collect.storage.statistics import Statistics
 from marl_collect.storage.transitions import Transitions
 
@@ -77,10 +79,11 @@ class Dataset(Sequence[TensorDictBase]):
 
         Raises:
             DatasetError: if a file is missing, damaged or a link. It names the file.
+            IndexError: if there is no such batch.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        batch = range(len(self))[index]
+        batch = int(item_numbers(operator.index(index), len(self), "batch"))
         tensors = self._frames.read(self._frames.frames(batch))
         return self._frames.nested(tensors, self.contents.batches[batch].shape)
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -492,6 +493,11 @@ class Index:
                     f"{folder.named()} holds a dataset of format version 1 or 2, but "
                     f"this version of marl_collect reads version {VERSION}. Convert "
                     f"it: marl-collect compact {folder.named()} --out NEW"
+                )
+            if Path(folder.named()).is_file():
+                raise FileNotFoundError(
+                    f"{folder.named()} is a file, but a dataset is a folder. "
+                    "`marl-collect import` makes one from files of other formats."
                 )
             raise FileNotFoundError(
                 f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."

@@ -1,7 +1,7 @@
 """Reads, samples, filters and splits the complete episodes of a dataset."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Literal, cast, final, overload
 
@@ -16,6 +16,7 @@ from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.index import KeyField
 from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loadable
+from marl_collect.storage.spans import check_count, item_numbers
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
@@ -51,10 +52,15 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def __getitem__(self, index: slice) -> "Trajectories": ...
 
     def __getitem__(self, index: int | slice) -> "TensorDict | Trajectories":
-        """Read an episode ``[T]``, or select several."""
+        """Read an episode ``[T]``, or select several.
+
+        Raises:
+            IndexError: if there is no such episode.
+        """
         if isinstance(index, slice):
             return self._take(np.arange(len(self))[index])
-        return self._cat(np.array([range(len(self))[operator.index(index)]]))
+        number = item_numbers(operator.index(index), len(self), "episode")
+        return self._cat(number.reshape(1))
 
     def __iter__(self) -> Iterator[TensorDict]:
         """Read one episode after the other."""
@@ -136,9 +142,14 @@ class Trajectories(Sequence[TensorDict], Loadable):
                 all agents.
 
         Raises:
+            TypeError: if ``quantiles`` is not a sequence.
             ValueError: if the quantiles do not ascend between 0 and 1.
             KeyError: if there is no such group.
         """
+        if not isinstance(quantiles, Iterable):
+            raise TypeError(
+                f"quantiles must be a sequence, such as [0.5], but is {quantiles!r}."
+            )
         edges = list(quantiles)
         if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
             raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
@@ -165,8 +176,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
             generator: random generator; torch's default if None.
 
         Raises:
-            ValueError: if there are no episodes, or if ``form`` is invalid.
+            ValueError: if there are no episodes, or if ``n`` or ``form`` is invalid.
         """
+        check_count(n)
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         if not len(self):

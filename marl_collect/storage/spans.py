@@ -94,7 +94,16 @@ def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
     wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
         raise IndexError(
-            f"{what.capitalize()} {wrong[0]} is out of range: "
-            f"there are {count} {what}s."
+            f"{what.capitalize()} {wrong[0]} is out of range: there are {count}."
         )
     return np.where(array < 0, array + count, array)
+
+
+def check_count(n: object) -> None:
+    """Check a number of items to sample.
+
+    Raises:
+        ValueError: if it is not an integer of at least 0.
+    """
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")

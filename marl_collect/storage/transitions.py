@@ -14,7 +14,7 @@ from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.moments import Moments, load_moments, save_moments
-from marl_collect.storage.spans import Spans, item_numbers
+from marl_collect.storage.spans import Spans, check_count, item_numbers
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -85,8 +85,9 @@ class Transitions(Loadable):
         """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
-            ValueError: if there are no frames.
+            ValueError: if there are no frames, or if ``n`` is invalid.
         """
+        check_count(n)
         if not len(self):
             raise ValueError(f"There are no frames to sample in {self._frames.name}.")
         return self._read(torch.randint(len(self), (n,), generator=generator).numpy())

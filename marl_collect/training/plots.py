@@ -103,6 +103,7 @@ def curves(
                 bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
             )
         axes.set_ylim(low, high)
+        _note_outside(axes, setups.values(), low, high)
         axes.grid(alpha=0.3)
         # Above the panel, where it covers neither curves nor ticks.
         axes.legend(
@@ -307,6 +308,20 @@ def _levels(setups: Mapping[str, list[Run]]) -> list[float]:
         for run in group
         for record in run.evaluations[1:] or run.evaluations
     ]
+
+
+def _note_outside(
+    axes: Any, setups: Iterable[Sequence[Run]], low: float, high: float
+) -> None:
+    """Write which evaluations of untrained weights are outside of the axis."""
+    first = [run.evaluations[0].team for s in setups for run in s if run.evaluations]
+    notes = []
+    if first and max(first) > high:
+        notes.append(f"untrained: up to {max(first):.4g}, above")
+    if first and min(first) < low:
+        notes.append(f"untrained: down to {min(first):.4g}, below")
+    place = {"xytext": (3, 3), "textcoords": "offset points", "size": 7}
+    axes.annotate("\n".join(notes), (0, 0), xycoords="axes fraction", **place)
 
 
 def _limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, float]:

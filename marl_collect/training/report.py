@@ -304,17 +304,24 @@ def results_json(runs: Iterable[Run]) -> dict[str, Any]:
 
 def _about(runs: Sequence[Run]) -> list[str]:
     options = runs[0].options
-    unfinished = sum(run.best is None for run in runs)
     episodes, every = options["eval_episodes"], options["eval_interval"]
     budget = (
         f"{options['frames']:,} frames per run; evaluations of {episodes} episodes "
         f"every {every:,} frames, and of {options['final_episodes']} at the end."
     )
     about = [budget, ""]
-    if unfinished:
-        some = f"{unfinished} of {len(runs)}"
-        about += [f"Unfinished runs, which appear in the curves only: {some}.", ""]
+    if unfinished := unfinished_runs(runs):
+        about += [unfinished, ""]
     return about
+
+
+def unfinished_runs(runs: Sequence[Run]) -> str:
+    """Return a sentence about runs without a final evaluation, if there are any."""
+    unfinished = sum(run.best is None for run in runs)
+    if not unfinished:
+        return ""
+    some = f"{unfinished} of {len(runs)}"
+    return f"Unfinished runs, which appear in the curves only: {some}."
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -60,6 +60,17 @@ def test_help_lists_every_option_and_defaults() -> None:
     assert "[default: runs/TASK-N]" in text
 
 
+def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("race.py").touch()
+    code, text = run("info", "race")
+    assert code == 2
+    assert "For what race.py builds, add its name: race:NAME." in text
+    assert "race.py" not in run("info", "rac")[1]
+
+
 def test_an_unknown_task_is_refused_with_similar_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

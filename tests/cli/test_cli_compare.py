@@ -121,6 +121,11 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
     assert "Interrupted: the runs are in" in errors
     folder = tmp_path / "out" / "mappo-local-shared" / "seed_0"
     assert (folder / "checkpoints" / "last.pt").exists()
+    code, text = run("compare", "--report", str(tmp_path / "out"))
+    assert code == 0, text
+    assert "which appear in the curves only: 1 of 1. To continue" in " ".join(
+        text.split()
+    )
 
     config = json.loads((folder / "config.json").read_text())
     config["options"]["frames"] = 160  # As if --frames 160 had been given.

@@ -308,6 +308,7 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
     [
         (["--save=x.html", "--episode=9"], "no episode 9.* has 4 complete episodes"),
         (["--episode=1"], "add --save"),
+        (["--save=none/x.html"], "^error: There is no folder none.$"),
         (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
     ],
 )

@@ -157,6 +157,15 @@ def test_a_comparison_that_begins_has_a_page(tmp_path: Path) -> None:
     assert after["figures"] == []
 
 
+def test_a_folder_of_datasets_has_their_title(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "journal.jsonl").touch()
+    about = Runs(tmp_path).about()
+    assert (about["title"], about["datasets"]) == ("Datasets", ["data"])
+    write_run(tmp_path)
+    assert Runs(tmp_path).about()["title"] == "Training runs"
+
+
 def test_a_file_holds_the_curves(tmp_path: Path) -> None:
     write_run(tmp_path)
     file = tmp_path / "x.html"

@@ -91,7 +91,7 @@ def test_frames_are_stored_in_order_and_read_in_any_order(recording: Any) -> Non
     assert frames["hunter"].batch_size == (600, 2)
     assert (transitions[[5, 5, -600]] == flat[[5, 5, 0]]).all()
     for index in (600, -601, [0, 600]):
-        with pytest.raises(IndexError, match="there are 600 frames"):
+        with pytest.raises(IndexError, match="Frame .* is out of range: there are 600"):
             transitions[index]
 
 
@@ -106,6 +106,28 @@ def test_frames_are_indexed_by_integers_and_booleans_only(recording: Any) -> Non
     for index in (mask[:599], True, 1.5, torch.ones(2), [[1, 2]], mask[:, None], None):
         with pytest.raises(TypeError, match="a list of integers, or 600 booleans"):
             transitions[index]
+
+
+def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
+    dataset = open_dataset(recording[0])
+    trajectories = dataset.trajectories
+    n = len(trajectories)
+    numbers: list[Any] = [-1, "3", 1.5, True]
+    for wrong in numbers:
+        for parts in (dataset.transitions, trajectories):
+            with pytest.raises(ValueError, match="n must be an integer of at least 0"):
+                parts.sample(wrong)
+    for index in (n, -n - 1):
+        message = f"Episode {index} is out of range: there are {n}"
+        with pytest.raises(IndexError, match=message):
+            trajectories[index]
+    with pytest.raises(IndexError, match="Batch 99 is out of range: there are"):
+        dataset[99]
+    with pytest.raises(TypeError, match=r"such as \[0.5\], but is 0.5"):
+        trajectories.split_by_return(0.5)  # type: ignore[arg-type]
+    (tmp_path / "x.hdf5").touch()
+    with pytest.raises(FileNotFoundError, match="is a file, but a dataset is a folder"):
+        open_dataset(tmp_path / "x.hdf5")
 
 
 def test_samples_are_uniform_and_reproducible(recording: Any) -> None:

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.plots import curves
 from marl_collect.training.report import conclusion, markdown, rich_tables
 from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run
 
@@ -99,6 +101,21 @@ def test_the_biased_return_is_the_last_in_a_report() -> None:
     assert team[2] == ["ippo-local-shared", "1", "10.0", "20.0", "30.0", "90.0"]
     assert agent[0] == ["setup", *headings, "episode, best weights"]
     assert agent[2][1:] == ["5.00", "10.0", "15.0", "45.0", "25 frames"]
+
+
+def test_evaluations_outside_of_the_axis_are_written_into_the_picture() -> None:
+    pytest.importorskip("matplotlib")
+    run = finished_run()
+    texts = []
+    for untrained in (1, 900, -900):
+        run = replace(run, evaluations=[evaluation(0, untrained), *run.evaluations[1:]])
+        figure = curves([run], "a task")
+        texts.append([text.get_text() for text in figure.axes[0].texts])
+    assert texts == [
+        [""],
+        ["untrained: up to 900, above"],
+        ["untrained: down to -900, below"],
+    ]
 
 
 def test_two_tables_fit_a_terminal_of_80_columns() -> None:

@@ -77,7 +77,7 @@ class Runs:
         text = newest.read_text("utf-8", "replace") if newest else ""
         drawn = {path: files[path] for path in files if path not in logs}
         return {
-            "title": "Training runs",
+            "title": "Datasets" if self._datasets and not rows else "Training runs",
             "name": str(self._folder),
             "stamp": crc32(repr(drawn).encode()),
             "figures": [name for name, _ in drawings],
