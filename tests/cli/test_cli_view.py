@@ -196,8 +196,35 @@ def test_an_episode_that_differs_says_so_from_that_state_on(data: Path) -> None:
         viewer.picture(0, 0, 99).result()
     viewer.close()
     other.close()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="was closed"):
         other.picture(1, 0, 0)
+
+
+def test_an_environment_that_hangs_does_not_keep_the_viewer_from_ending(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def make() -> CountingEnv:
+        hangs.set()
+        goes_on.wait(SOON)
+        return CountingEnv()
+
+    monkeypatch.setattr("marl_collect.cli.viewer.episodes._CLOSING", 0.1)
+    before = set(threading.enumerate())
+    shown = drawing(data, make)
+    picture = shown.picture(0, 0, 1)
+    assert isinstance(picture, Future)
+    assert hangs.wait(SOON)
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon
+    shown.close()
+    assert thread.is_alive()
+    goes_on.set()
+    with pytest.raises(ValueError, match="was closed"):
+        picture.result(SOON)
+    thread.join(SOON)
+    assert not thread.is_alive()
 
 
 def test_a_browser_that_no_longer_waits_is_no_error(

@@ -4,8 +4,10 @@ Only an episode that is drawn from its actions needs torch, whose import takes s
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cached_property, lru_cache, partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Final, final
 
 import numpy as np
@@ -29,6 +31,9 @@ _LINES: Final = 32
 _HIDDEN: Final = {*FLAGS, "mask", ACTS, "action_mask", POLICY_ID, "collector"}
 """Keys that are no lines: they are drawn in other ways, or follow from the frame."""
 _RANDOM: Final = "random actions"
+_WAS_CLOSED: Final = "The viewer was closed."
+_CLOSING: Final = 5.0
+"""Seconds that an environment has to end its step and to close."""
 _Begin = Callable[[], Generator[bytes]]
 """Begins to draw the states of an episode."""
 
@@ -50,9 +55,8 @@ class Episodes:
         contents: Index,
         find_factory: Callable[[], Callable[[], Any] | str],
     ) -> None:
-        self._part = folder, contents
         self._contents = contents
-        self._frames = StoredFrames(folder.named(), [self._part])
+        self._frames = StoredFrames(folder.named(), [(folder, contents)])
         self._list = EpisodeList(self._frames, contents, *self._frames.episode_spans())
         self._find_factory = find_factory
         groups = contents.description.environment.groups
@@ -347,12 +351,15 @@ class Episodes:
 class _Drawer:
     """Draws the states of one episode after the other, each when it is needed.
 
-    Environments may draw only in the thread that built them, so there is one thread.
+    Environments may draw only in the thread that built them, so there is one thread. It
+    is a daemon: an environment that hangs does not keep the program from ending.
     """
 
     def __init__(self) -> None:
         """Wait for the first request."""
-        self._thread = ThreadPoolExecutor(1, "drawing")
+        self._thread: Thread | None = None
+        self._requests: SimpleQueue[tuple[Future[bytes], _Begin, int] | None]
+        self._requests = SimpleQueue()
         self._begin: dict[int, _Begin] = {}
         self._closed = False
         # Of the thread: the episode that it draws, and what it has of it.
@@ -370,16 +377,36 @@ class _Drawer:
             number: of the episode; another one ends the drawing of the one before.
             frame: of the episode.
             find: returns what draws the states of an episode, in the thread.
+
+        Raises:
+            ValueError: after ``close``, or from ``find``.
         """
+        if self._closed:
+            raise ValueError(_WAS_CLOSED)
         if number not in self._begin:
             self._begin = {number: find(number)}
-        return self._thread.submit(self._draw, self._begin[number], frame)
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="drawing", daemon=True)
+            self._thread.start()
+        picture: Future[bytes] = Future()
+        self._requests.put((picture, self._begin[number], frame))
+        return picture
 
     def close(self) -> None:
-        """Wait for the picture that is being drawn, and close the environment."""
+        """Close the environment after its step; leave it if that takes too long."""
         self._closed = True
-        self._thread.submit(self._turn_to, None).result()
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join(_CLOSING)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            picture, begin, frame = request
+            try:
+                picture.set_result(self._draw(begin, frame))
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                picture.set_exception(error)
+        self._turn_to(None)
 
     def _turn_to(self, begin: _Begin | None) -> None:
         before, self._begun = self._states, begin
@@ -401,7 +428,7 @@ class _Drawer:
                 self._error = error
         if frame < len(self._drawn):
             return self._drawn[frame]
-        raise self._error or ValueError("The viewer was closed.")
+        raise self._error or ValueError(_WAS_CLOSED)
 
 
 def _draw(
