@@ -230,6 +230,13 @@ class TrainingOptions(Options):
             "sprites if the sides of pictures are multiples of 8, and three otherwise"
         ),
     ] = AUTO
+    conv_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Option(
+            "in which the convolutions and their gradients are computed: float32 or "
+            "bfloat16. Weights and features are float32 with both"
+        ),
+    ] = "float32"
     recurrent: Annotated[
         Literal["gru", "lstm"] | None,
         Option(
@@ -379,7 +386,8 @@ def network_options(
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
-        "conv": convolutions(options.conv, description),
+        "conv": convolutions(options.conv, description)
+        | {"dtype": getattr(torch, options.conv_dtype)},
     }
 
 
