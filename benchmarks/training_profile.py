@@ -10,9 +10,9 @@ evaluation costs as much as a collected one. Parts of at least 3 % are printed.
 
 The limit of an environment is a bare loop, over our adapter or the library's interface,
 whichever takes less time. The limit of networks is their floating-point operations at
-the speed of a large float32 matrix product; of storing, a copy of the batch; of the
-optimiser, its reads and writes at the speed of a copy. The limit of other parts is 0: a
-faster program could do without them.
+the speed of a large float32 matrix product; of storing and of minibatches, a copy; of
+the optimiser, its reads and writes at the speed of a copy. The limit of other parts is
+0: a faster program could do without them.
 
 The profiler slows Python code, as the last line shows. It pauses while environments
 step, because theirs would take twice as long.
@@ -63,12 +63,12 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "clipping the gradient": (torch.nn.utils.clip_grad_norm_,),
     "optimiser": (torch.optim.Adam.step,),
     "loss around the networks": (ppo.PPOLearner.loss,),
-    "update around these": (ppo.PPOLearner.update,),
+    "minibatches and metrics": (ppo.PPOLearner.update,),
 }
 """Profiled functions by part."""
 WITHIN: Mapping[str, tuple[str, ...]] = {
     "loss around the networks": ("forward: policy", "forward: critic"),
-    "update around these": tuple(PARTS)[2:-1],
+    "minibatches and metrics": tuple(PARTS)[2:-1],
 }
 """Parts that other parts contain, and whose times are subtracted from them."""
 STEPS, RESETS = "environment: steps", "environment: resets"
@@ -200,6 +200,9 @@ def limits(
         "forward: policy": epochs * policy,
         "forward: critic": epochs * critic,
         "backward": epochs * backward,
+        "minibatches and metrics": epochs
+        * _seconds(minibatch.clone)
+        / minibatch.numel(),
         # Adam reads weights, gradients and two moments, and writes all but gradients.
         "optimiser": 7 / 2 * _seconds(weights.clone) * epochs / size,
     }
