@@ -478,6 +478,39 @@ class Index:
         self.batches.append(entry)
         self.totals = self.totals.plus(entry, self.frame_bytes)
 
+    def extend(self, lines: bytes) -> None:
+        """Add the entries of further lines of the journal, and check them.
+
+        Raises:
+            DatasetError: if one is damaged, or contradicts the entries before it.
+        """
+        begin = self.size
+        for entry, end, checksum in journal_lines(lines, self.checksum):
+            self.take(entry)
+            self.size, self.checksum = begin + end, checksum
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Index":
+        """Return the index of a journal, and check that its entries are consistent.
+
+        Raises:
+            Exception: if it is damaged or no journal, or has another version.
+        """
+        lines = journal_lines(content)
+        header, size, checksum = next(lines, ({}, 0, 0))
+        if header.get("format") != FORMAT:
+            raise DatasetError("it does not begin with the description of a dataset.")
+        if header["format_version"] != VERSION:
+            raise DatasetError(
+                f"this is format version {header['format_version']}, but this version "
+                f"of marl_collect reads version {VERSION}. Install a newer one."
+            )
+        index = cls(DatasetDescription.from_json(header))
+        index.size, index.checksum = size, checksum
+        for entry, index.size, index.checksum in lines:
+            index.take(entry)
+        return index
+
     @classmethod
     def load(cls, folder: Folder) -> "Index":
         """Read the journal, and check that its entries are consistent.
@@ -504,23 +537,7 @@ class Index:
             )
         content = folder.read(JOURNAL)
         with naming(folder.named(JOURNAL), "the journal of a dataset"):
-            lines = journal_lines(content)
-            header, size, checksum = next(lines, ({}, 0, 0))
-            if header.get("format") != FORMAT:
-                raise DatasetError(
-                    "it does not begin with the description of a dataset."
-                )
-            if header["format_version"] != VERSION:
-                raise DatasetError(
-                    f"this is format version {header['format_version']}, but this "
-                    f"version of marl_collect reads version {VERSION}. Install a newer "
-                    "one."
-                )
-            index = cls(DatasetDescription.from_json(header))
-            for entry, size, checksum in lines:  # noqa: B007
-                index.take(entry)
-            index.size, index.checksum = size, checksum
-            return index
+            return cls.parse(content)
 
 
 def join_indexes(indexes: Sequence[Index]) -> Index:
@@ -540,9 +557,16 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
     return joined
 
 
-def journal_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each entry, the position behind its line, and its checksum."""
-    end = checksum = 0
+def journal_lines(
+    content: bytes, checksum: int = 0
+) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield each entry, the position behind its line, and its checksum.
+
+    Args:
+        content: lines of a journal.
+        checksum: of the line before them; 0 for the first one.
+    """
+    end = 0
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         checksum = zlib.crc32(line[9:], checksum)
         if line[:9] != b"%08x " % checksum:
@@ -564,6 +588,12 @@ def journal_line(entry: Mapping[str, Any], checksum: int) -> tuple[bytes, int]:
     text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
     checksum = zlib.crc32(text, checksum)
     return b"%08x %s\n" % (checksum, text), checksum
+
+
+def first_line(description: DatasetDescription) -> bytes:
+    """Return the first line of the journal of a dataset."""
+    header = {"format": FORMAT, "format_version": VERSION} | description.to_json()
+    return journal_line(header, 0)[0]
 
 
 def root_of(item: KeyField, keys: Collection[KeyField]) -> Key | None:

@@ -24,7 +24,7 @@ from marl_collect.storage.formats.blocks import (
     write_blocks,
     write_runs,
 )
-from marl_collect.storage.index import JOURNAL, OLD_INDEX
+from marl_collect.storage.index import JOURNAL, OLD_INDEX, first_line
 from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.remote import check_local
 from marl_collect.storage.selection import Trajectories
@@ -68,7 +68,8 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
 def _copy_batches(joined: Dataset, folder: Path) -> None:
     """Write the batches, as they are, to an empty folder."""
     batch = 0
-    with DatasetFiles(folder, joined.contents.description, durable=False) as files:
+    begin = first_line(joined.contents.description)
+    with DatasetFiles(folder, begin, durable=False) as files:
         if joined.contents.metadata != Metadata():
             files.note({"metadata": joined.contents.metadata.to_json()})
         for _, contents in joined.parts:

@@ -274,7 +274,7 @@ def test_a_killed_copy_to_a_folder_goes_on(
     local: Path, tmp_path: Path, count: int
 ) -> None:
     target = tmp_path / "copy"
-    program = KILLED.replace("remote.RemoteFolder.upload", "os.pwrite")
+    program = KILLED.replace("remote.RemoteFolder.upload", "os.write")
     program = program.replace(
         "calls[0] += 1", "copying._SYNCED = 1\n    calls[0] += 1"
     ).replace("import copy, copying, remote", "import copy, copying")
