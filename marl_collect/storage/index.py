@@ -381,6 +381,8 @@ class Index:
         metadata: author, license and the like.
         runs: the runs, in the order in which they began.
         keys: of the batches; empty before the first one.
+        frame_bytes: bytes of a frame in memory.
+        rewards: groups with rewards, each with its number of agents.
         layouts: of the batches.
         batches: in the order of writing.
         totals: over all batches.
@@ -394,22 +396,18 @@ class Index:
         self.description = description
         self.metadata = Metadata()
         self.runs: list[RunDescription] = []
-        self.keys: tuple[KeyField, ...] = ()
+        self.set_keys(())
         self.layouts: list[Layout] = []
         self.batches: list[BatchEntry] = []
         self.totals = Totals()
 
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of a frame in memory."""
-        return sum(item.nbytes for item in self.keys)
-
-    @property
-    def rewards(self) -> dict[str, int]:
-        """Groups with rewards, each with its number of agents."""
-        return {
+    def set_keys(self, keys: tuple[KeyField, ...]) -> None:
+        """Set the keys of the batches, and what follows from them."""
+        self.keys = keys
+        self.frame_bytes = sum(item.nbytes for item in keys)
+        self.rewards = {
             item.key[1]: item.shape[0]
-            for item in self.keys
+            for item in keys
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
@@ -450,7 +448,7 @@ class Index:
         elif kind == "metadata":
             self.metadata = Metadata.from_json(data)
         elif kind == "keys" and not self.keys:
-            self.keys = keys_from_json(data)
+            self.set_keys(keys_from_json(data))
         elif kind == "layout" and self.keys:
             self.layouts.append(Layout.from_json(self.keys, data))
         elif kind == "batch":
@@ -473,7 +471,7 @@ class Index:
             )
         if entry.end > _LARGEST_FILE:
             raise DatasetError(f"Batch {len(self.batches)} is impossibly large.")
-        if set(entry.return_sums) != set(self.rewards):
+        if entry.return_sums.keys() != self.rewards.keys():
             raise DatasetError("The groups with returns are not those with rewards.")
         self.batches.append(entry)
         self.totals = self.totals.plus(entry, self.frame_bytes)
@@ -547,7 +545,7 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
     joined = Index(indexes[0].description)
     for index in indexes:
         runs = len(joined.runs)
-        joined.keys = joined.keys or index.keys
+        joined.set_keys(joined.keys or index.keys)
         joined.runs += index.runs
         if joined.metadata == Metadata():
             joined.metadata = index.metadata
