@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
 from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.formats.blocks import Block, Header
-from marl_collect.storage.formats.hdf5 import check_hdf5_compression
+from marl_collect.storage.formats.hdf5 import COMPRESSIONS
 from marl_collect.storage.formats.registry import Format
+from marl_collect.storage.packed import check_compression
 
 _FILE: Final = "main_data.hdf5"
 _METADATA: Final = "metadata.json"
@@ -52,7 +53,7 @@ def _export(
     *,
     compression: str = "gzip",
 ) -> None:
-    check_hdf5_compression(compression)
+    check_compression(compression, COMPRESSIONS)
     import h5py
     from minari.serialization import serialize_space
     from minari.storage.datasets_root_dir import get_dataset_path
