@@ -10,9 +10,9 @@ evaluation costs as much as a collected one. Parts of at least 3 % are printed.
 
 The limit of an environment is a bare loop, over our adapter or the library's interface,
 whichever takes less time. The limit of networks is their floating-point operations at
-the speed of a large float32 matrix product; of storing, a copy of the batch; of the
-optimiser, its reads and writes at the speed of a copy. The limit of other parts is 0: a
-faster program could do without them.
+the speed of a large float32 matrix product; of storing and of minibatches, a copy; of
+the optimiser, its reads and writes at the speed of a copy. The limit of other parts is
+0: a faster program could do without them.
 
 The profiler slows Python code, as the last line shows. It pauses while environments
 step, because theirs would take twice as long.
@@ -62,8 +62,15 @@ PARTS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "backward": (torch.Tensor.backward,),
     "clipping the gradient": (torch.nn.utils.clip_grad_norm_,),
     "optimiser": (torch.optim.Adam.step,),
+    "loss around the networks": (ppo.PPOLearner.loss,),
+    "minibatches and metrics": (ppo.PPOLearner.update,),
 }
-"""Profiled functions by part. None of them calls another, so their times add up."""
+"""Profiled functions by part."""
+WITHIN: Mapping[str, tuple[str, ...]] = {
+    "loss around the networks": ("forward: policy", "forward: critic"),
+    "minibatches and metrics": tuple(PARTS)[2:-1],
+}
+"""Parts that other parts contain, and whose times are subtracted from them."""
 STEPS, RESETS = "environment: steps", "environment: resets"
 
 
@@ -103,13 +110,16 @@ class Profiler:
         self._profile.enable()
 
     def seconds(self) -> dict[str, float]:
-        """Return the times of the parts, with the functions that they call."""
+        """Return the times of the parts, which add up."""
         stats: Any = pstats.Stats(self._profile).stats  # type: ignore[attr-defined]
         times = {(name, line): entry[3] for (name, line, _), entry in stats.items()}
-        return self._times | {
+        parts = {
             part: sum(times.get(_place(function), 0.0) for function in functions)
             for part, functions in PARTS.items()
         }
+        for part, inner in WITHIN.items():
+            parts[part] -= sum(parts[name] for name in inner)
+        return self._times | parts
 
 
 def train(task: trainer.Task, options: TrainingOptions, measured: Any) -> float:
@@ -190,6 +200,9 @@ def limits(
         "forward: policy": epochs * policy,
         "forward: critic": epochs * critic,
         "backward": epochs * backward,
+        "minibatches and metrics": epochs
+        * _seconds(minibatch.clone)
+        / minibatch.numel(),
         # Adam reads weights, gradients and two moments, and writes all but gradients.
         "optimiser": 7 / 2 * _seconds(weights.clone) * epochs / size,
     }
@@ -219,7 +232,7 @@ def table(
     parts: Mapping[str, float], total: float, ideal: Mapping[str, float], frames: int
 ) -> list[str]:
     """Return the lines of the table, largest parts first."""
-    rest = {"everything else": total - sum(parts.values())}
+    rest = {"collecting around these, logs": total - sum(parts.values())}
     lines = [
         "| part | us per frame | share | at its limit, us |",
         "|---|---:|---:|---:|",

@@ -34,7 +34,7 @@ def test_every_part_takes_time_and_the_rest_is_not_negative() -> None:
     profiler = training_profile.Profiler()
     total = training_profile.train(task, OPTIONS, profiler)
     parts = profiler.seconds()
-    assert all(parts.values()), parts
+    assert all(seconds > 0 for seconds in parts.values()), parts
     assert sum(parts.values()) <= total
     assert profiler.resets >= 160 / 10
 
@@ -44,7 +44,7 @@ def test_parts_of_a_few_per_cent_are_printed_with_their_limits() -> None:
     lines = training_profile.table(parts, 1.0, {"a": 1e-6, "b": 2e-6}, 1_000)
     assert lines[2:] == [
         "| a | 500.0 | 50% | 1.0 |",
-        "| everything else | 280.0 | 28% | 0.0 |",
+        "| collecting around these, logs | 280.0 | 28% | 0.0 |",
         "| c | 200.0 | 20% | 0.0 |",
         "| all | 1,000.0 | 100% | 3.0 |",
     ]
