@@ -93,9 +93,13 @@ def restore(
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
-    published = [
-        [each[name] for name in policy.names] for each in state_dict["published"]
-    ]
+    published: list[list[torch.Tensor]] = []
+    if (layout := policy.layout) is not None:
+        dtypes = dict(zip(layout.names, layout.dtypes, strict=True))
+        for weights_of_worker in state_dict["published"]:
+            tensors = [weights_of_worker[name].to(dtypes[name]) for name in dtypes]
+            layout.check(tensors, "The state")
+            published.append(tensors)
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
     versions = state_dict["policy_versions"]
