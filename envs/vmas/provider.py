@@ -34,5 +34,5 @@ FAMILY: Final = Family(
     known=_known,
     env="marl_collect.envs.vmas.env:VmasEnv",
     defaults=_defaults,
-    batched=True,
+    pettingzoo=False,
 )
