@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, final
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.errors import MissingPackageError, install_command
 
@@ -26,7 +27,8 @@ class Family:
         known: whether a task exists. It may be one that is not listed.
         env: ``"module:class"`` of the environment, which is built from the name of a
             task and keyword arguments. Imported when a task is built.
-        defaults: returns the keyword arguments of a task and their defaults.
+        defaults: returns the keyword arguments of a task and their defaults. None:
+            those of the environment's class, which are the same for every task.
         pettingzoo: whether the environment is built on ``PettingZooBase``, so it has
             the keywords of ``PettingZooWrapper`` too.
         needs_prefix: False if a task is also found by its name without the prefix.
@@ -40,7 +42,7 @@ class Family:
     listed: Callable[[], Iterable[str] | Mapping[str, str]]
     known: Callable[[str], bool]
     env: str
-    defaults: Callable[[str], Mapping[str, Any]]
+    defaults: Callable[[str], Mapping[str, Any]] | None = None
     pettingzoo: bool = True
     needs_prefix: bool = True
     priority: int = 0
@@ -76,7 +78,11 @@ class Family:
             UnknownTaskError: if the family has no task of this name.
             MissingPackageError: if a library is missing; names the extra to install.
         """
-        settings = dict(self.defaults(self._name(task)))
+        name = self._name(task)
+        if self.defaults is None:
+            settings = defaults_of(pkgutil.resolve_name(self.env))
+        else:
+            settings = dict(self.defaults(name))
         if not self.pettingzoo:
             return settings
         from marl_collect.envs.pettingzoo.description import PettingZooOptions

@@ -2,9 +2,8 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import Family
 
 
@@ -19,13 +18,6 @@ def _levels() -> list[str]:
     )
 
 
-def _defaults(level: str) -> dict[str, Any]:
-    from marl_collect.envs.lab2d.env import Lab2dEnv
-
-    del level  # They are the same for every level.
-    return defaults_of(Lab2dEnv)
-
-
 FAMILY: Final = Family(
     name="lab2d",
     extra="dmlab2d",
@@ -34,7 +26,6 @@ FAMILY: Final = Family(
     listed=_levels,
     known=lambda level: level in _levels(),
     env="marl_collect.envs.lab2d.env:Lab2dEnv",
-    defaults=_defaults,
     pettingzoo=False,
     needs_prefix=False,
     priority=-1,  # Some substrates of MeltingPot have the same names as levels.

@@ -1,8 +1,7 @@
 """Task provider of MeltingPot: an entry point of ``marl_collect.tasks``."""
 
-from typing import Any, Final
+from typing import Final
 
-from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import Family
 
 
@@ -28,13 +27,6 @@ def _known(name: str) -> bool:
     return name in substrates() or name in scenarios()
 
 
-def _defaults(name: str) -> dict[str, Any]:
-    from marl_collect.envs.meltingpot.env import MeltingpotEnv
-
-    del name  # They are the same for every substrate.
-    return defaults_of(MeltingpotEnv)
-
-
 FAMILY: Final = Family(
     name="meltingpot",
     extra="meltingpot",
@@ -43,7 +35,6 @@ FAMILY: Final = Family(
     listed=_listed,
     known=_known,
     env="marl_collect.envs.meltingpot.env:MeltingpotEnv",
-    defaults=_defaults,
     pettingzoo=False,
     needs_prefix=False,
 )
