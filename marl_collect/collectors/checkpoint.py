@@ -96,9 +96,9 @@ def restore(
     published: list[list[torch.Tensor]] = []
     if (layout := policy.layout) is not None:
         dtypes = dict(zip(layout.names, layout.dtypes, strict=True))
-        for weights_of_worker in state_dict["published"]:
-            tensors = [weights_of_worker[name].to(dtypes[name]) for name in dtypes]
-            layout.check(tensors, "The state")
+        for by_name in state_dict["published"]:
+            tensors = [by_name[name].to(dtype) for name, dtype in dtypes.items()]
+            layout.check(tensors, "The weights of the state")
             published.append(tensors)
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
@@ -107,11 +107,11 @@ def restore(
     if len(published) == 1 and len(set(versions)) <= 1:
         parts = [WeightUpdate(published[0], None, *versions[:1])]
     elif published:
-        each = published * len(versions) if len(published) == 1 else published
+        of_workers = published * len(versions) if len(published) == 1 else published
         parts = [
             WeightUpdate(tensors, [worker], version)
             for worker, (tensors, version) in enumerate(
-                zip(each, versions, strict=True)
+                zip(of_workers, versions, strict=True)
             )
         ]
     weights.restore(parts, state_dict["policy_version"])
