@@ -97,9 +97,7 @@ def restore(
     if (layout := policy.layout) is not None:
         dtypes = dict(zip(layout.names, layout.dtypes, strict=True))
         for by_name in state_dict["published"]:
-            tensors = [by_name[name].to(dtype) for name, dtype in dtypes.items()]
-            layout.check(tensors, "The weights of the state")
-            published.append(tensors)
+            published.append([by_name[name].to(dtypes[name]) for name in dtypes])
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
     versions = state_dict["policy_versions"]
@@ -164,9 +162,11 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
     pairs = []
     if given is not None and isinstance(module, torch.nn.Module):
         pairs.append((_shapes(given), _shapes(module.state_dict())))
-    for published in state_dict["published"]:
-        names = [dict.fromkeys(each, "there") for each in (published, policy.names)]
-        pairs.append((names[0], names[1]))
+    shapes: dict[str, str] = {}
+    if (layout := policy.layout) is not None:
+        lists = map(str, map(list, layout.shapes))
+        shapes = dict(zip(layout.names, lists, strict=True))
+    pairs += [(_shapes(published), shapes) for published in state_dict["published"]]
     for found, own in pairs:
         for name in {**own, **found}:
             there, here = found.get(name, "missing"), own.get(name, "missing")
