@@ -123,15 +123,15 @@ class WeightBroadcaster(abc.ABC):
     @final
     def state(self) -> dict[str, Any]:
         """Return copies of all workers' weights with their versions, as plain data."""
-        weights = self.weights()
-        if all(_same(weights[0], other) for other in weights[1:]):
-            weights = weights[:1]
+        published = self.weights()
+        if all(_same(published[0], other) for other in published[1:]):
+            published = published[:1]
         return {
             "policy_version": self.version,
             "policy_versions": self.versions(),
             "published": [
-                {name: tensor.clone() for name, tensor in by_name.items()}
-                for by_name in weights
+                {name: tensor.clone() for name, tensor in weights.items()}
+                for weights in published
             ],
         }
 

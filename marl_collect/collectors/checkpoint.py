@@ -35,13 +35,13 @@ def pack(
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
     module = weights.policy.module
-    own = module.state_dict() if isinstance(module, torch.nn.Module) else None
+    parameters = module.state_dict() if isinstance(module, torch.nn.Module) else None
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,
         "episodes": statistics.episodes,
         "recent": [asdict(episode) for episode in statistics.recent],
-        "policy_state_dict": own,
+        "policy_state_dict": parameters,
         "workers": [_storable(worker) for worker in workers],
         **weights.state(),
     }
@@ -86,18 +86,19 @@ def restore(
     state_dict: Mapping[str, Any], statistics: Statistics, weights: WeightBroadcaster
 ) -> None:
     """Restore counters, the trainer's module, and all workers' weights and versions."""
-    policy, own = weights.policy, state_dict["policy_state_dict"]
-    if own is not None and isinstance(policy.module, torch.nn.Module):
-        policy.module.load_state_dict(own)
+    policy, parameters = weights.policy, state_dict["policy_state_dict"]
+    if parameters is not None and isinstance(policy.module, torch.nn.Module):
+        policy.module.load_state_dict(parameters)
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
-    published: list[list[torch.Tensor]] = []
-    if (layout := policy.layout) is not None:
-        dtypes = dict(zip(layout.names, layout.dtypes, strict=True))
-        for by_name in state_dict["published"]:
-            published.append([by_name[name].to(dtypes[name]) for name in dtypes])
+    dtypes = policy.layout.dtypes if policy.layout is not None else ()
+    named = list(zip(policy.names, dtypes, strict=True))
+    published = [
+        [vector[name].to(dtype) for name, dtype in named]
+        for vector in state_dict["published"]
+    ]
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
     versions = state_dict["policy_versions"]
@@ -105,11 +106,12 @@ def restore(
     if len(published) == 1 and len(set(versions)) <= 1:
         parts = [WeightUpdate(published[0], None, *versions[:1])]
     elif published:
-        of_workers = published * len(versions) if len(published) == 1 else published
+        if len(published) == 1:
+            published *= len(versions)
         parts = [
             WeightUpdate(tensors, [worker], version)
             for worker, (tensors, version) in enumerate(
-                zip(of_workers, versions, strict=True)
+                zip(published, versions, strict=True)
             )
         ]
     weights.restore(parts, state_dict["policy_version"])
@@ -158,18 +160,18 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
             "it was saved with."
         )
     policy = weights.policy
-    given, module = state_dict["policy_state_dict"], policy.module
+    parameters, module = state_dict["policy_state_dict"], policy.module
     pairs = []
-    if given is not None and isinstance(module, torch.nn.Module):
-        pairs.append((_shapes(given), _shapes(module.state_dict())))
+    if parameters is not None and isinstance(module, torch.nn.Module):
+        pairs.append((_shapes(parameters), _shapes(module.state_dict())))
     shapes: dict[str, str] = {}
     if (layout := policy.layout) is not None:
         lists = map(str, map(list, layout.shapes))
         shapes = dict(zip(layout.names, lists, strict=True))
     pairs += [(_shapes(published), shapes) for published in state_dict["published"]]
-    for found, own in pairs:
-        for name in {**own, **found}:
-            there, here = found.get(name, "missing"), own.get(name, "missing")
+    for saved, expected in pairs:
+        for name in {**expected, **saved}:
+            there, here = saved.get(name, "missing"), expected.get(name, "missing")
             if there != here:
                 raise ValueError(
                     f"The weights in the state do not fit this policy: {name} is "
@@ -184,10 +186,10 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
     """Raise ValueError if a worker's state has another number of environments."""
-    found = len(state["environments"]["begun"])
-    if found != count:
+    saved = len(state["environments"]["begun"])
+    if saved != count:
         raise ValueError(
-            f"The state of worker {worker} has {found} environments, but this worker "
+            f"The state of worker {worker} has {saved} environments, but this worker "
             f"has {count}: build the collector with the arguments it was saved with."
         )
 
