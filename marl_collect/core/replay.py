@@ -62,17 +62,23 @@ class EpisodeActions:
 
 
 def frames_of(
-    firsts: NDArray[np.int64], lengths: NDArray[np.int64]
+    firsts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    steps: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Return the positions of all frames of some ranges, range by range.
 
     Args:
         firsts: first position of each range, int64 ``[m]``.
         lengths: number of its frames, int64 ``[m]``.
+        steps: distance between two of its frames, int64 ``[m]``; None for 1.
     """
     before = lengths.cumsum() - lengths
     frames = np.arange(lengths.sum(), dtype=np.int64)
-    return frames + (firsts - before).repeat(lengths)
+    if steps is None:
+        return frames + (firsts - before).repeat(lengths)
+    frames *= steps.repeat(lengths)
+    return frames + (firsts - before * steps).repeat(lengths)
 
 
 @final
