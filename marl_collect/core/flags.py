@@ -141,8 +141,7 @@ class BatchFlags:
         """End the agents with these flags, except those that were done before.
 
         Args:
-            terminated: for each group, ``[K, n, 1]`` or ``[K, 1, 1]``; None for no
-                agent.
+            terminated: for each group, ``[K, n, 1]``; None for no agent.
             truncated: the same.
         """
         ends = terminated is not None or truncated is not None
@@ -173,10 +172,16 @@ class BatchFlags:
         done, terminated, truncated = self._root
         combine = np.logical_or if self._any else np.logical_and
         for root, index in ((done, 0), (terminated, 1)):
-            root[...] = combine.reduce(self._groups[0][index], 1)
-            for group in self._groups[1:]:
-                combine(root, combine.reduce(group[index], 1), out=root)
-        over = done.nonzero()[0]
+            # Faster than a reduction over few agents.
+            first, *others = (
+                group[index][:, agent]
+                for group in self._groups
+                for agent in range(group[index].shape[1])
+            )
+            root[...] = first
+            for flags in others:
+                combine(root, flags, out=root)
+        over = np.flatnonzero(done)
         if not len(over):
             return
         if self._any:
