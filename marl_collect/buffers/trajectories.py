@@ -223,18 +223,14 @@ class TrajectoryAssembler:
         """Number of complete trajectories that were not taken yet."""
         return self._ended - self._taken
 
-    @property
-    def ready(self) -> bool:
-        """Whether ``room`` can be called: the first batch tells the keys."""
-        return bool(self._memory)
-
     def room(self, rows: int, frames: int) -> Arrays:
         """Return arrays ``[B, T, ...]`` for the next batch, which ``join`` adds.
 
-        As in a slot, the memory of many rows is ``[T, B, ...]``.
+        None before the first batch, which tells the keys. As in a slot, the memory of
+        many rows is ``[T, B, ...]``.
         """
-        begin = self._make_room(rows * frames)
         out: Arrays = {}
+        begin = self._make_room(rows * frames) if self._memory else 0
         for key, memory in self._memory.items():
             room, inner = memory[begin : self._end], memory.shape[1:]
             if rows >= MANY:

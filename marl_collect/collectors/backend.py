@@ -20,7 +20,7 @@ class Filled:
     """One filled slot.
 
     Attributes:
-        tensors: ``[B, T, ...]`` per key; views of the slot's memory. None if the batch
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory. Empty if the batch
             is in the arrays of ``Backend.room``.
         ends: number of valid frames of each environment; T unless the batch is ragged.
         episodes: the episodes that ended in it.
@@ -54,7 +54,7 @@ class Backend(abc.ABC):
     """
 
     weights: WeightBroadcaster
-    room: Callable[[Layout], Mapping[Key, NDArray[Any]] | None]
+    room: Callable[[Layout], Mapping[Key, NDArray[Any]]]
     works_in_forks = False
     keeps_state = False
 

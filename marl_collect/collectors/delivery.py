@@ -35,16 +35,14 @@ class Delivery:
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
-        self._room: Arrays | None = None
+        self._room: Arrays = {}
 
-    def room(self, layout: Layout) -> Arrays | None:
+    def room(self, layout: Layout) -> Arrays:
         """Return arrays ``[B, T, ...]`` for the next batch, which ``take`` then adds.
 
-        They save a copy of batches that are joined to trajectories. None for others.
+        There are none unless batches are joined to trajectories.
         """
-        self._room = None
-        if self._assembler.ready:
-            self._room = self._assembler.room(*layout.batch)
+        self._room = self._assembler.room(*layout.batch)
         return self._room
 
     def take(self, filled: Filled) -> list[Any]:
@@ -52,7 +50,7 @@ class Delivery:
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
-        if self._room is not None:
+        if self._room:
             self._assembler.join(self._room)
             return self.more()
         batch = as_batch(filled, self._description)

@@ -153,7 +153,7 @@ class SingleBackend(Backend):
         del delivered
         slots, slot = self._slots, None
         arrays = self.room(slots.layout)
-        if arrays is None:
+        if not arrays:
             slot = slots.take()
             arrays = slots.layout.arrays(slots.segment(slot).buffer)
         version = self.weights.version

@@ -16,6 +16,8 @@ In a step in which no agent ends, an environment need not call anything here.
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -173,14 +175,8 @@ class BatchFlags:
         combine = np.logical_or if self._any else np.logical_and
         for root, index in ((done, 0), (terminated, 1)):
             # Faster than a reduction over few agents.
-            first, *others = (
-                group[index][:, agent]
-                for group in self._groups
-                for agent in range(group[index].shape[1])
-            )
-            root[...] = first
-            for flags in others:
-                combine(root, flags, out=root)
+            by_agent = (group[index].swapaxes(0, 1) for group in self._groups)
+            root[...] = reduce(combine, chain(*by_agent))
         over = np.flatnonzero(done)
         if not len(over):
             return
