@@ -266,7 +266,8 @@ def policy_file(path: Path) -> Path:
             f"{path} has several runs: choose one of {', '.join(runs)}."
         )
     raise FileNotFoundError(
-        f"Expected the file of a policy or the folder of a run, but {path} is neither."
+        f"Expected the file of a policy or the folder of a run, but {path} is neither. "
+        "`marl-collect view` plays the episodes of a dataset."
     )
 
 

@@ -143,6 +143,10 @@ def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
     process = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
     assert process.returncode == pytest.ExitCode.OK, process.stdout + process.stderr
     assert re.search(r" 3 passed,( \d+ warnings?,)? 8 starts a process", process.stdout)
+    process = run_alone(
+        tmp_path, PROCESSES, "true", "--list-processes", "-k", "forks", *options
+    )
+    assert "omit -k" in process.stderr
     lines = (tmp_path / "processes.txt").read_text().splitlines()
     expected = [f"test_sample.py::test_{name}" for name in STARTING]
     assert [line for line in lines if line[0] != "#"] == ["test_gone.py", *expected]

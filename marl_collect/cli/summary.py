@@ -49,12 +49,12 @@ def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table
         ):
             table.add_row(name, agent, *_numbers(summary))
     table.add_section()
-    for title, found in (
+    for title, total in (
         ("team sum", statistics.team_return),
         ("length", statistics.lengths),
     ):
-        if found is not None:
-            table.add_row("all", title, *_numbers(found), style="bold")
+        if total is not None:
+            table.add_row("all", title, *_numbers(total), style="bold")
     return table
 
 

@@ -71,12 +71,11 @@ class CollectorBase:
         self._background = Background()
         self._lock = self._background.lock
         self._closed = False
-        asked = options.frames_per_batch
+        requested = options.frames_per_batch
         frames = backend.batch_frames
-        total = asked if isinstance(asked, int) else sum(asked)
-        if isinstance(asked, int) and frames > total:
+        if isinstance(requested, int) and frames > requested:
             warn(
-                f"frames_per_batch={asked} is rounded up to {frames}, so every "
+                f"frames_per_batch={requested} is rounded up to {frames}, so every "
                 "environment contributes the same number of frames."
             )
 
@@ -333,8 +332,8 @@ class CollectorBase:
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames per batch as the user gave them; a batch may be rounded up."""
-        asked = self._options.frames_per_batch
-        return asked if isinstance(asked, int) else sum(asked)
+        requested = self._options.frames_per_batch
+        return requested if isinstance(requested, int) else sum(requested)
 
     @final
     def stats(self) -> dict[str, Any]:

@@ -119,21 +119,24 @@ class WeightBroadcaster(abc.ABC):
         tensors = self.policy.tensors
         self._publish(
             [
-                WeightUpdate(tensors(each), [index], version)
-                for index, each in sources.items()
+                WeightUpdate(tensors(source), [index], version)
+                for index, source in sources.items()
             ]
         )
 
     @final
     def state(self) -> dict[str, Any]:
         """Return copies of all workers' weights with their versions, as plain data."""
-        found = self.weights()
-        if all(_same(found[0], other) for other in found[1:]):
-            found = found[:1]
+        published = self.weights()
+        if all(_same(published[0], other) for other in published[1:]):
+            published = published[:1]
         return {
             "policy_version": self.version,
             "policy_versions": self.versions(),
-            "published": [{name: t.clone() for name, t in o.items()} for o in found],
+            "published": [
+                {name: tensor.clone() for name, tensor in weights.items()}
+                for weights in published
+            ],
         }
 
     @final

@@ -35,13 +35,13 @@ def pack(
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
     module = weights.policy.module
-    own = module.state_dict() if isinstance(module, torch.nn.Module) else None
+    parameters = module.state_dict() if isinstance(module, torch.nn.Module) else None
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,
         "episodes": statistics.episodes,
         "recent": [asdict(episode) for episode in statistics.recent],
-        "policy_state_dict": own,
+        "policy_state_dict": parameters,
         "workers": [_storable(worker) for worker in workers],
         **weights.state(),
     }
@@ -86,15 +86,15 @@ def restore(
     state_dict: Mapping[str, Any], statistics: Statistics, weights: WeightBroadcaster
 ) -> None:
     """Restore counters, the trainer's module, and all workers' weights and versions."""
-    policy, own = weights.policy, state_dict["policy_state_dict"]
-    if own is not None and isinstance(policy.module, torch.nn.Module):
-        policy.module.load_state_dict(own)
+    policy, parameters = weights.policy, state_dict["policy_state_dict"]
+    if parameters is not None and isinstance(policy.module, torch.nn.Module):
+        policy.module.load_state_dict(parameters)
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
     published = [
-        [each[name] for name in policy.names] for each in state_dict["published"]
+        [vector[name] for name in policy.names] for vector in state_dict["published"]
     ]
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
@@ -103,11 +103,12 @@ def restore(
     if len(published) == 1 and len(set(versions)) <= 1:
         parts = [WeightUpdate(published[0], None, *versions[:1])]
     elif published:
-        each = published * len(versions) if len(published) == 1 else published
+        if len(published) == 1:
+            published *= len(versions)
         parts = [
             WeightUpdate(tensors, [worker], version)
             for worker, (tensors, version) in enumerate(
-                zip(each, versions, strict=True)
+                zip(published, versions, strict=True)
             )
         ]
     weights.restore(parts, state_dict["policy_version"])
@@ -156,16 +157,15 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
             "it was saved with."
         )
     policy = weights.policy
-    given, module = state_dict["policy_state_dict"], policy.module
+    parameters, module = state_dict["policy_state_dict"], policy.module
     pairs = []
-    if given is not None and isinstance(module, torch.nn.Module):
-        pairs.append((_shapes(given), _shapes(module.state_dict())))
-    for published in state_dict["published"]:
-        names = [dict.fromkeys(each, "there") for each in (published, policy.names)]
-        pairs.append((names[0], names[1]))
-    for found, own in pairs:
-        for name in {**own, **found}:
-            there, here = found.get(name, "missing"), own.get(name, "missing")
+    if parameters is not None and isinstance(module, torch.nn.Module):
+        pairs.append((_shapes(parameters), _shapes(module.state_dict())))
+    names = dict.fromkeys(policy.names, "there")
+    pairs += [(dict.fromkeys(p, "there"), names) for p in state_dict["published"]]
+    for saved, expected in pairs:
+        for name in {**expected, **saved}:
+            there, here = saved.get(name, "missing"), expected.get(name, "missing")
             if there != here:
                 raise ValueError(
                     f"The weights in the state do not fit this policy: {name} is "
@@ -180,10 +180,10 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
     """Raise ValueError if a worker's state has another number of environments."""
-    found = len(state["environments"]["begun"])
-    if found != count:
+    saved = len(state["environments"]["begun"])
+    if saved != count:
         raise ValueError(
-            f"The state of worker {worker} has {found} environments, but this worker "
+            f"The state of worker {worker} has {saved} environments, but this worker "
             f"has {count}: build the collector with the arguments it was saved with."
         )
 

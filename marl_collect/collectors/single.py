@@ -166,8 +166,8 @@ class SingleBackend(Backend):
         self._seconds["rollouts"] += time.perf_counter() - begin
         self._seconds["resets"] += self._rollout.take_reset_seconds()
         ends = [frames] * self._engine.size
-        kept = self._rollout.take_last()
-        last = gather(kept, [0] * len(kept))
+        observations = self._rollout.take_last()
+        last = gather(observations, [0] * len(observations))
         tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
         return Filled(tensors, ends, episodes, [self._engine.size], last)

@@ -594,7 +594,7 @@ def start_workers(
         options.create_env_kwargs,
     )
     if not isinstance(options.frames_per_batch, int):
-        options.frames_of([len(own) for own in factories])
+        options.frames_of(list(map(len, factories)))
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     return WorkerGroup(factories, policy, options, LocalTransport(options))

@@ -465,15 +465,15 @@ class _GroupRows:
 
         ``BatchFlags`` clears the masks of agents that are done.
         """
-        given = observations.get((self._name, "mask"))
-        if given is None:
+        mask = observations.get((self._name, "mask"))
+        if mask is None:
             return
         if self._mask is None:
             raise ValueError(
                 f"({self._name!r}, 'mask') is in the observations, but the group has "
                 "mask=False in its description."
             )
-        acts = _array(given, self._mask.shape, "The simulator", f"{self._name}/mask")
+        acts = _array(mask, self._mask.shape, "The simulator", f"{self._name}/mask")
         self._mask[rows] = acts[rows]
         if self._legal is not None:
             waiting = ~self._mask.astype(np.bool_)
@@ -481,19 +481,19 @@ class _GroupRows:
 
 
 def _array(value: Any, shape: tuple[int, ...], who: str, what: str) -> Array:
-    found: Array = np.asarray(value)
-    if found.shape != shape:
+    array: Array = np.asarray(value)
+    if array.shape != shape:
         raise ValueError(
-            f"{who} returned {what} of shape {list(found.shape)}: expected "
+            f"{who} returned {what} of shape {list(array.shape)}: expected "
             f"{list(shape)}."
         )
-    return found
+    return array
 
 
 def _entry(mapping: Any, group: str, who: str, what: str) -> Any:
     if not isinstance(mapping, Mapping) or group not in mapping:
-        found = list(mapping) if isinstance(mapping, Mapping) else mapping
-        raise KeyError(f"{who} returned no {what} of group {group!r}: found {found!r}.")
+        groups = list(mapping) if isinstance(mapping, Mapping) else mapping
+        raise KeyError(f"{who} returned no {what} of group {group!r}: got {groups!r}.")
     return mapping[group]
 
 

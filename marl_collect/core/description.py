@@ -338,8 +338,8 @@ def allocate(
     arrays: dict[Key, NDArray[np.generic]] = {}
     for key, leaf in fields.items():
         begin = skip + offsets[key]
-        own = memory[begin : begin + sizes[key]]
-        arrays[key] = own.view(leaf.dtype).reshape((*batch, *leaf.shape))
+        block = memory[begin : begin + sizes[key]]
+        arrays[key] = block.view(leaf.dtype).reshape((*batch, *leaf.shape))
     return arrays
 
 

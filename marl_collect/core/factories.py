@@ -49,21 +49,21 @@ def spread(
         ValueError: if the length of a list does not match the other arguments.
     """
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
-        given = list(create_env_fn)
-        if not given:
+        factories = list(create_env_fn)
+        if not factories:
             raise ValueError(
                 "create_env_fn must contain at least one factory, but is empty."
             )
-        for index, factory in enumerate(given):
+        for index, factory in enumerate(factories):
             require_factory(factory, f"create_env_fn[{index}]")
-        workers = _deal(given, num_workers, envs_per_worker)
+        workers = _deal(factories, num_workers, envs_per_worker)
     else:
         require_factory(create_env_fn, "create_env_fn")
         workers = [[create_env_fn] * envs_per_worker for _ in range(num_workers or 1)]
     kwargs = _kwargs(create_env_kwargs, len(workers))
     return [
-        [partial(factory, **extra) if extra else factory for factory in factories]
-        for factories, extra in zip(workers, kwargs, strict=True)
+        [partial(factory, **extra) if extra else factory for factory in members]
+        for members, extra in zip(workers, kwargs, strict=True)
     ]
 
 

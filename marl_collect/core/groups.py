@@ -113,9 +113,9 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
         "empty groups": sorted(name for name, members in groups.items() if not members),
         "reserved group names": sorted(RESERVED & groups.keys()),
     }
-    found = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)
-    if found:
+    listed = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)
+    if listed:
         raise ValueError(
-            f"group_map must name every agent exactly once, but found {found}. "
+            f"group_map must name every agent exactly once, but found {listed}. "
             f"The environment's agents are {sorted(known)}."
         )

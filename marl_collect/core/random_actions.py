@@ -47,13 +47,13 @@ class RandomPolicy:
         elif callable(getattr(what, "rand", None)):
             self._spec = what
         elif what is not None:
-            found = getattr(what, "description", what)
-            if not isinstance(found, EnvDescription):
+            description = getattr(what, "description", what)
+            if not isinstance(description, EnvDescription):
                 raise TypeError(
                     "RandomPolicy takes an environment, its description, a Gymnasium "
                     f"space or a TorchRL spec, but got {what!r:.200}."
                 )
-            self.description = found
+            self.description = description
 
     def __repr__(self) -> str:
         """Return what it acts for, if that is known."""

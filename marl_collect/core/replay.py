@@ -443,10 +443,10 @@ class SlotActions:
         self._nbytes = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
         long = (self._clock - self._begins) * self._nbytes > MOST_BYTES
         self._begins[long] = _DISCARDED
-        kept = self._begins >= 0
-        first = int(self._begins[kept].min()) if kept.any() else self._clock
+        running = self._begins >= 0
+        first = int(self._begins[running].min()) if running.any() else self._clock
         self._blocks = [block for block in self._blocks if block.end > first]
-        needed = int((self._clock - self._begins[kept]).sum())
+        needed = int((self._clock - self._begins[running]).sum())
         if sum(block.frames for block in self._blocks) > 2 * needed:
             self._blocks = [block.without(self._begins) for block in self._blocks]
         self._held = sum(block.frames for block in self._blocks)

@@ -101,7 +101,7 @@ def check_same_signature(
         for s in (one, other)
     )
     keys = mine.keys() | theirs.keys()
-    found = [
+    differing = [
         f"{'/'.join(key)} ({_text(mine.get(key))} and {_text(theirs.get(key))})"
         for key in sorted(keys)
         if mine.get(key) != theirs.get(key)
@@ -109,7 +109,7 @@ def check_same_signature(
     raise PolicyError(
         "The policy must write the same keys, shapes and dtypes everywhere, but the "
         f"first one and that of {who} differ: "
-        f"{', '.join(found) or 'in the keys that they read'}."
+        f"{', '.join(differing) or 'in the keys that they read'}."
     )
 
 

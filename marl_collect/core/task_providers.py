@@ -5,7 +5,7 @@ An entry point of this group is a module, or any object, that implements
 register their own environments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
@@ -46,15 +46,14 @@ class TaskProvider(Protocol):
 
 def providers() -> list[TaskProvider]:
     """Return the registered providers, by priority and then by entry point name."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    loaded = [cast("TaskProvider", entry.load()) for entry in found]
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    loaded = [cast("TaskProvider", entry.load()) for entry in entries]
     return sorted(loaded, key=lambda provider: -getattr(provider, "priority", 0))
 
 
 def packages() -> list[str]:
     """Return the packages that determine the data of the registered environments."""
-    found: list[str] = []
+    names: dict[str, None] = {}
     for provider in providers():
-        own: Sequence[str] = getattr(provider, "packages", tuple)()
-        found += [name for name in own if name not in found]
-    return found
+        names |= dict.fromkeys(getattr(provider, "packages", tuple)())
+    return list(names)

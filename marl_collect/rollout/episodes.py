@@ -168,8 +168,8 @@ class RunningEpisodes:
         self._given_counts = np.array([len(s) for s in plan.given_seeds], np.int64)
         most = max(self._given_counts, default=0)
         self._given = np.zeros((len(self._given_counts), most), np.int64)
-        for row, given in zip(self._given, plan.given_seeds, strict=True):
-            row[: len(given)] = given
+        for row, seeds in zip(self._given, plan.given_seeds, strict=True):
+            row[: len(seeds)] = seeds
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
         self._returns = {
@@ -235,8 +235,8 @@ class RunningEpisodes:
             ahead = numbers - self._first_seed[rows]
         seeds: NDArray[np.int64] = self._seeds[rows, ahead]
         if len(self._given):
-            given = numbers < self._given_counts[rows]
-            seeds[given] = self._given[rows[given], numbers[given]]
+            has_seed = numbers < self._given_counts[rows]
+            seeds[has_seed] = self._given[rows[has_seed], numbers[has_seed]]
         return seeds
 
     def enter(self) -> None:

@@ -96,8 +96,8 @@ class Rollout:
             self._begin_early()
             policy.probe(self._memory)
         signature = policy.signature
-        own = signature.memory(self._description)
-        self._memory |= allocate(own, (engine.size,))
+        fields = signature.memory(self._description)
+        self._memory |= allocate(fields, (engine.size,))
         observed = [*self._description.observed(), *signature.states]
         changed = {*signature.roots, *signature.removed}
         self._sources = Sources(
@@ -367,8 +367,8 @@ class Rollout:
         )
         for key, value in state["carried"].items():
             self._memory[key][...] = value
-        kept = self._policy.signature.kept.keys()
-        self._policy.remember(whether=bool(kept) and kept <= state["carried"].keys())
+        keys = self._policy.signature.kept.keys()
+        self._policy.remember(whether=bool(keys) and keys <= state["carried"].keys())
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         self._policy.assign(state.get("assigned"))

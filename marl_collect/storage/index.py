@@ -500,7 +500,8 @@ class Index:
                     "`marl-collect import` makes one from files of other formats."
                 )
             raise FileNotFoundError(
-                f"{folder.named()} holds no dataset: there is no {JOURNAL} in it."
+                f"{folder.named()} holds no dataset: there is no {JOURNAL} in it. "
+                "`marl-collect view` lists the datasets and runs below a folder."
             )
         content = folder.read(JOURNAL)
         with naming(folder.named(JOURNAL), "the journal of a dataset"):

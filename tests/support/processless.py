@@ -198,6 +198,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse processes in the process that runs the tests, and list in the first."""
     listing = config.getoption("list_processes")
+    narrowed = "::" in "".join(config.args) or config.option.keyword
+    if listing and (narrowed or config.option.markexpr):
+        raise pytest.UsageError(
+            "--list-processes writes the lines of whole files anew: omit -k, -m and ::"
+        )
     is_worker = hasattr(config, "workerinput")
     if listing or config.getoption("fast"):
         if is_worker or not config.getoption("numprocesses", 0):
