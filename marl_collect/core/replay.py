@@ -423,10 +423,10 @@ class SlotActions:
         return actions
 
     def _joined_blocks(self) -> "list[_Block]":
-        """Return the blocks, with one for all that have every environment."""
+        """Return the blocks, with one for all small ones with every environment."""
         some = [block for block in self._blocks if block.rows is not None]
         whole = self._blocks[len(some) :]  # Newer than all others.
-        if len(whole) < 2:
+        if len(whole) < 2 or whole[0].frames > _LARGE:
             return self._blocks
         arrays = {
             key: np.concatenate([block.arrays[key] for block in whole])
@@ -457,6 +457,8 @@ _SLOTS = 8
 """Number of slots after which it is worth to look for actions that nobody needs."""
 _SHORTEST = 64
 """Number of frames of the newest block of loaded actions."""
+_LARGE = 2**14
+"""Number of frames of a block over which the time per block does not matter."""
 _DISCARDED = -1
 
 
