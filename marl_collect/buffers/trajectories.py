@@ -1,5 +1,7 @@
 """Splits rollouts into trajectories, and joins trajectories over batches."""
 
+import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
@@ -9,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.core.description import Key
+from marl_collect.buffers.layout import MANY, Layout
+from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, flatten
 
 TrajFormat = Literal["padded", "cat"]
+Arrays = dict[Key, NDArray[Any]]
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
 
@@ -152,12 +156,14 @@ class _Pieces:
     Attributes:
         numbers: which trajectory a piece belongs to.
         starts: position of its first frame in the assembler's memory.
-        lengths: number of its frames, which follow each other.
+        lengths: number of its frames.
+        steps: distance between the positions of its frames.
     """
 
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    steps: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -171,23 +177,23 @@ class _Pieces:
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of every frame, piece by piece."""
-        return frames_of(self.starts, self.lengths)
+        return frames_of(self.starts, self.lengths, self.steps)
 
 
-_NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 3)
+_NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 4)
 _FIRST = 1
 """First position of a frame. Position 0 has zeros, which pad short trajectories."""
-_FULL, _GROWTH = 2, 3
+_FULL, _GROWTH = 1.5, 2
 """Size of the memory, relative to the frames in it: when a larger one is made, and of
-that one. With half of it free, few frames are in the way of a new batch."""
+that one. With a third of it free, few frames are in the way of a new batch."""
 
 
 @final
 class TrajectoryAssembler:
     """Joins the pieces of trajectories over batches until they are complete.
 
-    Every batch is copied into one memory, ``[positions, ...]`` per key, after the last
-    batch or at the beginning. Frames there that are still needed move. Complete
+    All batches are in one memory, ``[positions, ...]`` per key, each after the one
+    before or at the beginning. Frames there that are still needed move. Complete
     trajectories are gathered with one call per key.
     """
 
@@ -203,37 +209,62 @@ class TrajectoryAssembler:
         """
         self._wanted = wanted
         self._n_agents: dict[str, int] = {}  # By group.
-        self._memory: dict[Key, NDArray[Any]] = {}
+        self._memory: Arrays = {}
         self._capacity = 0
         self._end = _FIRST
         self._open = _NO_PIECES
         # Numbered in the order of their ends.
         self._complete = _NO_PIECES
         self._taken = self._ended = 0
+        # Memory of trajectories that were taken and released.
+        self._spare: deque[NDArray[np.uint8]] = deque(maxlen=1)
 
     def __len__(self) -> int:
         """Number of complete trajectories that were not taken yet."""
         return self._ended - self._taken
 
+    def room(self, rows: int, frames: int) -> Arrays:
+        """Return arrays ``[B, T, ...]`` for the next batch, which ``join`` adds.
+
+        None before the first batch, which tells the keys. As in a slot, the memory of
+        many rows is ``[T, B, ...]``.
+        """
+        out: Arrays = {}
+        begin = self._make_room(rows * frames) if self._memory else 0
+        for key, memory in self._memory.items():
+            room, inner = memory[begin : self._end], memory.shape[1:]
+            if rows >= MANY:
+                out[key] = room.reshape(frames, rows, *inner).swapaxes(0, 1)
+            else:
+                out[key] = room.reshape(rows, frames, *inner)
+        return out
+
     def add(self, batch: TensorDictBase) -> None:
         """Add the frames of a batch ``[B, T]``, which are copied."""
         if not self._memory:
             self._begin(batch)
-        begin = self._make_room(batch.numel())
+        room = self.room(*batch.shape)
         for key, leaf in flatten(batch).items():
             # NumPy, because several threads of torch take longer on busy processors.
-            target = self._memory[key][begin : self._end]
-            target.reshape(leaf.shape)[...] = leaf.detach().cpu().numpy()
-        ids = self._memory[_IDS][begin : self._end].reshape(batch.shape)
-        starts = np.ones(ids.shape, np.bool_)
+            room[key][...] = leaf.detach().cpu().numpy()
+        self.join(room)
+
+    def join(self, room: Arrays) -> None:
+        """Add the frames in the arrays that ``room`` returned last."""
+        ids = room[_IDS]
+        starts = np.ones_like(ids, np.bool_)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        (first,) = starts.reshape(-1).nonzero()
-        last = np.append(first[1:], ids.size) - 1
-        numbers = ids.reshape(-1)[first]
-        valid = numbers != -1
-        numbers, first, last = numbers[valid], first[valid], last[valid]
-        done = self._memory["next", "done"][begin + last].reshape(len(last), -1)
-        self._join(_Pieces(numbers, begin + first, last - first + 1), done.any(1))
+        (first,) = starts.ravel().nonzero()
+        lengths = np.diff(first, append=ids.size)
+        rows, frames = np.divmod(first, ids.shape[1])
+        row, step = (stride // ids.itemsize for stride in ids.strides)
+        begins = self._end - ids.size + rows * row + frames * step
+        steps = np.full(len(first), step)
+        pieces = _Pieces(ids[rows, frames], begins, lengths, steps)
+        done = room["next", "done"][rows, frames + lengths - 1]
+        done = done.any(tuple(range(1, done.ndim)))
+        valid = pieces.numbers != -1
+        self._join(pieces[valid], done[valid])
 
     def take(self, form: TrajFormat, most: int | None = None) -> TensorDictBase:
         """Return complete trajectories, in the order of their ends.
@@ -329,6 +360,7 @@ class TrajectoryAssembler:
             target[begin : begin + len(positions)] = values
         lengths = present.lengths[moved]
         present.starts[moved] = begin + lengths.cumsum() - lengths
+        present.steps[moved] = 1
         count = len(self._open)
         self._open, self._complete = present[:count], present[count:]
         self._end = begin + len(positions) + frames
@@ -346,16 +378,29 @@ class TrajectoryAssembler:
             end = begin + frames + int(present.lengths[moved].sum())
             if end > self._capacity:
                 return self._range(present, _FIRST, frames)
-            starts = present.starts
-            touched = (starts < end) & (starts + present.lengths > begin)
+            last = present.starts + (present.lengths - 1) * present.steps
+            touched = (present.starts < end) & (last >= begin)
             if (touched == moved).all():
                 return begin, moved
             moved = touched
 
     def _gather(self, positions: NDArray[np.int64]) -> TensorDictBase:
         """Return the frames at these positions, in the shape of ``positions``."""
-        frames = {
-            key: torch.from_numpy(values.take(positions, 0))
-            for key, values in self._memory.items()
-        }
+        fields = {k: Field(v.shape[1:], v.dtype) for k, v in self._memory.items()}
+        layout = Layout.plan(fields, (1, positions.size))
+        frames: dict[Key, torch.Tensor] = {}
+        for key, (array,) in layout.arrays(self._lend(layout.nbytes)).items():
+            out = array.reshape(*positions.shape, *array.shape[1:])
+            self._memory[key].take(positions, 0, out=out, mode="clip")
+            frames[key] = torch.from_numpy(out)
         return assemble(frames, positions.shape, self._n_agents, time=True)
+
+    def _lend(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return memory that is used again when its last view is gone."""
+        block = self._spare.pop() if self._spare else None
+        if block is None or len(block) < nbytes:
+            block = np.empty(nbytes + nbytes // 4, np.uint8)
+        # NumPy's views of it refer to this array, because its base is no array.
+        lent = np.frombuffer(block.data, np.uint8, nbytes)
+        weakref.finalize(lent, self._spare.append, block).atexit = False
+        return lent

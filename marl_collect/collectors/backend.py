@@ -1,11 +1,12 @@
 """``Backend``: the interface that every kind of collector implements."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from marl_collect.buffers.compact_observations import LastObservations
 from marl_collect.buffers.layout import Layout
@@ -19,7 +20,8 @@ class Filled:
     """One filled slot.
 
     Attributes:
-        tensors: ``[B, T, ...]`` per key; views of the slot's memory.
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory. Empty if the batch
+            is in the arrays of ``Backend.room``.
         ends: number of valid frames of each environment; T unless the batch is ragged.
         episodes: the episodes that ended in it.
         sizes: number of environments of each worker in it.
@@ -45,11 +47,14 @@ class Backend(abc.ABC):
 
     Attributes:
         weights: the policy's weights.
+        room: returns arrays ``[B, T, ...]`` to fill instead of a slot, if there are
+            any. A backend whose workers are other processes does not call it.
         works_in_forks: whether a forked process may use it as well.
         keeps_state: whether ``states`` works after ``close`` too.
     """
 
     weights: WeightBroadcaster
+    room: Callable[[Layout], Mapping[Key, NDArray[Any]]]
     works_in_forks = False
     keeps_state = False
 

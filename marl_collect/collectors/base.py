@@ -64,6 +64,7 @@ class CollectorBase:
         self._owner = os.getpid()
         self._statistics = Statistics()
         self._delivery = Delivery(options, self.description)
+        backend.room = self._delivery.room
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
         self._steps_before = 0

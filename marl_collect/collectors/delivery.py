@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.buffers.compact_observations import attach
 from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
+    Arrays,
     TrajectoryAssembler,
     TrajFormat,
     split_trajectories,
@@ -34,12 +35,24 @@ class Delivery:
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
+        self._room: Arrays = {}
+
+    def room(self, layout: Layout) -> Arrays:
+        """Return arrays ``[B, T, ...]`` for the next batch, which ``take`` then adds.
+
+        There are none unless batches are joined to trajectories.
+        """
+        self._room = self._assembler.room(*layout.batch)
+        return self._room
 
     def take(self, filled: Filled) -> list[Any]:
         """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
+        if self._room:
+            self._assembler.join(self._room)
+            return self.more()
         batch = as_batch(filled, self._description)
         if options.trajs_per_batch is not None:
             self._assembler.add(batch)

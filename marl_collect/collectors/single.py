@@ -126,7 +126,10 @@ class SingleBackend(Backend):
         )
         fields = batch_fields(self.description, runner.signature, contents)
         frames = options.frames_of([size])[0]
-        self._slots = Slots(Layout.plan(fields, (size, frames)), shared=False)
+        layout = Layout.plan(fields, (size, frames))
+        # Of whole trajectories, only the first batch is in a slot.
+        count = 2 if options.trajs_per_batch is None else 1
+        self._slots = Slots(layout, count, shared=False)
         return TrainerPolicy(module, policy)
 
     @property
@@ -148,8 +151,11 @@ class SingleBackend(Backend):
     def collect(self, *, random: bool, delivered: int) -> Filled:
         """Fill one slot; nothing is prefetched."""
         del delivered
-        slot = self._slots.take()
-        arrays = self._slots.layout.arrays(self._slots.segment(slot).buffer)
+        slots, slot = self._slots, None
+        arrays = self.room(slots.layout)
+        if not arrays:
+            slot = slots.take()
+            arrays = slots.layout.arrays(slots.segment(slot).buffer)
         version = self.weights.version
         self.keeps_state = False
         begin = time.perf_counter()
@@ -162,7 +168,7 @@ class SingleBackend(Backend):
         ends = [frames] * self._engine.size
         observations = self._rollout.take_last()
         last = gather(observations, [0] * len(observations))
-        tensors = self._slots.hand_out(slot)
+        tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
         return Filled(tensors, ends, episodes, [self._engine.size], last)
 

@@ -340,16 +340,16 @@ class WorldBatch(SimulatorBatch):
         return found
 
     def _flagged(self, flags: Flagged, what: str) -> list[Array] | None:
-        """Return the flags of each group, ``[K, n, 1]`` or ``[K, 1, 1]``.
-
-        None if there are none.
-        """
+        """Return the flags of each group, ``[K, n, 1]``; None if there are none."""
         name = self.description.name
         if not isinstance(flags, Mapping):
             world = _array(flags, (self.size,), name, what)
             if not world.any():
                 return None
-            return [world.astype(np.bool_)[:, None, None]] * len(self._groups)
+            world = world.astype(np.bool_)
+            # Faster than a broadcast over few agents.
+            repeated = (world.repeat(g.n_agents) for g in self._groups.values())
+            return [flags.reshape(self.size, -1, 1) for flags in repeated]
         arrays = [
             _array(
                 _entry(flags, group, name, what), (self.size, g.n_agents), name, what

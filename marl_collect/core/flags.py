@@ -16,6 +16,8 @@ In a step in which no agent ends, an environment need not call anything here.
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -141,8 +143,7 @@ class BatchFlags:
         """End the agents with these flags, except those that were done before.
 
         Args:
-            terminated: for each group, ``[K, n, 1]`` or ``[K, 1, 1]``; None for no
-                agent.
+            terminated: for each group, ``[K, n, 1]``; None for no agent.
             truncated: the same.
         """
         ends = terminated is not None or truncated is not None
@@ -173,10 +174,10 @@ class BatchFlags:
         done, terminated, truncated = self._root
         combine = np.logical_or if self._any else np.logical_and
         for root, index in ((done, 0), (terminated, 1)):
-            root[...] = combine.reduce(self._groups[0][index], 1)
-            for group in self._groups[1:]:
-                combine(root, combine.reduce(group[index], 1), out=root)
-        over = done.nonzero()[0]
+            # Faster than a reduction over few agents.
+            by_agent = (group[index].swapaxes(0, 1) for group in self._groups)
+            root[...] = reduce(combine, chain(*by_agent))
+        over = np.flatnonzero(done)
         if not len(over):
             return
         if self._any:

@@ -62,17 +62,23 @@ class EpisodeActions:
 
 
 def frames_of(
-    firsts: NDArray[np.int64], lengths: NDArray[np.int64]
+    firsts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    steps: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Return the positions of all frames of some ranges, range by range.
 
     Args:
         firsts: first position of each range, int64 ``[m]``.
         lengths: number of its frames, int64 ``[m]``.
+        steps: distance between two of its frames, int64 ``[m]``; None for 1.
     """
     before = lengths.cumsum() - lengths
     frames = np.arange(lengths.sum(), dtype=np.int64)
-    return frames + (firsts - before).repeat(lengths)
+    if steps is None:
+        return frames + (firsts - before).repeat(lengths)
+    frames *= steps.repeat(lengths)
+    return frames + (firsts - before * steps).repeat(lengths)
 
 
 @final
@@ -179,7 +185,7 @@ class _Replay:
         rows = self._episodes.rows[self._going]
         positions = self._offsets[self._going] + frame
         for key, taken in self._episodes.actions.arrays.items():
-            self._memory[key][rows] = taken[positions]
+            self._memory[key][rows] = taken.take(positions, 0)
         return bool(len(rows))
 
     def step(self, frame: int) -> None:
@@ -210,29 +216,37 @@ class _WorldReplay(_Replay):
         super().__init__(engine, memory, episodes, reset)
         self._seeds = np.zeros(engine.size, np.int64)
         self._seeds[episodes.rows] = episodes.seeds
-        self._samplers = [
-            (sampler, np.full((engine.size, *sampler.noise_shape), 0.5))
-            for sampler in samplers(engine.description)
-        ]
-        engine.reset(range(engine.size), self._seeds.tolist())
+        self._masked: list[Any] = []
+        for sampler in samplers(engine.description):
+            noise = np.full((engine.size, *sampler.noise_shape), 0.5)
+            if sampler.mask_key is None:
+                memory[sampler.key][...] = sampler.actions(noise)
+            else:
+                self._masked.append((sampler, noise, memory[sampler.mask_key]))
+        self._ended = np.ones(engine.size, np.bool_)
+
+    def begin(self, frame: int) -> None:
+        """Reset those worlds, and the ones that ended and are not being replayed."""
+        due = self._begins == frame
+        self._ended[self._episodes.rows[due]] = True
+        (rows,) = self._ended.nonzero()
+        if len(rows):
+            self._reset(rows.tolist(), self._seeds[rows].tolist())
+        self._going |= due
 
     def act(self, frame: int) -> bool:
         """Write the actions of step ``frame``, and legal ones in other worlds."""
-        for sampler, noise in self._samplers:
-            mask = None if sampler.mask_key is None else self._memory[sampler.mask_key]
+        for sampler, noise, mask in self._masked:
             self._memory[sampler.key][...] = sampler.actions(noise, mask)
         super().act(frame)
         return True
 
     def step(self, frame: int) -> None:
-        """Step, and begin anew in worlds that ended and are not being replayed."""
+        """Step, and note which worlds ended that are not being replayed."""
         self._engine.step()
         self._find_ends(frame)
-        ended = self._memory["done",][:, 0].astype(np.bool_)
-        ended[self._episodes.rows[self._going]] = False
-        (again,) = ended.nonzero()
-        if len(again):
-            self._engine.reset(again.tolist(), self._seeds[again].tolist())
+        self._ended = self._memory["done",][:, 0].astype(np.bool_)
+        self._ended[self._episodes.rows[self._going]] = False
 
 
 def _arrived(memory: Row, episodes: RecordedEpisodes) -> NDArray[np.bool_]:
@@ -353,7 +367,7 @@ class SlotActions:
             (rows,) = (lengths > longest - end).nonzero()
             frames = np.arange(begin, end)[:, None] - self._begins[rows]
             positions = np.where(frames < 0, 0, firsts[rows] + frames)
-            arrays = {key: actions.arrays[key][positions] for key in self._keys}
+            arrays = {key: actions.arrays[key].take(positions, 0) for key in self._keys}
             self._blocks.insert(0, _Block(begin, end, rows, arrays))
         self._held = sum(block.frames for block in self._blocks)
 
@@ -395,22 +409,24 @@ class SlotActions:
             for key, array in self._blocks[-1].arrays.items()
         }
         actions = EpisodeActions(lengths, arrays)
-        # Where an episode's frame goes, less its time.
-        offsets = actions.firsts - self._begins
         for block in self._joined_blocks():
             rows = np.arange(len(lengths)) if block.rows is None else block.rows
-            times = np.arange(block.begin, block.end)[:, None]
-            needed = (times >= self._begins[rows]) & (lengths[rows] >= 0)
-            positions = (times + offsets[rows])[needed]
+            begins, width = self._begins[rows], len(rows)
+            firsts = np.maximum(begins, block.begin)
+            counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
+            targets = frames_of(actions.firsts[rows] + firsts - begins, counts)
+            firsts = (firsts - block.begin) * width + np.arange(width)
+            sources = frames_of(firsts, counts, np.full(width, width))
             for key, array in block.arrays.items():
-                arrays[key][positions] = array[needed]
+                frames = array.reshape(-1, *array.shape[2:])
+                arrays[key][targets] = frames.take(sources, 0)
         return actions
 
     def _joined_blocks(self) -> "list[_Block]":
-        """Return the blocks, with one for all that have every environment."""
+        """Return the blocks, with one for all small ones with every environment."""
         some = [block for block in self._blocks if block.rows is not None]
         whole = self._blocks[len(some) :]  # Newer than all others.
-        if len(whole) < 2:
+        if len(whole) < 2 or whole[0].frames > _LARGE:
             return self._blocks
         arrays = {
             key: np.concatenate([block.arrays[key] for block in whole])
@@ -441,6 +457,8 @@ _SLOTS = 8
 """Number of slots after which it is worth to look for actions that nobody needs."""
 _SHORTEST = 64
 """Number of frames of the newest block of loaded actions."""
+_LARGE = 2**14
+"""Number of frames of a block over which the time per block does not matter."""
 _DISCARDED = -1
 
 

@@ -325,7 +325,7 @@ class RunningEpisodes:
         return RecordedEpisodes(
             rows,
             self._seeds_of(rows, self._numbers[rows]),
-            actions.take(rows),
+            actions if len(rows) == len(actions.lengths) else actions.take(rows),
             {key: array[rows] for key, array in frame.items()},
         )
 

@@ -140,6 +140,25 @@ def test_whole_trajectories_equal_their_frames(form: TrajFormat, many: bool) -> 
     assert n_taken > 80
 
 
+def test_memory_of_trajectories_is_used_again_when_their_last_tensor_is_gone() -> None:
+    ids, ends = np.arange(3) << 32, np.ones((5, 3), np.bool_)
+    assembler = TrajectoryAssembler()
+
+    def trajectories() -> TensorDict:
+        assembler.add(random_batch(ids, ends, 5, many=False))
+        return assembler.take("cat")
+
+    first = trajectories()
+    row = first["team", "observation"][3]
+    before, memory = row.clone(), first["next", "done"].data_ptr()
+    del first
+    second = trajectories()
+    assert torch.equal(row, before)
+    assert second["next", "done"].data_ptr() != memory
+    del row
+    assert trajectories()["next", "done"].data_ptr() == memory
+
+
 def test_adding_many_environments_takes_as_many_calls_as_few() -> None:
     counts = []
     for size in (4, 400):

@@ -20,6 +20,8 @@ from marl_collect import (
     open_dataset,
     record,
 )
+from marl_collect.buffers.layout import MANY
+from marl_collect.core.tensordicts import flatten
 from marl_collect.models import make_policy
 
 K = 3
@@ -55,6 +57,56 @@ def test_long_and_short_episodes_are_resumed_together() -> None:
     factory = partial(CountingWorlds, 6, min_length=2, max_length=40, deaths=False)
     keywords = KEYWORDS | {"frames_per_batch": 6 * 17, "max_frames_per_traj": 31}
     resumed(lambda: Collector(factory, None, **keywords), 4)
+
+
+def whole_trajectories(batches: list[Any]) -> list[Any]:
+    """Return the whole trajectories of batches ``[K, T]``, in the order of their ends.
+
+    Those that end in one batch are in the order of its rows.
+    """
+    rows = torch.cat(batches, 1)
+    ids = rows["collector", "traj_ids"]
+    return [
+        rows[row][ids[row] == trajectory]
+        for batch in batches
+        for row, done in enumerate(batch["next", "done"][..., 0])
+        for trajectory in batch["collector", "traj_ids"][row][done]
+    ]
+
+
+@pytest.mark.parametrize("form", ["cat", "padded"])
+@pytest.mark.parametrize("worlds", [K, MANY + 2])
+def test_whole_trajectories_of_worlds_are_those_of_plain_batches(
+    worlds: int, form: str
+) -> None:
+    factory = partial(CountingWorlds, worlds, min_length=2, max_length=20)
+    keywords = KEYWORDS | {"frames_per_batch": 9 * worlds}
+    with Collector(factory, None, **keywords) as plain:
+        expected = whole_trajectories([plain.next().clone() for _ in range(12)])
+    keywords |= {"trajs_per_batch": worlds, "traj_format": form}
+    trajectories: list[Any] = []
+    with Collector(factory, None, **keywords) as first:
+        batches = [first.next() for _ in range(3)]
+        state = first.state_dict()
+    with Collector(factory, None, **keywords) as second:
+        second.load_state_dict(state)
+        while second.frames < 11 * 9 * worlds:
+            batches.append(second.next())
+    for batch in batches:
+        if form == "padded":
+            valid = batch["collector"].pop("mask")
+            assert not any(leaf[~valid].any() for leaf in flatten(batch).values())
+            batch = batch[valid]
+        trajectories += whole_trajectories([batch[None]])
+    assert len(trajectories) == len(batches) * worlds > 6 * worlds
+    for trajectory, frames in zip(trajectories, expected, strict=False):
+        assert (trajectory == frames).all()
+
+
+def test_a_state_may_have_no_open_trajectory() -> None:
+    factory = partial(CountingWorlds, K, min_length=8, max_length=8, deaths=False)
+    keywords = KEYWORDS | {"frames_per_batch": 8 * K, "trajs_per_batch": K}
+    resumed(lambda: Collector(factory, None, **keywords), 2)
 
 
 def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
