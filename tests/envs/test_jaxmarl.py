@@ -28,6 +28,16 @@ TAG: Any = (
     {"num_obs": 1, "action_type": "Continuous", "max_steps": 8},
 )
 SMAX: Any = ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40})
+HANABI: Any = (
+    "hanabi",
+    # The smallest game: the usual one takes twice as long to compile.
+    {
+        "num_colors": 2,
+        "num_ranks": 2,
+        "hand_size": 2,
+        "num_cards_of_rank": (2, 1),
+    },
+)
 COIN_GAME: Any = ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3})
 
 
@@ -128,7 +138,7 @@ def assert_equal(actual: Any, expected: Any, alive: Any = slice(None)) -> None:
     [
         (*TAG, 20, True),
         (*SMAX, 100, False),
-        ("hanabi", {}, 60, False),
+        (*HANABI, 60, False),
         ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
         ("switch_riddle", {}, 30, False),
         (*COIN_GAME, 30, True),
