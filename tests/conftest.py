@@ -38,16 +38,18 @@ hypothesis.settings.load_profile("repo")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare garbage collections what the imports made.
+    """Spare garbage collections what the imports made, and let them be rarer.
 
-    These are more than a million objects. Without this, a full collection takes half a
-    second, and a test that builds a large environment runs several of them.
+    These are more than a million objects, which every full collection would read, in
+    half a second. Collections also take a quarter of the time of tests that compile,
+    because most of what a compiler makes stays until it has finished.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 
