@@ -1,7 +1,6 @@
 """Appends to the files of a dataset, so that a crash loses nothing that was listed."""
 
 import errno
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from marl_collect.core.atomic import sync_folder
 from marl_collect.core.closing import Closing
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.description import DatasetDescription, Metadata, difference
 from marl_collect.storage.files import LOCK, FolderLock
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
-    FORMAT,
     JOURNAL,
-    VERSION,
     BatchEntry,
     Index,
+    first_line,
     journal_line,
 )
 from marl_collect.storage.remote import check_local
@@ -38,17 +35,15 @@ class DatasetFiles(Closing):
         index: what is listed.
     """
 
-    def __init__(
-        self, path: Path, description: DatasetDescription, *, durable: bool = True
-    ) -> None:
+    def __init__(self, path: Path, first: bytes, *, durable: bool = True) -> None:
         """Begin a dataset in a folder, or continue the one that is there.
 
         What was not written completely is cut off.
 
         Args:
             path: of the folder.
-            description: of the dataset.
-            durable: whether what was added is on disk when a method returns.
+            first: the first line of the journal, which describes the dataset.
+            durable: whether what was listed is on disk when a method returns.
 
         Raises:
             ValueError: if the dataset that is there has another description. The
@@ -58,21 +53,22 @@ class DatasetFiles(Closing):
         self._durable = durable
         self._folder = self._journal = self._data = self._segment = -1
         self._end = 0
+        self._unsynced = False
         self._lock = FolderLock(path / LOCK)
         try:
             # Files are opened relative to the folder, which may be moved meanwhile.
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            self.index = _load(path, description)
-            self._journal = self._open(JOURNAL, self.index.size)
-            if not self.index.size:
-                self._append(
-                    {"format": FORMAT, "format_version": VERSION}
-                    | description.to_json()
-                )
-                sync_folder(path)
-            if self.index.batches:
-                last = self.index.batches[-1]
+            self.index = Index.parse(first)
+            stored = _load(path, self.index.description)
+            self._journal = self._open(JOURNAL, stored.size if stored else 0)
+            if stored is None:
+                _write_all(self._journal, [first])
+                self._sync(self._journal)
+                self._sync_names()
+            elif stored.batches:
+                last = stored.batches[-1]
                 self._open_segment(last.segment, last.end)
+            self.index = stored or self.index
         except BaseException:
             self.close()
             raise
@@ -82,17 +78,40 @@ class DatasetFiles(Closing):
         """Whether this process may write: False after ``close`` and in a fork."""
         return self._lock.held
 
-    def note(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to the journal; it is on disk when this returns."""
-        self.index.take(json.loads(self._append(entry)))
+    def write(self, segment: int, parts: Sequence[Any]) -> int:
+        """Append bytes to a data file, and return their number.
 
-    def _append(self, entry: Mapping[str, Any]) -> bytes:
-        """Append a line, and return its JSON text."""
-        line, self.index.checksum = journal_line(entry, self.index.checksum)
-        _write_all(self._journal, [line])
+        Args:
+            segment: number of the last file, or the next number for a new file.
+            parts: the bytes.
+
+        Raises:
+            OSError: if the disk is full, or the files were removed.
+        """
+        if segment != self._segment:
+            self._sync_data()
+            self._open_segment(segment, 0)
+            self._sync_names()
+        for descriptor in (self._data, self._journal):
+            if not os.fstat(descriptor).st_nlink:
+                raise FileNotFoundError(
+                    errno.ENOENT, "The dataset was removed while a writer had it open"
+                )
+        self._unsynced = True
+        written = _write_all(self._data, parts)
+        self._end += written
+        return written
+
+    def list(self, lines: bytes) -> None:
+        """Append lines to the journal, after what was written before is on disk."""
+        self._sync_data()
+        _write_all(self._journal, [lines])
         self._sync(self._journal)
-        self.index.size += len(line)
-        return line[9:]
+        self.index.extend(lines)
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry to the journal."""
+        self.list(journal_line(entry, self.index.checksum)[0])
 
     def add(self, entry: BatchEntry, parts: Sequence[Any]) -> BatchEntry:
         """Append a batch to a data file, and list it.
@@ -105,28 +124,19 @@ class DatasetFiles(Closing):
         Raises:
             OSError: if the disk is full, or the files were removed.
         """
-        if self._segment < 0 or self._end >= SEGMENT:
-            self._open_segment(self._segment + 1, 0)
-            os.fsync(self._folder)
-        for descriptor in (self._data, self._journal):
-            if not os.fstat(descriptor).st_nlink:
-                raise FileNotFoundError(
-                    errno.ENOENT, "The dataset was removed while a writer had it open"
-                )
+        begins_file = self._segment < 0 or self._end >= SEGMENT
+        segment = self._segment + begins_file
         layouts = self.index.layouts
         equal = (n for n, known in enumerate(layouts) if known.equals(entry.layout))
         number = next(equal, len(layouts))
         if number == len(layouts):
             self.note({"layout": entry.layout.to_json()})
-        entry = replace(
-            entry, layout=layouts[number], segment=self._segment, offset=self._end
-        )
-        written = _write_all(self._data, parts)
-        if written != entry.end - self._end:
+        offset = 0 if begins_file else self._end
+        entry = replace(entry, layout=layouts[number], segment=segment, offset=offset)
+        written = self.write(segment, parts)
+        if written != entry.end - offset:
             raise AssertionError((written, entry))
-        self._sync(self._data)
         self.note({"batch": entry.to_json(number)})
-        self._end = entry.end
         return entry
 
     def remove(self, path: Path) -> None:
@@ -147,9 +157,18 @@ class DatasetFiles(Closing):
                 setattr(self, name, -1)
                 os.close(descriptor)
 
+    def _sync_data(self) -> None:
+        if self._unsynced:
+            self._sync(self._data)
+            self._unsynced = False
+
     def _sync(self, descriptor: int) -> None:
         if self._durable:
             os.fdatasync(descriptor)
+
+    def _sync_names(self) -> None:
+        if self._durable:
+            os.fsync(self._folder)
 
     def _open_segment(self, number: int, end: int) -> None:
         if self._data >= 0:
@@ -171,17 +190,15 @@ class DatasetFiles(Closing):
         return descriptor
 
 
-def _load(path: Path, description: DatasetDescription) -> Index:
-    """Return the index of the dataset in a folder, empty if there is none."""
+def _load(path: Path, description: DatasetDescription) -> Index | None:
+    """Return the index of the dataset in a folder; None if there is none."""
     folder = Folder(path)
     if not folder.has(JOURNAL):
-        return Index(description)
+        return None
     if b"\n" not in folder.read(JOURNAL) and not folder.has(segment_name(0)):
-        return Index(description)  # Its writer was killed early.
+        return None  # Its writer was killed early.
     index = Index.load(folder)
-    # JSON turns tuples into lists, and keys of mappings into strings.
-    here = json.loads(json.dumps(description.to_json()))
-    different = difference(index.description.to_json(), here)
+    different = difference(index.description.to_json(), description.to_json())
     if different is not None:
         name, stored, described = different
         raise ValueError(
@@ -258,7 +275,7 @@ def label(
         "tags": None if tags is None else tuple(tags),
     }
     changes = {name: value for name, value in values.items() if value is not None}
-    with DatasetFiles(folder, about) as files:
+    with DatasetFiles(folder, first_line(about)) as files:
         metadata = replace(files.index.metadata, **changes)
         metadata = Metadata.from_json(metadata.to_json())  # Checks the types.
         files.note({"metadata": metadata.to_json()})

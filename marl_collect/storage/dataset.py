@@ -44,7 +44,10 @@ class Dataset(Sequence[TensorDictBase]):
         self.parts = tuple(parts)
         self.name = ", ".join(folder.named() for folder, _ in self.parts)
         self.contents = join_indexes([index for _, index in self.parts])
-        self._frames = StoredFrames(self.name, self.parts)
+
+    @cached_property
+    def _frames(self) -> StoredFrames:
+        return StoredFrames(self.name, self.parts)
 
     @property
     def path(self) -> Path:

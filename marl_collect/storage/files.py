@@ -15,8 +15,6 @@ from marl_collect.core.closing import Closing
 from marl_collect.storage.remote import check_local
 
 LOCK: Final = ".lock"
-_SPARE: Final = 16 * 2**20
-"""Bytes that are kept free for what writing adds to the numbers."""
 
 
 def remove(path: Path) -> None:
@@ -34,28 +32,6 @@ def size_of(folder: Path) -> int:
         for parent, _, names in os.walk(folder)
         for name in names
     )
-
-
-def check_space(folder: Path, nbytes: int, what: str) -> None:
-    """Check that numbers fit on a disk before they are written.
-
-    Where HDF5 writes, a full disk kills the process instead of raising an error.
-
-    Args:
-        folder: on the disk.
-        nbytes: size of the numbers, without compression.
-        what: has them, for the error.
-
-    Raises:
-        OSError: if they do not fit.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < nbytes + _SPARE:
-        raise OSError(
-            errno.ENOSPC,
-            f"The disk is full: {what} {nbytes:,} bytes, but only {free:,} are free",
-            str(folder),
-        )
 
 
 def sync_tree(folder: Path) -> None:

@@ -445,46 +445,29 @@ class StoredFrames:
     ) -> None:
         """Read packed frames."""
         order = np.argsort(frames, kind="stable")  # Front to back.
-        edges = np.flatnonzero(np.diff(batches[order])) + 1
-        todo: list[tuple[int, list[int], dict[Key, list[tuple[Key, int]]]]] = []
-        for chosen in np.split(order, edges) if len(order) else []:
-            batch = int(batches[chosen[0]])
-            numbers = (frames[chosen] - self.starts[batch]).tolist()
-            sources = {
-                key: [
-                    (key[1:], number + 1) if follows else (key, number)
-                    for number, follows in zip(
-                        numbers,
-                        self._packed[batch][key].follows(numbers).tolist(),
-                        strict=True,
-                    )
-                ]
-                for key in keys
-            }
-            todo.append((batch, chosen.tolist(), sources))
-        for number in np.unique(self._segment[batches]).tolist():
-            self._segments[number].fetch(
-                self._packed_of(batch, *source).extent(source[1])
-                for batch, _, sources in todo
-                if self._segment[batch] == number
-                for key in keys
-                for source in dict.fromkeys(sources[key])
-            )
-        for batch, targets, sources in todo:
-            segment = self._segments[self._segment[batch]]
-            decoded: dict[tuple[Key, int], Bytes] = {}
+        numbers = (frames - self.starts[batches])[order].tolist()
+        # A frame and the one after it are often both read: decode once.
+        targets: dict[tuple[int, Key, int], list[Bytes]] = {}
+        for row, batch, number in zip(
+            order.tolist(), batches[order].tolist(), numbers, strict=True
+        ):
             for key in keys:
-                rows = out[key]
-                for source, target in zip(sources[key], targets, strict=True):
-                    # A frame and the one after it are often both read: decode once.
-                    before = decoded.get(source)
-                    if before is None:
-                        self._packed_of(batch, *source).read(
-                            segment.content, source[1], rows[target]
-                        )
-                        decoded[source] = rows[target]
-                    else:
-                        rows[target] = before
+                source = batch, key, number
+                begin, end = self._packed[batch][key].extent(number)
+                if begin == end:  # It is the following frame of the root key.
+                    source = batch, key[1:], number + 1
+                targets.setdefault(source, []).append(out[key][row])
+        for segment in np.unique(self._segment[batches]).tolist():
+            self._segments[segment].fetch(
+                self._packed_of(*source).extent(source[2])
+                for source in targets
+                if self._segment[source[0]] == segment
+            )
+        for source, rows in targets.items():
+            content = self._segments[self._segment[source[0]]].content
+            self._packed_of(*source).read(content, source[2], rows[0])
+            for row in rows[1:]:
+                row[:] = rows[0]
 
     def _packed_of(self, batch: int, key: Key, number: int) -> PackedFrames:
         """Return the frames of a key of a batch, one of which has this number."""

@@ -381,6 +381,8 @@ class Index:
         metadata: author, license and the like.
         runs: the runs, in the order in which they began.
         keys: of the batches; empty before the first one.
+        frame_bytes: bytes of a frame in memory.
+        rewards: groups with rewards, each with its number of agents.
         layouts: of the batches.
         batches: in the order of writing.
         totals: over all batches.
@@ -394,22 +396,18 @@ class Index:
         self.description = description
         self.metadata = Metadata()
         self.runs: list[RunDescription] = []
-        self.keys: tuple[KeyField, ...] = ()
+        self.set_keys(())
         self.layouts: list[Layout] = []
         self.batches: list[BatchEntry] = []
         self.totals = Totals()
 
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of a frame in memory."""
-        return sum(item.nbytes for item in self.keys)
-
-    @property
-    def rewards(self) -> dict[str, int]:
-        """Groups with rewards, each with its number of agents."""
-        return {
+    def set_keys(self, keys: tuple[KeyField, ...]) -> None:
+        """Set the keys of the batches, and what follows from them."""
+        self.keys = keys
+        self.frame_bytes = sum(item.nbytes for item in keys)
+        self.rewards = {
             item.key[1]: item.shape[0]
-            for item in self.keys
+            for item in keys
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
 
@@ -450,7 +448,7 @@ class Index:
         elif kind == "metadata":
             self.metadata = Metadata.from_json(data)
         elif kind == "keys" and not self.keys:
-            self.keys = keys_from_json(data)
+            self.set_keys(keys_from_json(data))
         elif kind == "layout" and self.keys:
             self.layouts.append(Layout.from_json(self.keys, data))
         elif kind == "batch":
@@ -473,10 +471,43 @@ class Index:
             )
         if entry.end > _LARGEST_FILE:
             raise DatasetError(f"Batch {len(self.batches)} is impossibly large.")
-        if set(entry.return_sums) != set(self.rewards):
+        if entry.return_sums.keys() != self.rewards.keys():
             raise DatasetError("The groups with returns are not those with rewards.")
         self.batches.append(entry)
         self.totals = self.totals.plus(entry, self.frame_bytes)
+
+    def extend(self, lines: bytes) -> None:
+        """Add the entries of further lines of the journal, and check them.
+
+        Raises:
+            DatasetError: if one is damaged, or contradicts the entries before it.
+        """
+        begin = self.size
+        for entry, end, checksum in journal_lines(lines, self.checksum):
+            self.take(entry)
+            self.size, self.checksum = begin + end, checksum
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Index":
+        """Return the index of a journal, and check that its entries are consistent.
+
+        Raises:
+            Exception: if it is damaged or no journal, or has another version.
+        """
+        lines = journal_lines(content)
+        header, size, checksum = next(lines, ({}, 0, 0))
+        if header.get("format") != FORMAT:
+            raise DatasetError("it does not begin with the description of a dataset.")
+        if header["format_version"] != VERSION:
+            raise DatasetError(
+                f"this is format version {header['format_version']}, but this version "
+                f"of marl_collect reads version {VERSION}. Install a newer one."
+            )
+        index = cls(DatasetDescription.from_json(header))
+        index.size, index.checksum = size, checksum
+        for entry, index.size, index.checksum in lines:
+            index.take(entry)
+        return index
 
     @classmethod
     def load(cls, folder: Folder) -> "Index":
@@ -505,23 +536,7 @@ class Index:
             )
         content = folder.read(JOURNAL)
         with naming(folder.named(JOURNAL), "the journal of a dataset"):
-            lines = journal_lines(content)
-            header, size, checksum = next(lines, ({}, 0, 0))
-            if header.get("format") != FORMAT:
-                raise DatasetError(
-                    "it does not begin with the description of a dataset."
-                )
-            if header["format_version"] != VERSION:
-                raise DatasetError(
-                    f"this is format version {header['format_version']}, but this "
-                    f"version of marl_collect reads version {VERSION}. Install a newer "
-                    "one."
-                )
-            index = cls(DatasetDescription.from_json(header))
-            for entry, size, checksum in lines:  # noqa: B007
-                index.take(entry)
-            index.size, index.checksum = size, checksum
-            return index
+            return cls.parse(content)
 
 
 def join_indexes(indexes: Sequence[Index]) -> Index:
@@ -531,7 +546,7 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
     joined = Index(indexes[0].description)
     for index in indexes:
         runs = len(joined.runs)
-        joined.keys = joined.keys or index.keys
+        joined.set_keys(joined.keys or index.keys)
         joined.runs += index.runs
         if joined.metadata == Metadata():
             joined.metadata = index.metadata
@@ -541,9 +556,16 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
     return joined
 
 
-def journal_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each entry, the position behind its line, and its checksum."""
-    end = checksum = 0
+def journal_lines(
+    content: bytes, checksum: int = 0
+) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield each entry, the position behind its line, and its checksum.
+
+    Args:
+        content: lines of a journal.
+        checksum: of the line before them; 0 for the first one.
+    """
+    end = 0
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         checksum = zlib.crc32(line[9:], checksum)
         if line[:9] != b"%08x " % checksum:
@@ -565,6 +587,12 @@ def journal_line(entry: Mapping[str, Any], checksum: int) -> tuple[bytes, int]:
     text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode()
     checksum = zlib.crc32(text, checksum)
     return b"%08x %s\n" % (checksum, text), checksum
+
+
+def first_line(description: DatasetDescription) -> bytes:
+    """Return the first line of the journal of a dataset."""
+    header = {"format": FORMAT, "format_version": VERSION} | description.to_json()
+    return journal_line(header, 0)[0]
 
 
 def root_of(item: KeyField, keys: Collection[KeyField]) -> Key | None:

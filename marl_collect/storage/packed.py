@@ -13,7 +13,7 @@ Nothing here imports torch, so the command line starts fast.
 import functools
 import importlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final, get_args
 
@@ -46,15 +46,15 @@ _ZSTD: Final = bytes.fromhex("28b52ffd")
 _LEAST_ZSTD: Final = 9  # Magic number, descriptor, size, and the header of a block.
 
 
-def check_compression(name: str) -> None:
-    """Check the name of a compression.
+def check_compression(name: str, names: Sequence[str] = COMPRESSIONS) -> None:
+    """Check that the name of a compression is one of ``names``.
 
     Raises:
         ValueError: if there is no such compression.
     """
-    if name not in COMPRESSIONS:
+    if name not in names:
         raise ValueError(
-            f"compression is {name!r}, but must be one of {', '.join(COMPRESSIONS)}."
+            f"compression is {name!r}, but must be one of {', '.join(names)}."
         )
 
 
@@ -190,9 +190,9 @@ class PackedFrames:
         ends += first
         return cls(name, codec, ends - sizes, ends, sums)
 
-    def follows(self, numbers: Any = slice(None)) -> NDArray[np.bool_]:
-        """Return for which frames, of all or of some, nothing is stored: ``[n]``."""
-        return np.asarray(self.begins[numbers] == self.ends[numbers])
+    def follows(self) -> NDArray[np.bool_]:
+        """Return for which frames nothing is stored: ``[n]``."""
+        return self.begins == self.ends
 
     def extent(self, number: int) -> tuple[int, int]:
         """Return where a stored frame begins and ends in the segment."""

@@ -11,6 +11,7 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage.appending import DatasetFiles
+from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, concatenate, open_dataset
 from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.files import check_unlocked, completed
@@ -24,7 +25,7 @@ from marl_collect.storage.formats.blocks import (
     write_blocks,
     write_runs,
 )
-from marl_collect.storage.index import JOURNAL, OLD_INDEX
+from marl_collect.storage.index import JOURNAL, OLD_INDEX, Index, first_line
 from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.remote import check_local
 from marl_collect.storage.selection import Trajectories
@@ -59,16 +60,18 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
     joined = concatenate(datasets)
     for source, _ in joined.parts:
         check_unlocked(source.path)
+    folder = Folder(Path(path).absolute())
     with completed(Path(path), "merge", or_empty=True) as temporary:
         temporary.mkdir()
-        _copy_batches(joined, temporary)
-    return open_dataset(path)
+        return Dataset([(folder, _copy_batches(joined, temporary))])
 
 
-def _copy_batches(joined: Dataset, folder: Path) -> None:
-    """Write the batches, as they are, to an empty folder."""
+def _copy_batches(joined: Dataset, folder: Path) -> Index:
+    """Write the batches, as they are, to an empty folder; return what is listed."""
     batch = 0
-    with DatasetFiles(folder, joined.contents.description, durable=False) as files:
+    first = first_line(joined.contents.description)
+    # All is on disk before the folder gets its name.
+    with DatasetFiles(folder, first, durable=False) as files:
         if joined.contents.metadata != Metadata():
             files.note({"metadata": joined.contents.metadata.to_json()})
         for _, contents in joined.parts:
@@ -81,6 +84,7 @@ def _copy_batches(joined: Dataset, folder: Path) -> None:
                 content = joined.stored_bytes(batch)
                 files.add(replace(entry, run=runs + entry.run), [content])
                 batch += 1
+        return files.index
 
 
 def compact(

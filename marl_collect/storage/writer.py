@@ -31,7 +31,13 @@ from marl_collect.storage.episodes import (
     EpisodeTable,
     valid_frames,
 )
-from marl_collect.storage.index import Index, KeyField, Totals, key_difference
+from marl_collect.storage.index import (
+    Index,
+    KeyField,
+    Totals,
+    first_line,
+    key_difference,
+)
 from marl_collect.storage.packed import COPY, Compression, check_compression
 
 
@@ -83,7 +89,7 @@ class Writer(Closing):
         check_target(Path(path))
         self.path: Final = Path(path).absolute()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._files = DatasetFiles(self.path, description)
+        self._files = DatasetFiles(self.path, first_line(description))
         try:
             if metadata is not None and metadata != self._files.index.metadata:
                 self._files.note({"metadata": metadata.to_json()})

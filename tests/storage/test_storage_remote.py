@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from marl_collect.storage import (
     remote,
     save,
 )
+from marl_collect.storage.index import JOURNAL
 from marl_collect.storage.remote import RemoteFolder
 
 
@@ -274,7 +276,7 @@ def test_a_killed_copy_to_a_folder_goes_on(
     local: Path, tmp_path: Path, count: int
 ) -> None:
     target = tmp_path / "copy"
-    program = KILLED.replace("remote.RemoteFolder.upload", "os.pwrite")
+    program = KILLED.replace("remote.RemoteFolder.upload", "os.write")
     program = program.replace(
         "calls[0] += 1", "copying._SYNCED = 1\n    calls[0] += 1"
     ).replace("import copy, copying, remote", "import copy, copying")
@@ -286,6 +288,24 @@ def test_a_killed_copy_to_a_folder_goes_on(
         open_dataset(target).verify()
     assert copy(local, target) == 4 - n_copied
     assert same(read_all(open_dataset(target)), read_all(open_dataset(local)))
+
+
+def test_a_copy_to_a_folder_syncs_the_name_of_a_new_file_before_it_lists_batches(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, bytes] = {}
+    sync = os.fsync
+
+    def record_names(descriptor: int) -> None:
+        sync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            journal = (tmp_path / "copy" / JOURNAL).read_bytes()
+            for name in os.listdir(descriptor):
+                synced.setdefault(name, journal)
+
+    monkeypatch.setattr(os, "fsync", record_names)
+    assert copy(local, tmp_path / "copy") == 4
+    assert b'{"batch"' not in synced["data-000000"]
 
 
 def test_a_copy_refuses_what_is_in_its_place(local: Path, tmp_path: Path) -> None:

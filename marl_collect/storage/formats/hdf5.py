@@ -22,10 +22,12 @@ from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
 from marl_collect.storage.formats.registry import Format, Source
 from marl_collect.storage.index import KeyField
+from marl_collect.storage.packed import check_compression
 
 _FORMAT: Final = "marl_collect episodes"
 _VERSION: Final = 1
-_COMPRESSIONS: Final = ("gzip", "lzf", "none")
+COMPRESSIONS: Final = ("gzip", "lzf", "none")
+"""Of the arrays in HDF5 files."""
 _CHUNK: Final = 2**18
 """Bytes of a chunk, unless a single frame is larger."""
 _NO_SEED: Final = -1
@@ -41,7 +43,7 @@ def _export(
     compression: str = "gzip",
 ) -> None:
     del target
-    check_hdf5_compression(compression)
+    check_compression(compression, COMPRESSIONS)
     import h5py
 
     filters: dict[str, Any] = {"fletcher32": True}  # Detects damage.
@@ -102,19 +104,6 @@ def _create(
         chunks=None if empty and not grows else chunk,
         **({} if empty else filters),
     )
-
-
-def check_hdf5_compression(compression: str) -> None:
-    """Check the name of a compression of HDF5.
-
-    Raises:
-        ValueError: if there is no such compression.
-    """
-    if compression not in _COMPRESSIONS:
-        raise ValueError(
-            f"compression is {compression!r}, but must be one of "
-            f"{', '.join(_COMPRESSIONS)}."
-        )
 
 
 def _open(path: str) -> Source:

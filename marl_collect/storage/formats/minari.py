@@ -13,9 +13,9 @@ Source:
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
 from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.formats.blocks import Block, Header
-from marl_collect.storage.formats.hdf5 import check_hdf5_compression
+from marl_collect.storage.formats.hdf5 import COMPRESSIONS
 from marl_collect.storage.formats.registry import Format
+from marl_collect.storage.packed import check_compression
 
 _FILE: Final = "main_data.hdf5"
 _METADATA: Final = "metadata.json"
@@ -40,6 +41,8 @@ _CHUNKED_FROM: Final = 8192
 """Bytes of the smallest array that is compressed. HDF5 stores a compressed array in
 chunks with an index, which for short episodes is larger than the data."""
 Arrays = dict[Key, NDArray[Any]]
+_Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key]
+"""A key, and what reads an array of Minari from an episode's frames of it."""
 
 
 def _export(
@@ -50,12 +53,13 @@ def _export(
     *,
     compression: str = "gzip",
 ) -> None:
-    check_hdf5_compression(compression)
+    check_compression(compression, COMPRESSIONS)
     import h5py
     from minari.serialization import serialize_space
     from minari.storage.datasets_root_dir import get_dataset_path
 
-    layout = _Layout(header)
+    sources, dtypes = _sources(header)
+    groups = list(header.description.environment.groups)
     folder = path / "data"
     folder.mkdir(parents=True)
     observed, acting = _spaces(header.description.environment)
@@ -65,15 +69,20 @@ def _export(
         for block in blocks:
             for episode, seed in zip(block.episodes(), block.seeds, strict=True):
                 group = file.create_group(f"episode_{number}")
-                arrays = layout.split({k: t.numpy() for k, t in episode.items()})
+                frames = {key: tensor.numpy() for key, tensor in episode.items()}
+                rewards = [frames["next", name, "reward"] for name in groups]
+                team = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
                 group.attrs["id"] = number
-                group.attrs["total_steps"] = len(arrays["rewards",])
+                group.attrs["total_steps"] = len(team)
                 if seed is not None:
                     group.attrs["seed"] = seed
                 if len(header.runs) > 1:
                     group.attrs["run"] = block.run
-                for key, array in arrays.items():
-                    _write(group, "/".join(key), array, compression)
+                _write(group, "rewards", team, compression)
+                for name, (read, key) in sources.items():
+                    array = read(frames, key)
+                    array = array.astype(dtypes.get(name, array.dtype), copy=False)
+                    _write(group, "/".join(name), array, compression)
                 number += 1
     metadata = {
         "dataset_id": target.relative_to(get_dataset_path()).as_posix(),
@@ -121,94 +130,93 @@ def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
     return spaces.Dict(observed | dict(environment.root)), spaces.Dict(acting)
 
 
-@final
-class _Layout:
-    """Where the keys of a dataset are in an episode of Minari.
+def _sources(header: Header) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any]]]:
+    """Return where each array of Minari is from, and the dtypes of some, by path.
 
-    ``split`` converts an episode, arrays ``[T, ...]`` by key, to Minari's arrays by
-    path.
+    Raises:
+        KeyError: if the export lacks a key that Minari needs.
     """
+    environment = header.description.environment
+    observed, acting = _spaces(environment)
+    sources: dict[Key, _Source] = {
+        ("terminations",): (_flat, ("next", "terminated")),
+        ("truncations",): (_flat, ("next", "truncated")),
+    }
+    dtypes: dict[Key, np.dtype[Any]] = {}
+    for name, space in observed.spaces.items():
+        key: Key = (name, "observation") if name in environment.groups else (name,)
+        for leaf, path, dtype in _leaves(space, key, ("observations", name)):
+            sources[path], dtypes[path] = (_with_last, leaf), dtype
+    for name, space in acting.spaces.items():
+        for leaf, path, dtype in _leaves(space, (name, "action"), ("actions", name)):
+            sources[path], dtypes[path] = (_plain, leaf), dtype
+    _check({field.key for field in header.keys}, sources)
+    return sources | _infos(header, {key for _, key in sources.values()}), dtypes
 
-    def __init__(self, header: Header) -> None:
-        self._fields = {field.key: field for field in header.keys}
-        environment = header.description.environment
-        self._groups = list(environment.groups)
-        self._dtypes: dict[Key, np.dtype[Any]] = {}
-        """Dtype of observations and actions at Minari, by path."""
-        self._whole: dict[Key, Key] = {}
-        """Paths ``[T + 1, ...]`` of keys at the root and under ``next``."""
-        self._later: dict[Key, Key] = {}
-        """Paths ``[T + 1, ...]`` of keys under ``next`` only; zeros come first."""
-        self._plain: dict[Key, Key] = {
-            ("next", "terminated"): ("terminations",),
-            ("next", "truncated"): ("truncations",),
-        }
-        """Paths ``[T, ...]`` of other keys."""
-        observed, acting = _spaces(environment)
-        for name, space in observed.spaces.items():
-            key: Key = (name, "observation") if name in self._groups else (name,)
-            for leaf, path, dtype in _leaves(space, key, ("observations", name)):
-                self._whole[leaf], self._dtypes[path] = path, dtype
-        for name, space in acting.spaces.items():
-            for leaf, path, dtype in _leaves(
-                space, (name, "action"), ("actions", name)
-            ):
-                self._plain[leaf], self._dtypes[path] = path, dtype
-        self._check()
-        for key in self._fields:
-            self._add_info(header, key)
 
-    def _check(self) -> None:
-        for key in [*self._whole, *self._plain]:
-            if key not in self._fields:
-                raise KeyError(
-                    f"The episodes have no {'/'.join(key)}, which Minari needs: export "
-                    "all keys, or to another format."
-                )
-        for key in self._whole:
-            if ("next", *key) not in self._fields:
-                raise KeyError(
-                    f"The dataset has no {'/'.join(key)} under 'next', so the last "
-                    "observations of episodes are missing: it was collected with "
-                    "compact_obs=True. Collect without that option to export to "
-                    "Minari, or export to another format."
-                )
+def _check(keys: set[Key], sources: Mapping[Key, _Source]) -> None:
+    for read, key in sources.values():
+        if key not in keys:
+            raise KeyError(
+                f"The episodes have no {'/'.join(key)}, which Minari needs: export all "
+                "keys, or to another format."
+            )
+        if read is _with_last and ("next", *key) not in keys:
+            raise KeyError(
+                f"The dataset has no {'/'.join(key)} under 'next', so the last "
+                "observations of episodes are missing: it was collected with "
+                "compact_obs=True. Collect without that option to export to Minari, or "
+                "export to another format."
+            )
 
-    def _add_info(self, header: Header, key: Key) -> None:
+
+def _infos(header: Header, needed: set[Key]) -> dict[Key, _Source]:
+    """Return where Minari's infos are from: all keys that are not needed elsewhere."""
+    infos: dict[Key, _Source] = {}
+    keys = {field.key for field in header.keys}
+    for field in header.keys:
+        key = field.key
         base = key[1:] if key[0] == "next" else key
-        if base in self._whole or key in self._plain or base[0] in FLAGS:
-            return  # Root flags follow from terminations and truncations.
-        ends = [(*key[:-1], name) for name in FLAGS[1:]]
-        if key[-1] == FLAGS[0] and all(end in self._fields for end in ends):
-            return  # An agent is done if it is terminated or truncated.
-        path = ("infos", *base)
+        if base in needed or key in needed or _follows(keys, base, key):
+            continue
         if base == key:
-            paired = header.root_of(("next", *key)) if self._has_next(key) else None
-            (self._whole if paired else self._plain)[key] = path
+            after = ("next", *key)
+            paired = after in keys and header.root_of(after) is not None
+            infos["infos", *key] = _with_last if paired else _plain, key
         elif header.root_of(key) is None:
-            self._later[key] = ("infos", *key) if base in self._fields else path
+            infos["infos", *(key if base in keys else base)] = _with_zeros, key
+    return infos
 
-    def _has_next(self, key: Key) -> bool:
-        return ("next", *key) in self._fields
 
-    def split(self, episode: Arrays) -> Arrays:
-        """Return the arrays of Minari."""
-        arrays: Arrays = {}
-        for key, path in self._whole.items():
-            arrays[path] = np.concatenate([episode[key][:1], episode["next", *key]])
-        for key, path in self._later.items():
-            values = episode[key]
-            whole = np.concatenate([np.zeros_like(values[:1]), values])
-            arrays[path] = whole[..., 0] if whole.shape[-1:] == (1,) else whole
-        for key, path in self._plain.items():
-            arrays[path] = episode[key]
-        for path in ("terminations",), ("truncations",):
-            arrays[path] = arrays[path].reshape(-1)
-        for path, dtype in self._dtypes.items():
-            arrays[path] = arrays[path].astype(dtype, copy=False)
-        rewards = [episode["next", name, "reward"] for name in self._groups]
-        arrays["rewards",] = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
-        return arrays
+def _follows(keys: set[Key], base: Key, key: Key) -> bool:
+    """Return whether a flag follows from others.
+
+    Those at the root follow from terminations and truncations, and an agent is done if
+    it is terminated or truncated.
+    """
+    ends = [(*key[:-1], name) for name in FLAGS[1:]]
+    done = key[-1] == FLAGS[0] and keys.issuperset(ends)
+    return done or base[0] in FLAGS
+
+
+def _plain(episode: Arrays, key: Key) -> NDArray[Any]:
+    return episode[key]
+
+
+def _flat(episode: Arrays, key: Key) -> NDArray[Any]:
+    return episode[key].reshape(-1)
+
+
+def _with_last(episode: Arrays, key: Key) -> NDArray[Any]:
+    """Return a key at the root, and its last value under ``next``: ``[T + 1, ...]``."""
+    return np.concatenate([episode[key][:1], episode["next", *key]])
+
+
+def _with_zeros(episode: Arrays, key: Key) -> NDArray[Any]:
+    """Return a key that is under ``next`` only, after zeros: ``[T + 1, ...]``."""
+    values = episode[key]
+    whole = np.concatenate([np.zeros_like(values[:1]), values])
+    return whole[..., 0] if whole.shape[-1:] == (1,) else whole
 
 
 def _leaves(

@@ -1,15 +1,17 @@
 """``Format``, and the functions that export and import datasets."""
 
+import errno
 import importlib
 import inspect
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.files import check_space, completed
+from marl_collect.storage.files import completed
 from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.blocks import (
     Block,
@@ -21,6 +23,9 @@ from marl_collect.storage.formats.blocks import (
 )
 from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.selection import Trajectories
+
+_SPARE: Final = 16 * 2**20
+"""Bytes that are kept free for what writing adds to the numbers."""
 
 Source = tuple[Header, Iterator[Block]]
 """Episodes to import: their description, and the blocks, read one by one."""
@@ -172,7 +177,18 @@ def import_dataset(
 
 
 def _while_there_is_room(blocks: Iterator[Block], folder: Path) -> Iterator[Block]:
+    """Yield blocks, after checking that their numbers fit on the disk.
+
+    Where HDF5 writes, a full disk kills the process instead of raising an error.
+    """
     for block in blocks:
         nbytes = sum(tensor.nbytes for tensor in block.frames.values())
-        check_space(folder, nbytes, "the next episodes have up to")
+        free = shutil.disk_usage(folder).free
+        if free < nbytes + _SPARE:
+            raise OSError(
+                errno.ENOSPC,
+                f"The disk is full: the next episodes have up to {nbytes:,} bytes, but "
+                f"only {free:,} are free",
+                str(folder),
+            )
         yield block
