@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, final
 
+from marl_collect.envs.common import defaults_of
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.errors import MissingPackageError, install_command
 
@@ -21,25 +22,30 @@ class Family:
         extra: extra of this package that installs the libraries.
         modules: modules without which no task can be built. They are not imported.
         distributions: distributions whose versions determine the data.
-        listed: returns the tasks to list, without the prefix. Called only if all
-            modules are installed.
+        listed: returns the tasks to list, without the prefix, or maps them to the
+            commands that complete them. Called only if all modules are installed.
         known: whether a task exists. It may be one that is not listed.
         env: ``"module:class"`` of the environment, which is built from the name of a
             task and keyword arguments. Imported when a task is built.
-        defaults: returns the keyword arguments of a task and their defaults.
-        batched: whether the environment is a ``BatchedEnv``. Otherwise it is built on
-            ``PettingZooBase`` and has the keywords of ``PettingZooWrapper`` too.
+        defaults: returns the keyword arguments of a task and their defaults. None:
+            those of the environment's class, which are the same for every task.
+        pettingzoo: whether the environment is built on ``PettingZooBase``, so it has
+            the keywords of ``PettingZooWrapper`` too.
+        needs_prefix: False if a task is also found by its name without the prefix.
+        priority: the family with the highest one gets a name that several know.
     """
 
     name: str
     extra: str
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
-    listed: Callable[[], Iterable[str]]
+    listed: Callable[[], Iterable[str] | Mapping[str, str]]
     known: Callable[[str], bool]
     env: str
-    defaults: Callable[[str], Mapping[str, Any]]
-    batched: bool = False
+    defaults: Callable[[str], Mapping[str, Any]] | None = None
+    pettingzoo: bool = True
+    needs_prefix: bool = True
+    priority: int = 0
 
     def packages(self) -> tuple[str, ...]:
         """Return the distributions whose versions determine the data."""
@@ -49,7 +55,10 @@ class Family:
         """Map each listed task to the command that completes it, if any."""
         if self._missing():
             return {f"{self.name}/...": install_command(self.extra)}
-        return {f"{self.name}/{task}": "" for task in self.listed()}
+        tasks = self.listed()
+        if not isinstance(tasks, Mapping):
+            tasks = dict.fromkeys(tasks, "")
+        return {f"{self.name}/{task}": command for task, command in tasks.items()}
 
     def find_task(self, task: str) -> Callable[..., Any]:
         """Return a callable that builds the environment of ``task``.
@@ -69,8 +78,12 @@ class Family:
             UnknownTaskError: if the family has no task of this name.
             MissingPackageError: if a library is missing; names the extra to install.
         """
-        settings = dict(self.defaults(self._name(task)))
-        if self.batched:
+        name = self._name(task)
+        if self.defaults is None:
+            settings = defaults_of(pkgutil.resolve_name(self.env))
+        else:
+            settings = dict(self.defaults(name))
+        if not self.pettingzoo:
             return settings
         from marl_collect.envs.pettingzoo.description import PettingZooOptions
 
@@ -78,10 +91,12 @@ class Family:
         return settings | wrapping
 
     def _name(self, task: str) -> str:
-        family, _, name = task.partition("/")
-        if family != self.name:
+        family, _, name = task.rpartition("/")
+        if family != self.name and (family or self.needs_prefix):
             raise UnknownTaskError
         if missing := self._missing():
+            if not family:
+                raise UnknownTaskError
             raise MissingPackageError(
                 f"{task} needs {', '.join(missing)}: {install_command(self.extra)}"
             )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_collect.models.base import MultiAgentNetBase
 from marl_collect.models.mlp import LayerFactory
@@ -17,7 +18,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
     ``outputs`` depends on the size of the images. Images must be floating point and
     channels first; ``ImageInput`` converts them. Names, order and defaults of the
-    arguments are those of TorchRL 0.14's class.
+    arguments are those of TorchRL 0.14's class, except for ``dtype``.
 
     Args:
         n_agents: number of agents.
@@ -36,11 +37,16 @@ class MultiAgentConvNet(MultiAgentNetBase):
         norm_class: builds the normalisation layer after each activation.
         norm_kwargs: arguments of ``norm_class``.
         centralized: the same as ``centralised``.
+        dtype: in which convolutions and their gradients are computed, float32 or
+            bfloat16. Weights and outputs are float32 with both.
 
     Raises:
         TypeError: if ``centralised`` or ``share_params`` is missing.
-        ValueError: if the lists have different lengths.
+        ValueError: if the lists have different lengths, or for another ``dtype``.
     """
+
+    pure_forward = True
+    by_row = MultiAgentNetBase.by_row
 
     def __init__(
         self,
@@ -59,7 +65,12 @@ class MultiAgentConvNet(MultiAgentNetBase):
         norm_class: LayerFactory | None = None,
         norm_kwargs: dict[str, Any] | None = None,
         centralized: bool | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"dtype must be torch.float32 or torch.bfloat16, but is {dtype}."
+            )
         cells = (32, 32, 32) if num_cells is None else tuple(num_cells)
         super().__init__(
             n_agents=n_agents,
@@ -77,6 +88,22 @@ class MultiAgentConvNet(MultiAgentNetBase):
             norm=(norm_class, norm_kwargs or {}),
         )
         self.n_features = in_features
+        self.dtype = dtype
+
+    @override
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Compute the features of every agent's image; see ``MultiAgentNetBase``."""
+        if self.dtype == torch.float32:
+            return super().forward(*inputs)
+        if inputs[0].is_meta:  # Without autocast; shapes do not depend on it.
+            return super().forward(*(x.float() for x in inputs))
+        with torch.autocast(inputs[0].device.type, self.dtype, cache_enabled=False):
+            return super().forward(*inputs).float()
+
+    @override
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        return text if self.dtype == torch.float32 else f"{text}, dtype={self.dtype}"
 
     @property
     def in_features(self) -> int | None:

@@ -241,7 +241,9 @@ def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Seque
         in_features=leaf.size,
         **options.conv,
     )
-    image = ImageInput(channels_last=leaf.channels_last, stacked=leaf.stacked)
+    image = ImageInput(
+        channels_last=leaf.channels_last, dtype=conv.dtype, stacked=leaf.stacked
+    )
     return nn.Sequential(image, conv)
 
 

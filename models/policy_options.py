@@ -79,7 +79,8 @@ class PolicyOptions:
             ``set_recurrent_mode`` for training.
         hidden_size: units of the recurrent network.
         num_layers: layers of the recurrent network.
-        conv: arguments of ``MultiAgentConvNet``, for groups that see images.
+        conv: arguments of ``MultiAgentConvNet``, for groups that see images;
+            ``{"dtype": torch.bfloat16}`` computes its convolutions in bfloat16.
         device: device of the weights. ``"meta"`` allocates no memory; collectors
             materialize such a policy.
         epsilon: makes the outputs of the network values of Discrete actions, at

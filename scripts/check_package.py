@@ -94,7 +94,10 @@ assert find_format("vault").open
 _COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
     --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
     --set eval_episodes=2 --set final_episodes=2"""
-_LAB2D = "from marl_collect.envs.lab2d.provider import available_tasks as a; print(a())"
+_LAB2D = """
+from marl_collect.envs.lab2d.provider import FAMILY
+print(FAMILY.available_tasks())
+"""
 USES: dict[str, tuple[str, ...]] = {
     "pettingzoo": (
         _INFO.format("multiwalker_v9"),

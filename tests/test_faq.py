@@ -109,7 +109,7 @@ def other_files(folder: Path) -> None:
 PROVOKED: dict[str, Callable[[Path], Any]] = {
     "There is no task": lambda _: find_factory("simple_spraed_v3", {}),
     "No task contains": lambda _: command("envs", "zzz"),
-    "... needs: pip install": lambda _: without(
+    "... needs ...: pip install": lambda _: without(
         "meltingpot", lambda: find_factory("meltingpot/coins", {})
     ),
     "... needs: AutoROM --accept-license": lambda _: without_roms(),

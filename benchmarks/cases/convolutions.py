@@ -1,4 +1,4 @@
-"""The presets of ``conv``: a gradient step on pictures, and acting.
+"""The presets of ``conv``, in float32 and bfloat16: a gradient step, and acting.
 
 Pictures are those of MeltingPot, 88 x 88 x 3 bytes. Acting takes 16 of them at a time,
 as for 8 environments with 2 players each, a gradient step 400. The size is that of the
@@ -7,6 +7,7 @@ tensors which the backward pass needs.
 
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from harness.turns import Alternative
@@ -22,15 +23,16 @@ from marl_collect.training.convolutions import CONVOLUTIONS, layers
 ROWS = {"acting": 16, "gradient step": 400}
 
 
-def network(preset: str) -> nn.Module:
+def network(preset: str, dtype: torch.dtype) -> nn.Module:
     """Return the convolutions of a preset for one agent."""
-    conv = MultiAgentConvNet(1, False, True, in_features=3, **layers(preset))  # type: ignore[arg-type]
-    return nn.Sequential(ImageInput(), conv)
+    arguments: dict[str, Any] = {"dtype": dtype, **layers(preset)}
+    conv = MultiAgentConvNet(1, False, True, in_features=3, **arguments)
+    return nn.Sequential(ImageInput(dtype=dtype), conv)
 
 
-def calls(preset: str, task: str) -> Alternative:
+def calls(preset: str, dtype: torch.dtype, task: str) -> Alternative:
     """Return the forward pass, with the backward pass for a gradient step."""
-    net, rows = network(preset), ROWS[task]
+    net, rows = network(preset, dtype), ROWS[task]
     pictures = torch.randint(0, 256, (rows, 1, 88, 88, 3), dtype=torch.uint8)
     if task == "acting":
 
@@ -62,12 +64,17 @@ def saved(net: nn.Module, pictures: Tensor) -> int:
     return sum(storages.values())
 
 
-def build(_: ExitStack, task: str) -> dict[str, Alternative]:
-    """Return the presets."""
+def build(_: ExitStack, preset: str, task: str) -> dict[str, Alternative]:
+    """Return the dtypes."""
     keep_freed_memory()
-    return {preset: calls(preset, task) for preset in CONVOLUTIONS}
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return {name: calls(preset, dtype, task) for name, dtype in dtypes.items()}
 
 
 def cases() -> list[Case]:
-    """Return a row for acting and one for training."""
-    return [Case(task, partial(build, task=task), per="ms") for task in ROWS]
+    """Return two rows per preset: acting and training."""
+    return [
+        Case(f"{preset}, {task}", partial(build, preset=preset, task=task), per="ms")
+        for preset in CONVOLUTIONS
+        for task in ROWS
+    ]

@@ -6,6 +6,7 @@ versions are frozen, so they travel once; in the alternative "all" they are not 
 and travel with every update. The size is the mean of an update.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,9 +17,11 @@ from harness.turns import Alternative
 from torch import nn
 
 from cases.case import Case
+from marl_collect.collectors.broadcaster import SharedVector
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
-from marl_collect.weights.shared import PLACES, WeightLayout, WeightPublisher
+from marl_collect.weights.layout import WeightLayout, lacking
+from marl_collect.weights.shared import PLACES, WeightPublisher
 from marl_collect.weights.skeleton import weight_tensors
 
 MEMBERS = (1, 8, 32)
@@ -43,7 +46,8 @@ class Updates:
         self._publisher = WeightPublisher(layout)
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._reader = self._publisher.handle.attach(memory)
-        self._number = 0
+        self._vector = SharedVector(self._publisher, layout, itertools.count())
+        self._pulled: tuple[int, ...] = ()
         for _ in range(PLACES):
             self.learn()
             self.publish()
@@ -56,15 +60,21 @@ class Updates:
             for parameter in self._policy.parameters():
                 parameter.add_(1e-3)
         self._pool.update()
-        self._number += 1
 
     def publish(self) -> Sequence[int]:
-        """Write what has changed; return the numbers of its ranges."""
-        return self._publisher.write(self._number % PLACES, self._tensors)
+        """Write what has changed; return the indices of its ranges."""
+        replaced = self._vector.replaced
+        self._vector.write(self._tensors, 0, None)
+        numbers = self._vector.newest.numbers
+        return lacking(numbers, replaced.numbers if replaced else ())
 
     def pull(self) -> Sequence[int]:
-        """Read what has changed; return the numbers of its ranges."""
-        return self._reader.pull(self._number % PLACES)
+        """Read what has changed; return the indices of its ranges."""
+        newest = self._vector.newest
+        ranges = lacking(newest.numbers, self._pulled)
+        self._reader.pull(newest.place, ranges)
+        self._pulled = newest.numbers
+        return ranges
 
     def publish_next(self) -> None:
         """Learn and publish, so that there is something to pull."""

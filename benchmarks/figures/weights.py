@@ -26,7 +26,8 @@ from torch import nn
 from workloads.adapters import our_factory
 
 from marl_collect import MultiAsyncCollector
-from marl_collect.weights.shared import WeightLayout, WeightPublisher, WeightReader
+from marl_collect.weights.layout import WeightLayout
+from marl_collect.weights.shared import WeightPublisher, WeightReader
 
 
 class Constant(nn.Module):
@@ -92,11 +93,11 @@ def build(system: System) -> Measure:
         turns = itertools.cycle(range(len(copies)))
         while time.perf_counter() < end:
             published.append(_seconds(collector.update_policy_weights_))
-            publisher.write(0, list(tensors.values()))
-            pulled.append(_seconds(partial(reader.pull, 0)))
+            publisher.write(0, list(tensors.values()), [0])
+            pulled.append(_seconds(partial(reader.pull, 0, [0])))
             copy_seconds.append(_seconds(partial(copy, copies[next(turns)])))
-            publisher.write(1, list(tensors.values()))
-            reader.pull(1)
+            publisher.write(1, list(tensors.values()), [0])
+            reader.pull(1, [0])
         return {
             "publish_us": statistics.median(published) * 1e6,
             "pull_us": statistics.median(pulled) * 1e6,

@@ -18,9 +18,9 @@ FAMILY: Final = Family(
     extra="jaxmarl",
     modules=("jaxmarl",),
     distributions=("jaxmarl", "jax"),
-    listed=lambda: TASKS,
+    listed=TASKS.keys,
     known=TASKS.__contains__,
     env="marl_collect.envs.jaxmarl.env:JaxMarlEnv",
     defaults=_defaults,
-    batched=True,
+    pettingzoo=False,
 )

@@ -2,9 +2,8 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import Family
 
 
@@ -25,13 +24,6 @@ def _has_two_players(layout: Path) -> bool:
     return "2" in grid and "3" not in grid
 
 
-def _defaults(layout: str) -> dict[str, Any]:
-    from marl_collect.envs.overcooked.env import OvercookedEnv
-
-    del layout  # They are the same for every layout.
-    return defaults_of(OvercookedEnv)
-
-
 FAMILY: Final = Family(
     name="overcooked",
     extra="overcooked",
@@ -40,5 +32,4 @@ FAMILY: Final = Family(
     listed=_listed,
     known=lambda layout: layout in _listed(),
     env="marl_collect.envs.overcooked.env:OvercookedEnv",
-    defaults=_defaults,
 )

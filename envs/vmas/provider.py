@@ -1,8 +1,7 @@
 """Task provider of VMAS: an entry point of ``marl_collect.tasks``."""
 
-from typing import Any, Final
+from typing import Final
 
-from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import Family
 
 
@@ -18,13 +17,6 @@ def _known(scenario: str) -> bool:
     return scenario in [*_listed(), *vmas.debug_scenarios]
 
 
-def _defaults(task: str) -> dict[str, Any]:
-    from marl_collect.envs.vmas.env import VmasEnv
-
-    del task  # Arguments of scenarios have no signature.
-    return defaults_of(VmasEnv)
-
-
 FAMILY: Final = Family(
     name="vmas",
     extra="vmas",
@@ -33,6 +25,5 @@ FAMILY: Final = Family(
     listed=_listed,
     known=_known,
     env="marl_collect.envs.vmas.env:VmasEnv",
-    defaults=_defaults,
-    batched=True,
+    pettingzoo=False,
 )

@@ -6,8 +6,9 @@ in a worker copies them from there.
 """
 
 import abc
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar, final
 
@@ -21,14 +22,9 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.errors import ClosedError
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
+from marl_collect.weights.layout import WeightLayout, check_same_weights, lacking
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import (
-    PLACES,
-    Handle,
-    Publisher,
-    WeightLayout,
-    check_same_weights,
-)
+from marl_collect.weights.shared import PLACES, Handle, Publisher
 from marl_collect.weights.skeleton import split_module
 
 Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
@@ -211,11 +207,13 @@ class Published:
         version: of the weights.
         settings: changes of the module's settings since the start.
         place: where a worker's reader finds them.
+        numbers: of the layout's ranges; equal numbers mean equal bytes.
     """
 
     version: int = 0
     settings: Settings | None = None
     place: int = 0
+    numbers: tuple[int, ...] = ()
 
 
 P = TypeVar("P", bound=Published)
@@ -267,6 +265,7 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
         self._ask = ask
         self._orders = 0
         self._are_published = False
+        self._counter = itertools.count()  # Of contents of ranges.
 
     @property
     @override
@@ -398,12 +397,18 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
             order=self._orders,
             version=published.version,
             place=None if record.has is published else published.place,
+            ranges=self._lacking(record.has, published),
             handle=self._handle(record.has, published),
             settings=None if record.settings is settings else settings,
         )
         record.order, record.settings = self._orders, settings
         record.ordered = record.has = published
         return weights
+
+    @final
+    def _lacking(self, has: P | None, published: P) -> tuple[int, ...]:
+        """Return the indices of the ranges that a worker lacks of these weights."""
+        return lacking(published.numbers, has.numbers if has else ())
 
     # Publishing
 
@@ -432,27 +437,44 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
 
 @final
 @dataclass(eq=False, kw_only=True)
-class _InVector(Published):
+class VectorPlace(Published):
     """Weights at a place of a shared vector.
 
     Attributes:
         vector: the vector.
     """
 
-    vector: "_Vector"
+    vector: "SharedVector"
 
 
 @final
-class _Vector:
-    """A shared vector and the weights at each of its places."""
+class SharedVector:
+    """A shared vector and the weights at each of its places.
 
-    def __init__(self, publisher: Publisher) -> None:
+    Attributes:
+        publisher: writes to the vector.
+        newest: the weights that were written last.
+    """
+
+    def __init__(
+        self, publisher: Publisher, layout: WeightLayout, counter: Iterator[int]
+    ) -> None:
+        """Begin with what is at place 0: zeros, or what a worker writes there.
+
+        Args:
+            publisher: writes to the vector.
+            layout: of the vector.
+            counter: numbers the contents of ranges, in all vectors that workers read.
+        """
         self.publisher = publisher
-        self._at: list[_InVector | None] = [None] * PLACES
-        self.newest = self._at[0] = _InVector(vector=self)
+        self._layout = layout
+        self._counter = counter
+        self._at: list[VectorPlace | None] = [None] * PLACES
+        numbers = (next(counter),) * len(layout.ranges)
+        self.newest = self._at[0] = VectorPlace(vector=self, numbers=numbers)
 
     @property
-    def replaced(self) -> _InVector | None:
+    def replaced(self) -> VectorPlace | None:
         """The weights that the next write overwrites."""
         return self._at[(self.newest.place + 1) % PLACES]
 
@@ -465,16 +487,26 @@ class _Vector:
         self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
     ) -> None:
         """Write a new version to the place of the version before the newest."""
-        place = (self.newest.place + 1) % PLACES
-        self._at[place] = None
-        self.publisher.write(place, tensors)
-        self.newest = self._at[place] = _InVector(
-            version=version, settings=settings, place=place, vector=self
+        newest = self.newest
+        numbers = self._layout.renumber(
+            tensors, self.tensors, newest.numbers, next(self._counter)
+        )
+        place = (newest.place + 1) % PLACES
+        # If the write is interrupted, the next one writes all ranges.
+        replaced, self._at[place] = self._at[place], None
+        ranges = lacking(numbers, replaced.numbers if replaced else ())
+        self.publisher.write(place, tensors, ranges)
+        self.newest = self._at[place] = VectorPlace(
+            version=version,
+            settings=settings,
+            place=place,
+            numbers=numbers,
+            vector=self,
         )
 
 
 @final
-class SharedWeights(WorkerWeights[_InVector]):
+class SharedWeights(WorkerWeights[VectorPlace]):
     """Publishes weights in shared memory, in one vector or one per worker.
 
     All workers read the same vector until an update selects some of them. These get
@@ -507,7 +539,7 @@ class SharedWeights(WorkerWeights[_InVector]):
             options.prefetch
         )
         self._records = [WorkerRecord() for _ in range(self.workers)]
-        self._vectors: list[_Vector] = []  # Of each worker.
+        self._vectors: list[SharedVector] = []  # Of each worker.
         self._begin()
 
     @override
@@ -523,15 +555,16 @@ class SharedWeights(WorkerWeights[_InVector]):
             self._ask([index], command, messages.MemoryAttached)
             self._records[index].has = vector.newest
 
-    def _open(self, layout: WeightLayout) -> _Vector:
-        return _Vector(self._options.weight_scheme.open(layout))
+    def _open(self, layout: WeightLayout) -> SharedVector:
+        publisher = self._options.weight_scheme.open(layout)
+        return SharedVector(publisher, layout, self._counter)
 
     @override
-    def _newest(self, index: int) -> _InVector:
+    def _newest(self, index: int) -> VectorPlace:
         return self._vectors[index].newest
 
     @override
-    def _handle(self, has: _InVector | None, published: _InVector) -> Handle | None:
+    def _handle(self, has: VectorPlace | None, published: VectorPlace) -> Handle | None:
         vector = published.vector
         return None if has and has.vector is vector else vector.publisher.handle
 
@@ -589,7 +622,7 @@ class SharedWeights(WorkerWeights[_InVector]):
             vector.write(shared.tensors, newest.version, newest.settings)
             self._vectors[index] = vector
 
-    def _wait_until_read(self, vector: _Vector) -> None:
+    def _wait_until_read(self, vector: SharedVector) -> None:
         """Wait until all workers have read the weights that the next write overwrites.
 
         Raises:
@@ -606,7 +639,7 @@ class SharedWeights(WorkerWeights[_InVector]):
             self._check(waiting)
             time.sleep(_PAUSE)  # noqa: TID251 - a cell of memory has no event to wait on
 
-    def _needs(self, index: int, record: WorkerRecord[_InVector]) -> bool:
+    def _needs(self, index: int, record: WorkerRecord[VectorPlace]) -> bool:
         """Return whether a worker still has to read the weights of its last order."""
         cells = self._pool.status_board.lines[index].cells
         if cells[WEIGHTS_READ] != record.order:

@@ -93,8 +93,11 @@ def restore(
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
+    dtypes = policy.layout.dtypes if policy.layout is not None else ()
+    named = list(zip(policy.names, dtypes, strict=True))
     published = [
-        [vector[name] for name in policy.names] for vector in state_dict["published"]
+        [vector[name].to(dtype) for name, dtype in named]
+        for vector in state_dict["published"]
     ]
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
@@ -161,8 +164,11 @@ def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) ->
     pairs = []
     if parameters is not None and isinstance(module, torch.nn.Module):
         pairs.append((_shapes(parameters), _shapes(module.state_dict())))
-    names = dict.fromkeys(policy.names, "there")
-    pairs += [(dict.fromkeys(p, "there"), names) for p in state_dict["published"]]
+    shapes: dict[str, str] = {}
+    if (layout := policy.layout) is not None:
+        lists = map(str, map(list, layout.shapes))
+        shapes = dict(zip(layout.names, lists, strict=True))
+    pairs += [(_shapes(published), shapes) for published in state_dict["published"]]
     for saved, expected in pairs:
         for name in {**expected, **saved}:
             there, here = saved.get(name, "missing"), expected.get(name, "missing")

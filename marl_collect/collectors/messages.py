@@ -17,7 +17,7 @@ Between rollouts there are further commands with the reply ``Done``. After
 ``MemoryAttached`` all messages are small: batches and weights are never pickled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,8 +29,9 @@ from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.rollout.episodes import EndedEpisodes, Plan
+from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import Handle, WeightLayout
+from marl_collect.weights.shared import Handle
 from marl_collect.weights.skeleton import Skeleton
 
 T = TypeVar("T")
@@ -161,6 +162,7 @@ class Weights:
         order: a unique number, which the worker records once it has read the weights.
         version: of the weights.
         place: the place in the vector to read; None if the worker has the weights.
+        ranges: indices of the layout's ranges that the worker lacks.
         handle: of the vector, if it has changed.
         settings: of the policy, if they have changed.
     """
@@ -168,6 +170,7 @@ class Weights:
     order: int = 0
     version: int = 0
     place: int | None = None
+    ranges: Sequence[int] = ()
     handle: Handle | None = None
     settings: Settings | None = None
 

@@ -22,6 +22,7 @@ from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.probe import state_shapes
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.rollout.episodes import Episode
+from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.materialize import (
     fill_in_place,
     has_values,
@@ -31,7 +32,6 @@ from marl_collect.weights.materialize import (
     meta_tensors,
 )
 from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
-from marl_collect.weights.shared import WeightLayout
 from marl_collect.weights.skeleton import split_module, weight_tensors
 
 _UNNOTICED = 2

@@ -4,9 +4,9 @@ See ``marl_collect.collectors.messages`` for the order of the commands.
 """
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial, singledispatchmethod
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -39,10 +39,12 @@ from marl_collect.processes.status_board import (
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
+from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.module_settings import Path, apply_settings
-from marl_collect.weights.shared import Reader, WeightLayout
+from marl_collect.weights.shared import Reader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
+_WRITES = attrgetter("_version")
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
 _COMMAND = int(Phase.COMMAND)
@@ -136,9 +138,10 @@ class RolloutWorker:
         self._reader: Reader | None = None
         self._vector: torch.Tensor
         self._layout: WeightLayout | None = None
-        self._copies: list[torch.Tensor] = []
+        # What the module acts with: the vector, or copies on a device of its views.
+        self._tensors: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
-        self._versions: list[int] = []
+        self._written: list[int] = []
         self._settings: dict[Path, Any] = {}
         self._before: Any = None
         self._slots: dict[int, dict[Key, Any]] = {}
@@ -178,7 +181,7 @@ class RolloutWorker:
         self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
         self._reader = handle.attach(self._vector)
         # Before the first call: zero weights would hide differences between paths.
-        _pull(self._reader, command.place)
+        self._reader.pull(command.place, range(len(handle.layout.ranges)))
         tensors = handle.layout.views(self._vector)
         self._act_with(assemble_module(command.skeleton, tensors), handle.layout)
 
@@ -301,21 +304,20 @@ class RolloutWorker:
             self._reader = weights.handle.attach(self._vector)
         if weights.settings is not None:
             apply_settings(self._policy, weights.settings, self._settings)
-        changed: Sequence[int] = ()
-        if self._reader is not None and weights.place is not None:
-            changed = _pull(self._reader, weights.place)
-        elif weights.settings is None:
+        if self._reader is None or weights.place is None:
             return
-        if self._copies:
-            copies, views = self._copies, self._views
-            assert self._layout is not None
-            ranges = self._layout.ranges
-            if self._versions != [copy._version for copy in copies]:
-                changed = range(len(ranges))  # The module has written some of them.
-            for number in changed:
-                tensors = ranges[number].tensors
-                torch._foreach_copy_(copies[tensors], views[tensors])
-            self._versions = [copy._version for copy in copies]
+        layout = self._layout
+        assert layout is not None
+        ranges = weights.ranges
+        # Torch counts the writes to a tensor through any of its views.
+        if self._written != list(map(_WRITES, self._tensors)):
+            ranges = range(len(layout.ranges))  # The module has written some of them.
+        self._reader.pull(weights.place, ranges)
+        if self._views:
+            for index in ranges:
+                part = layout.ranges[index].tensors
+                torch._foreach_copy_(self._tensors[part], self._views[part])
+        self._written = list(map(_WRITES, self._tensors))
 
     def _seed_torch(self, seed: int) -> None:
         """Seed torch for this worker; see ``seed_torch``."""
@@ -327,11 +329,14 @@ class RolloutWorker:
         self._context.line.enter(Phase.POLICY)
         acting = self._assignment.acting
         device = torch.device(acting.device)
-        if device.type != "cpu" and layout is not None:
-            # The module on the device has copies, which are written after every pull.
-            policy = policy.to(device)
-            self._copies = [t.detach() for t in weight_tensors(policy).values()]
-            self._views = layout.views(self._vector)
+        if layout is not None:
+            self._tensors = [self._vector]
+            if device.type != "cpu":
+                # Its tensors are copied to after every pull.
+                policy = policy.to(device)
+                self._tensors = [t.detach() for t in weight_tensors(policy).values()]
+                self._views = layout.views(self._vector)
+            self._written = list(map(_WRITES, self._tensors))
         self._use([make_runner(policy, part, acting) for part in self._parts], layout)
 
     def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
@@ -345,14 +350,3 @@ class RolloutWorker:
         )
         share_imports()
         self._context.send(messages.PolicyReady(runners[0].signature, layout))
-
-
-def _pull(reader: Reader, place: int) -> Sequence[int]:
-    changed: Sequence[int] | None = reader.pull(place)
-    if changed is None:  # A policy on another device would keep its old weights.
-        raise TypeError(
-            f"{type(reader).__qualname__}.pull() returned None. It must return the "
-            "indices of the ranges that it copied; range(number of ranges) if it does "
-            "not know."
-        )
-    return changed

@@ -59,7 +59,12 @@ def _nest(
     return kind(content, batch_size=batch_size, names=names)
 
 
+def key_path(key: str | tuple[str, ...]) -> Key:
+    """Return a key of a TensorDict as a tuple."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
 def flatten(tensordict: Any) -> dict[Key, torch.Tensor]:
     """Return every tensor of a TensorDict under its key, as a tuple."""
     items = tensordict.items(include_nested=True, leaves_only=True)
-    return {(key,) if isinstance(key, str) else tuple(key): leaf for key, leaf in items}
+    return {key_path(key): leaf for key, leaf in items}

@@ -6,7 +6,7 @@ the weights there, and the worker reads them like those of a local trainer.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -26,8 +26,9 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.relay import Bytes
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
+from marl_collect.weights.layout import WeightLayout, lacking
 from marl_collect.weights.module_settings import Settings
-from marl_collect.weights.shared import WeightLayout, WeightWriter
+from marl_collect.weights.shared import WeightWriter
 
 FETCH_SECONDS = 60.0
 """Timeout for an object that Ray reports as available."""
@@ -57,7 +58,7 @@ class NodeVector:
         assert self.memory is not None, "The pool has not placed this vector."
         segment = Segment.attach(self.memory)
         shared = torch.frombuffer(segment.buffer, dtype=torch.uint8)
-        return NodeReader(shared, own, len(self.layout.ranges))
+        return NodeReader(self.layout, shared, own)
 
 
 @final
@@ -65,15 +66,16 @@ class NodeVector:
 class NodeReader:
     """Copies weights between the vector on the node and the worker's own."""
 
+    layout: WeightLayout
     shared: torch.Tensor
     own: torch.Tensor
-    count: int
 
-    def pull(self, place: int) -> Sequence[int]:
-        """Copy the whole vector: the policy may have written what has not changed."""
+    def pull(self, place: int, ranges: Iterable[int]) -> None:
+        """Copy ranges of the vector."""
         del place  # The worker is idle while the relay writes, so one is enough.
-        self.own.copy_(self.shared)
-        return range(self.count)
+        own, shared = self.layout.parts(self.own), self.layout.parts(self.shared)
+        for index in ranges:
+            own[index].copy_(shared[index])
 
     def publish_own(self) -> None:
         """Write the worker's own weights to the vector."""
@@ -142,8 +144,7 @@ class StoredWeights(WorkerWeights[Stored]):
     @override
     def _share(self, layout: WeightLayout, sources: range) -> None:
         self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        versions = np.zeros((1, len(layout.ranges)), np.int64)
-        self._writer = WeightWriter(layout, [self._staged], versions)
+        self._writer = WeightWriter(layout, [self._staged])
         if not sources:
             self._wants = [self._put(self.policy.tensors(), 0, None)] * self.workers
         for index in sources:
@@ -167,16 +168,12 @@ class StoredWeights(WorkerWeights[Stored]):
             return None
         layout = self.policy.layout
         assert layout is not None
-        held = has.references if has else (None,) * len(layout.ranges)
-        lacks = [
-            number
-            for number, reference in enumerate(published.references)
-            if held[number] is not reference
-        ]
+        lacking = self._lacking(has, published)
+        parts = [layout.ranges[index] for index in lacking]
         return NodeVector(
             layout,
-            tuple(published.references[number] for number in lacks),
-            tuple((layout.ranges[n].begin, layout.ranges[n].end) for n in lacks),
+            tuple(published.references[index] for index in lacking),
+            tuple((part.begin, part.end) for part in parts),
         )
 
     @override
@@ -220,14 +217,21 @@ class StoredWeights(WorkerWeights[Stored]):
         """Store the ranges that are not those of the weights written last."""
         layout = self.policy.layout
         assert layout is not None
-        references = list(self._last.references) or [None] * len(layout.ranges)
-        self._last = Stored()  # Until all ranges are stored.
-        changed = self._writer.write(0, tensors)
-        for number, weights in enumerate(layout.ranges):
-            if references[number] is None or number in changed:
-                content = self._staged[weights.begin : weights.end]
-                references[number] = self._ray.put(content.numpy())
+        last, self._last = self._last, Stored()  # Until all ranges are stored.
+        numbers = layout.renumber(
+            tensors, self._writer.places[0], last.numbers, next(self._counter)
+        )
+        ranges = lacking(numbers, last.numbers)
+        self._writer.write(0, tensors, ranges)
+        references = list(last.references) or [None] * len(numbers)
+        for index in ranges:
+            part = layout.ranges[index]
+            content = self._staged[part.begin : part.end]
+            references[index] = self._ray.put(content.numpy())
         self._last = Stored(
-            version=version, settings=settings, references=tuple(references)
+            version=version,
+            settings=settings,
+            numbers=numbers,
+            references=tuple(references),
         )
         return self._last

@@ -38,6 +38,7 @@ from typing_extensions import override
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
 from marl_collect.core.task_providers import providers
+from marl_collect.core.tensordicts import key_path
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 
 __all__ = ["Experiment", "OurMeltingPotTask", "OurPettingZooTask", "our_task"]
@@ -232,8 +233,7 @@ class Experiment(theirs.Experiment):
             # Protected, but what BenchMARL's own transforms are made from.
             spec = self.model_config._get_model_state_spec_inner(group=group)  # noqa: SLF001
             for key in spec.keys(include_nested=True, leaves_only=True):
-                path = (key,) if isinstance(key, str) else tuple(key)
-                shapes[group, *path] = (len(agents), *spec[key].shape)
+                shapes[group, *key_path(key)] = (len(agents), *spec[key].shape)
         return _InitialStates(shapes)
 
     def _factory(self, environments: int) -> Callable[[], TensorDictEnv]:

@@ -57,9 +57,7 @@ class AssignedRunner(PolicyRunner):
         self._description = description
         self._agents = _agents(description)
         self._ids = np.full((size, len(self._agents)), NOBODY, np.int64)
-        ends = np.cumsum([g.n_agents for g in description.groups.values()])[:-1]
-        split = np.split(self._ids, ends, 1)  # Views of the same memory.
-        self._ids_of = dict(zip(description.groups, split, strict=True))
+        self._ids_of = self._by_group(self._ids)  # Views of the same memory.
         self._pending: dict[int, int] = {}
         self._signature: PolicySignature
         self._lacking: list[dict[str, set[Key]]] = []
@@ -251,9 +249,13 @@ class AssignedRunner(PolicyRunner):
         acts = self._tried == index
         if not acts.any():
             acts = np.eye(len(self._agents), dtype=np.bool_)
-        ends = np.cumsum([g.n_agents for g in self._description.groups.values()])[:-1]
-        split = np.split(acts, ends, 1)
-        return dict(zip(self._description.groups, split, strict=True))
+        return self._by_group(acts)
+
+    def _by_group(self, agents: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Return views ``[..., n]`` by group of an array ``[..., agents]``."""
+        groups = self._description.groups
+        ends = np.cumsum([group.n_agents for group in groups.values()])[:-1]
+        return dict(zip(groups, np.split(agents, ends, -1), strict=True))
 
     def _chosen(self, seed: int) -> list[int]:
         """Return the index of each agent's policy in the episode of ``seed``."""

@@ -27,7 +27,6 @@ from tensordict.nn import (
     TensorDictSequential,
     set_interaction_type,
 )
-from tensordict.utils import unravel_key
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,7 +39,7 @@ from marl_collect.policies.fused.recordable import (
 from marl_collect.policies.fused.runner import FusedRunner, copying
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.noise import NoiseStream
-from marl_collect.policies.probe import undisturbed
+from marl_collect.policies.probe import input_keys, output_keys, undisturbed
 from marl_collect.policies.runner import Generators
 from marl_collect.weights.fingerprint import Fingerprint
 
@@ -347,7 +346,7 @@ class _Run:
         signature = self.runner.signature
         self._own |= allocate(signature.memory(description), (size,))
         self.runner.bind(self._own)
-        read = _keys(policy, "in_keys")
+        read = input_keys(policy)
         self._read = [
             key
             for key in self._own
@@ -581,13 +580,8 @@ def _parts(policy: Any, description: EnvDescription) -> dict[str, nn.Module]:
 
 
 def _groups_of(part: Any) -> set[str]:
-    keys = _keys(part, "in_keys") | _keys(part, "out_keys")
+    keys = input_keys(part) | output_keys(part)
     return {key[1] if key[0] == "next" else key[0] for key in keys}
-
-
-def _keys(part: Any, attribute: str) -> set[Key]:
-    keys = map(unravel_key, getattr(part, attribute, ()))
-    return {key if isinstance(key, tuple) else (key,) for key in keys}
 
 
 def _for_one_agent(part: nn.Module, agent: int) -> nn.Module:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from marl_collect.weights.skeleton import weight_tensors
+
 Keep = Literal["recent", "best", "random"]
 Sample = Literal["uniform", "latest", "win_rate"]
 
@@ -91,7 +93,7 @@ class PolicyPool(nn.Module):
         ):
             if rule not in rules:
                 raise ValueError(f"{name} must be one of {rules}, but is {rule!r}.")
-        for name, tensor in _tensors(policy).items():
+        for name, tensor in weight_tensors(policy).items():
             if is_lazy(tensor) or tensor.is_meta:
                 raise ValueError(
                     f"The policy has no values for {name} yet: initialise it before "
@@ -154,10 +156,10 @@ class PolicyPool(nn.Module):
 
     def add(self, place: int) -> None:
         """Keep the present version of the policy at ``place``, whatever the rules."""
-        present = _tensors(self.policy).values()
+        present = weight_tensors(self.policy).values()
         with torch.no_grad():
             for copied, tensor in zip(
-                _tensors(self.members[place]).values(), present, strict=True
+                weight_tensors(self.members[place]).values(), present, strict=True
             ):
                 copied.copy_(tensor)
         # Without updates in between, versions differ by their numbers all the same.
@@ -213,7 +215,3 @@ class PolicyPool(nn.Module):
         else:
             weights = torch.where(filled, 1 - self.win_rates, 0.0)
         self.probabilities.copy_(weights / weights.sum())
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())

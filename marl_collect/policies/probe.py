@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS, VERSION
 from marl_collect.core.description import FLAGS, EnvDescription, Field, Key, Row
 from marl_collect.core.signature import IS_INIT, PolicySignature, is_private
-from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.core.tensordicts import assemble, flatten, key_path
 from marl_collect.policies.fused.record import (
     OperationObserver,
     TensorOp,
@@ -110,12 +110,12 @@ def undisturbed(policy: Any) -> Iterator[None]:
 
 def input_keys(policy: Any) -> set[Key]:
     """Return the ``in_keys`` of a module, as tuples; empty if it has none."""
-    return {_key(key) for key in getattr(policy, "in_keys", None) or ()}
+    return {key_path(key) for key in getattr(policy, "in_keys", None) or ()}
 
 
 def output_keys(policy: Any) -> set[Key]:
     """Return the ``out_keys`` of a module, as tuples; empty if it has none."""
-    return {_key(key) for key in getattr(policy, "out_keys", None) or ()}
+    return {key_path(key) for key in getattr(policy, "out_keys", None) or ()}
 
 
 def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
@@ -125,7 +125,7 @@ def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
     for module in modules:
         told = getattr(module, "state_shapes", None)
         if isinstance(told, Mapping):
-            shapes |= {_key(key): tuple(shape) for key, shape in told.items()}
+            shapes |= {key_path(key): tuple(shape) for key, shape in told.items()}
     return shapes
 
 
@@ -211,7 +211,7 @@ class _Probe:
         for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
             name = getattr(module, "is_init_key", None)
             if isinstance(name, (str, tuple)):
-                keys.add(_key(name))
+                keys.add(key_path(name))
         nested = sorted("/".join(key) for key in keys if key[-1:] == IS_INIT != key)
         if nested:
             raise KeyError(
@@ -618,7 +618,3 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _is_ours(key: Key) -> bool:
     return key[-1] in FLAGS or key == IS_INIT
-
-
-def _key(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)

@@ -16,6 +16,14 @@ from marl_collect.training.convolutions import AUTO, check, convolutions
 
 Activation = Literal["tanh", "relu", "elu"]
 
+# Options of several algorithms, which have defaults of their own.
+_LearningRate = Annotated[float, Option("learning rate of Adam", positive=True)]
+_MinibatchFrames = Annotated[int, Option("frames of one gradient step", at_least=1)]
+_MaxGradNorm = Annotated[float, Option("maximum norm of the gradient", positive=True)]
+_Prefetch = Annotated[
+    bool, Option("collect during training, with weights that are one batch older")
+]
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -81,14 +89,12 @@ class Setup:
 class PPOOptions(Options):
     """Proximal policy optimisation."""
 
-    lr: Annotated[float, Option("learning rate of Adam", positive=True)] = 3e-4
+    lr: _LearningRate = 3e-4
     anneal: Annotated[
         bool, Option("whether it decays to zero, linearly in the frames")
     ] = False
     epochs: Annotated[int, Option("passes over each batch", at_least=1)] = 10
-    minibatch_frames: Annotated[
-        int, Option("frames of one gradient step", at_least=1)
-    ] = 400
+    minibatch_frames: _MinibatchFrames = 400
     clip_epsilon: Annotated[
         float,
         Option("how far the probability ratio may deviate from 1", positive=True),
@@ -101,9 +107,7 @@ class PPOOptions(Options):
     critic_coeff: Annotated[
         float, Option("weight of the critic's loss", at_least=0)
     ] = 0.5
-    max_grad_norm: Annotated[
-        float, Option("maximum norm of the gradient", positive=True)
-    ] = 0.5
+    max_grad_norm: _MaxGradNorm = 0.5
     sequence_frames: Annotated[
         int,
         Option(
@@ -114,23 +118,18 @@ class PPOOptions(Options):
             at_least=1,
         ),
     ] = 32
-    prefetch: Annotated[
-        bool,
-        Option("collect during training, with weights that are one batch older"),
-    ] = False
+    prefetch: _Prefetch = False
 
 
 @dataclass(frozen=True)
 class ValueOptions(Options):
     """Value decomposition: VDN and QMIX."""
 
-    lr: Annotated[float, Option("learning rate of Adam", positive=True)] = 5e-4
+    lr: _LearningRate = 5e-4
     buffer_frames: Annotated[
         int, Option("capacity of the replay buffer", at_least=1)
     ] = 100_000
-    minibatch_frames: Annotated[
-        int, Option("frames of one gradient step", at_least=1)
-    ] = 256
+    minibatch_frames: _MinibatchFrames = 256
     frames_per_update: Annotated[
         int, Option("collected frames per gradient step", at_least=1)
     ] = 16
@@ -170,13 +169,8 @@ class ValueOptions(Options):
         float,
         Option("factor of the initial weights of the mixer's layers", positive=True),
     ] = 0.1
-    max_grad_norm: Annotated[
-        float, Option("maximum norm of the gradient", positive=True)
-    ] = 10.0
-    prefetch: Annotated[
-        bool,
-        Option("collect during training, with weights that are one batch older"),
-    ] = True
+    max_grad_norm: _MaxGradNorm = 10.0
+    prefetch: _Prefetch = True
 
 
 @dataclass(frozen=True)
@@ -230,6 +224,13 @@ class TrainingOptions(Options):
             "sprites if the sides of pictures are multiples of 8, and three otherwise"
         ),
     ] = AUTO
+    conv_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Option(
+            "in which the convolutions and their gradients are computed: float32 or "
+            "bfloat16. Weights and features are float32 with both"
+        ),
+    ] = "float32"
     recurrent: Annotated[
         Literal["gru", "lstm"] | None,
         Option(
@@ -379,7 +380,8 @@ def network_options(
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,
         "hidden_size": options.hidden_size,
-        "conv": convolutions(options.conv, description),
+        "conv": convolutions(options.conv, description)
+        | {"dtype": getattr(torch, options.conv_dtype)},
     }
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
+from marl_collect.core.tensordicts import key_path
 from marl_collect.errors import imports_of
 from marl_collect.models import (
     RecurrentModule,
@@ -235,7 +236,7 @@ class PPOLearner(Learner):
             keys |= {(name, "action"), (name, "action_log_prob")}
             keys |= {("next", name, k) for k in ("reward", *flags)} | {(name, "done")}
             for key in batch[name].keys(include_nested=True, leaves_only=True):
-                parts = (key,) if isinstance(key, str) else key
+                parts = key_path(key)
                 if parts[0] == "observation":
                     keys |= {(name, *parts), ("next", name, *parts)}
                 elif parts[0] in read or parts[0].startswith("recurrent_"):

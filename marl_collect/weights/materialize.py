@@ -20,6 +20,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from marl_collect.core.tensordicts import key_path
+
 # Layers of torch.nn with a private initialiser.
 _PRIVATE_RESET = (nn.MultiheadAttention, nn.Transformer)
 
@@ -437,14 +439,10 @@ def _template_paths(module: nn.Module) -> set[str]:
         for params in children.values():
             if not isinstance(params, TensorDictParams):
                 continue
-            keys = [".".join(_as_tuple(k)) for k in params.keys(True, True)]
+            keys = [".".join(key_path(k)) for k in params.keys(True, True)]
             dot = f"{prefix}." if prefix else ""
             paths.update(f"{dot}{c}.{key}" for c in children for key in keys)
     return paths
-
-
-def _as_tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
 
 
 def _map_params(
@@ -452,7 +450,7 @@ def _map_params(
 ) -> TensorDictParams:
     changed = TensorDict({}, batch_size=params.batch_size)
     for key, value in params.items(True, True):
-        changed[key] = fn(".".join((path, *_as_tuple(key))), value)
+        changed[key] = fn(".".join((path, *key_path(key))), value)
     return TensorDictParams(changed, no_convert=True)
 
 

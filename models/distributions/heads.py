@@ -16,6 +16,7 @@ from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import Tensor
 from typing_extensions import override
 
+from marl_collect.core.tensordicts import key_path
 from marl_collect.models.distributions.base import ActionDistribution, NoiseKind
 from marl_collect.models.distributions.categorical import (
     MaskedCategorical,
@@ -147,8 +148,7 @@ class ActionHead(ProbabilisticTensorDictModule, abc.ABC):
 
 def show_keys(keys: Iterable[str | tuple[str, ...]]) -> str:
     """Format nested keys as sorted paths, for messages."""
-    paths = ["/".join((key,) if isinstance(key, str) else key) for key in keys]
-    return ", ".join(sorted(paths)) or "nothing"
+    return ", ".join(sorted("/".join(key_path(key)) for key in keys)) or "nothing"
 
 
 @final

@@ -100,7 +100,8 @@ def test_a_task_that_is_not_installed_is_refused_with_its_extra(
     assert 'mpe: pip install "marl-collect[mpe]"' in text
     code, text = run("collect", "meltingpot/coins")
     assert code == 2
-    assert 'meltingpot/coins needs: pip install "marl-collect[meltingpot]"' in text
+    assert "meltingpot/coins needs meltingpot: " in text
+    assert 'pip install "marl-collect[meltingpot]"' in text
     code, text = run("envs")
     assert "meltingpot/... " in text
     assert "mpe/simple" not in text

@@ -57,24 +57,10 @@ class _Reader:
     def __init__(self, inner: Any, note: Noted) -> None:
         self.inner, self.note = inner, note
 
-    def pull(self, place: int) -> Any:
-        copied = self.inner.pull(place)
+    def pull(self, place: int, ranges: Any) -> None:
+        self.inner.pull(place, ranges)
         with (self.note.folder / str(os.getpid())).open("a") as file:
-            print(*sorted({self.note.owners[i] for i in copied}), file=file)
-        return copied
-
-
-class _Silent(_Reader):
-    def pull(self, place: int) -> Any:
-        super().pull(place)
-
-
-@dataclass
-class Silent(Noted):
-    """Its readers do not say what they have copied."""
-
-    def attach(self, vector: torch.Tensor) -> Any:
-        return _Silent(self.inner.attach(vector), self)
+            print(*sorted({self.note.owners[i] for i in ranges}), file=file)
 
 
 def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
@@ -269,8 +255,3 @@ def test_an_update_resets_frozen_parameters_that_workers_have_written(
             collector.update_policy_weights_()
     assert [row[-1] - row[0] for row in values] == [3.0] * 4
     assert values[1] == values[2] == values[3]  # Each begins with the trainer's values.
-
-
-def test_a_reader_that_does_not_say_what_it_copied_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"_Silent.pull\(\) returned None. It must"):
-        start(MultiSyncCollector, Silent(tmp_path))

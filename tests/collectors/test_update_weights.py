@@ -11,7 +11,8 @@ from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.weights.shared import SharedMemoryWeights, WeightLayout
+from marl_collect.weights.layout import WeightLayout
+from marl_collect.weights.shared import SharedMemoryWeights
 
 
 def test_weight_sync_schemes_can_be_replaced() -> None:

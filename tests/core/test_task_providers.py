@@ -9,7 +9,7 @@ from marl_collect.core import task_providers
 from marl_collect.storage.description import installed_versions
 
 
-class Family:
+class Versioned:
     """A family that depends on one installed package and one that is missing."""
 
     @staticmethod
@@ -27,7 +27,7 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group == "marl_collect.tasks"
         return [
             EntryPoint("second", f"{__name__}:Plain", group),
-            EntryPoint("first", f"{__name__}:Family", group),
+            EntryPoint("first", f"{__name__}:Versioned", group),
         ]
 
     monkeypatch.setattr(task_providers, "entry_points", find)
@@ -36,7 +36,7 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("entry_points")
 def test_providers_are_sorted_by_name() -> None:
     found_providers: list[Any] = list(task_providers.providers())
-    assert [provider.__name__ for provider in found_providers] == ["Family", "Plain"]
+    assert [provider.__name__ for provider in found_providers] == ["Versioned", "Plain"]
 
 
 @pytest.mark.usefixtures("entry_points")

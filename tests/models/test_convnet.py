@@ -136,3 +136,56 @@ def test_the_default_is_three_layers_of_32() -> None:
     assert [layer.out_channels for layer in layers] == [32, 32, 32]
     assert {layer.kernel_size for layer in layers} == {(5, 5)}
     assert {layer.stride for layer in layers} == {(2, 2)}
+
+
+def both(centralised: bool, share_params: bool, **options: Any) -> tuple[Any, Any]:
+    """Return networks with the same weights that compute in float32 and bfloat16."""
+    net = conv(centralised, share_params, **options)
+    other = conv(centralised, share_params, dtype=torch.bfloat16, **options)
+    other.load_state_dict(net.state_dict())
+    return net, other
+
+
+def relative(value: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((value - expected).norm() / expected.norm()).detach())
+
+
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("norm_class", [None, nn.GroupNorm])
+def test_bfloat16_computes_the_features_of_float32_up_to_rounding(
+    centralised: bool, share_params: bool, norm_class: Any
+) -> None:
+    torch.manual_seed(0)
+    norm = {"num_groups": 2, "num_channels": 4} if norm_class else None
+    options = {"num_cells": [4, 4], "norm_class": norm_class, "norm_kwargs": norm}
+    net, other = both(centralised, share_params, **options)
+    x = torch.rand(16, N, 2, 7, 8)
+
+    outputs = [net(x), other(x)]
+    weights = torch.rand_like(outputs[0])
+    gradients = []
+    for out, network in zip(outputs, (net, other), strict=True):
+        (out * weights).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+
+    # bfloat16 has 8 significant bits.
+    for values in (outputs, gradients):
+        assert values[1].dtype == torch.float32
+        assert values[1].isfinite().all()
+        assert 0 < relative(values[1], values[0]) < 0.02
+    assert {p.dtype for p in other.parameters()} == {torch.float32}
+
+
+def test_bfloat16_is_shown_and_has_the_shapes_of_float32_on_meta() -> None:
+    net, other = both(False, True)
+    x = torch.rand(5, N, 2, 7, 8)
+
+    assert other.to("meta")(x.to("meta")).shape == net(x).shape
+    assert "dtype=torch.bfloat16" in repr(other)
+    assert "dtype" not in repr(net)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, "bfloat16"])
+def test_another_dtype_is_an_error(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=f"float32 or torch.bfloat16, but is {dtype}"):
+        conv(False, True, dtype=dtype)

@@ -33,6 +33,15 @@ def test_images_become_floats_with_channels_first() -> None:
     assert torch.equal(ImageInput(channels_last=False)(out), out)
 
 
+def test_images_of_bfloat16_are_rounded_once_and_keep_their_order() -> None:
+    image = torch.randint(0, 256, (2, 30, 31, 3), dtype=torch.uint8)
+
+    out = ImageInput(dtype=torch.bfloat16)(image)
+
+    assert torch.equal(out, (image.movedim(-1, -3) / 255).bfloat16())
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_loc_scale_equals_tensordicts_extractor() -> None:
     x = torch.randn(5, 2, 8)
     with torch.device("meta"):

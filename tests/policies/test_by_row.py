@@ -25,6 +25,8 @@ masked = partial(CountingEnv, CountingOptions(action_mask=True))
 one_hot = partial(CountingEnv, CountingOptions(categorical_actions=False, state=True))
 images = partial(CountingEnv, CountingOptions(image=(40, 40, 3), n_prey=0))
 
+BFLOAT16 = {"dtype": torch.bfloat16}
+
 
 def by_seed(seed: int, agents: Agents) -> dict[str, str]:
     return {a: ("main", "rival")[(seed >> i) % 2] for i, a in enumerate(agents)}
@@ -129,6 +131,8 @@ def unusual(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
         (plain, {"agent_ids": True}),
         (images, {"agent_ids": True, "share_params": False}),
         (images, {"agent_ids": True, "recurrent": "lstm"}),
+        (images, {"conv": BFLOAT16}),
+        (images, {"conv": BFLOAT16, "share_params": False, "recurrent": "gru"}),
     ],
 )
 @pytest.mark.usefixtures("all_worth_it")

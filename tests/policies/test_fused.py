@@ -276,12 +276,14 @@ def test_policies_with_a_memory_carry_what_the_module_carries(
     assert all(abs(row[key]).max() > 0 for row in rows for key in states)
 
 
-def test_images_go_through_convolutions() -> None:
+@pytest.mark.parametrize("share_params", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_go_through_convolutions(dtype: torch.dtype, share_params: bool) -> None:
     image: Any = spaces.Box(0, 255, (30, 30, 3), np.uint8)
     description = environment("categorical", image)
-    conv = {"num_cells": [4, 4], "kernel_sizes": [5, 3]}
-    acting = pair(make_policy(description, conv=conv), description)
-    check_equal(acting)
+    conv = {"num_cells": [4, 4], "kernel_sizes": [5, 3], "dtype": dtype}
+    policy = make_policy(description, conv=conv, share_params=share_params)
+    check_equal(pair(policy, description))
 
 
 def test_nested_observations_are_concatenated() -> None:

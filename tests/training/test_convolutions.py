@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("torchrl")
 
@@ -59,10 +60,17 @@ def test_pictures_that_are_too_small_are_named() -> None:
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
 def test_policy_and_critic_have_the_convolutions(algorithm: str) -> None:
-    options = TrainingOptions().with_settings({"conv": "4k6s3,8k3s2"})
+    settings = {"conv": "4k6s3,8k3s2", "conv_dtype": "bfloat16"}
+    options = TrainingOptions().with_settings(settings)
     description = described(32, 32, 3)
     learner = PPOLearner(description, Setup(algorithm), options, 0)
     for network in learner.networks.values():
         conv_nets = [m for m in network.modules() if isinstance(m, MultiAgentConvNet)]
         assert conv_nets
         assert all(net.net[0].out_channels == 4 for net in conv_nets)
+        assert all(net.dtype == torch.bfloat16 for net in conv_nets)
+
+
+def test_another_dtype_is_an_error() -> None:
+    with pytest.raises(ValueError, match="conv_dtype must be .*bfloat16.*'float16'"):
+        TrainingOptions().with_settings({"conv_dtype": "float16"})

@@ -16,7 +16,12 @@ from workloads.counting import CountingEnv
 
 from marl_collect import describe, evaluate
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.models import load_policy, make_policy, save_policy
+from marl_collect.models import (
+    MultiAgentConvNet,
+    load_policy,
+    make_policy,
+    save_policy,
+)
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
@@ -40,18 +45,19 @@ OPTIONS = TrainingOptions().with_settings(
 
 
 @pytest.mark.parametrize(
-    ("name", "recurrent"),
+    ("name", "recurrent", "dtype"),
     [
-        ("mappo-local-own", "gru"),
-        ("ippo-centralised-shared-ids", None),
-        ("qmix-local-own", None),
+        ("mappo-local-own", "gru", "bfloat16"),
+        ("ippo-centralised-shared-ids", None, "float32"),
+        ("qmix-local-own", None, "float32"),
+        ("qmix-local-shared", None, "bfloat16"),
     ],
 )
 def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
-    name: str, recurrent: bool, tmp_path: Path
+    name: str, recurrent: bool, dtype: str, tmp_path: Path
 ) -> None:
     task = Task("task", HUNTERS, describe(HUNTERS), {})
-    options = OPTIONS.with_settings({"recurrent": recurrent})
+    options = OPTIONS.with_settings({"recurrent": recurrent, "conv_dtype": dtype})
     setup = Setup.parse(name)
     tmp_path /= "seed_0"
     result = Trainer(task, setup, options, 0, tmp_path).run()
@@ -62,6 +68,8 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
         )
         returns = [round(value, 3) for value in evaluation.team_returns]
         assert returns == result["best"]["team_returns"]
+    convolutions = [m for m in policy.modules() if isinstance(m, MultiAgentConvNet)]
+    assert {str(net.dtype) for net in convolutions} == {f"torch.{dtype}"}
     last = load_policy(tmp_path / LAST, HUNTERS).state_dict()
     assert last.keys() == policy.state_dict().keys()
     same(load_policy(tmp_path.parent, HUNTERS), policy)  # The only run in there.

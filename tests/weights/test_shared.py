@@ -1,25 +1,22 @@
 """Weights travel as bytes: every kind of tensor, and each policy when it changes."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from marl_collect.weights.shared import (
-    WeightLayout,
-    WeightPublisher,
-    WeightWriter,
-    check_same_weights,
-)
+from marl_collect.collectors.broadcaster import SharedVector
+from marl_collect.weights.layout import WeightLayout, check_same_weights, lacking
+from marl_collect.weights.shared import WeightPublisher, WeightWriter
 from marl_collect.weights.skeleton import weight_tensors
 
 
 def writer_of(*tensors: torch.Tensor) -> tuple[WeightWriter, list[torch.Tensor]]:
     layout = WeightLayout.plan({f"t{i}": t for i, t in enumerate(tensors)})
-    vectors = [torch.zeros(layout.nbytes, dtype=torch.uint8)]
-    writer = WeightWriter(layout, vectors, np.zeros((1, len(layout.ranges)), np.int64))
+    writer = WeightWriter(layout, [torch.zeros(layout.nbytes, dtype=torch.uint8)])
     return writer, writer.places[0]
 
 
@@ -52,56 +49,36 @@ def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(
     tensor: torch.Tensor,
 ) -> None:
     writer, (target,) = writer_of(tensor)
-    writer.write(0, [tensor])
+    writer.write(0, [tensor], [0])
     assert torch.equal(target, tensor.detach())
     with torch.no_grad():
         tensor.zero_()
-    writer.write(0, [tensor])
+    writer.write(0, [tensor], [0])
     assert torch.equal(target, torch.zeros_like(tensor))
 
 
 def test_replaced_memory_is_read() -> None:
     weight = nn.Parameter(torch.zeros(3))
     writer, (target,) = writer_of(weight)
-    writer.write(0, [weight])
+    writer.write(0, [weight], [0])
     weight.data = torch.ones(3)
-    writer.write(0, [weight])
+    writer.write(0, [weight], [0])
     assert target.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_another_dtype_is_converted() -> None:
-    writer, (target,) = writer_of(torch.zeros(2))
-    writer.write(0, [torch.tensor([1.0, 2.0], dtype=torch.float64)])
-    assert target.dtype == torch.float32
-    assert target.tolist() == [1.0, 2.0]
-
-
-def test_another_shape_raises_an_error_that_names_the_tensor_and_writes_nothing() -> (
-    None
-):
-    writer, (first, second) = writer_of(torch.zeros(3), torch.zeros(2))
-    with pytest.raises(ValueError, match=r"'t1' must have shape \(2,\), .*\(1,\)"):
-        writer.write(0, [torch.ones(3), torch.ones(1)])
-    assert first.tolist() == [0.0, 0.0, 0.0]
-    assert second.tolist() == [0.0, 0.0]
-
-
-def test_a_failed_write_does_not_affect_the_next_one() -> None:
-    writer, (first, second) = writer_of(torch.zeros(2), torch.zeros(2))
-    old, new = torch.ones(2), torch.full((2,), 2.0)
-    writer.write(0, [old, old])
-    with pytest.raises(ValueError, match="'t1'"):
-        writer.write(0, [new, torch.ones(3)])
-    writer.write(0, [new, old])
-    assert first.tolist() == [2.0, 2.0]
-    assert second.tolist() == [1.0, 1.0]
+def test_another_shape_or_dtype_is_an_error_that_names_the_tensor() -> None:
+    layout = WeightLayout.plan({"first": torch.zeros(3), "second": torch.zeros(2)})
+    layout.check([torch.ones(3), torch.ones(2)], "It")
+    for other in (torch.ones(1), torch.ones(2, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"^It must .*but second is .*\(2,\)"):
+            layout.check([torch.ones(3), other], "It")
 
 
 def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed() -> None:
     view = torch.arange(4.0).reshape(2, 2).T
     writer, (first, second) = writer_of(torch.zeros(2), view)
     for _ in range(2):
-        writer.write(0, [torch.ones(2), view])
+        writer.write(0, [torch.ones(2), view], [0])
         assert first.tolist() == [1.0, 1.0]
         assert torch.equal(second, view)
         view.add_(1.0)
@@ -110,9 +87,9 @@ def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed() -> None:
 def test_another_view_of_the_same_memory_is_noticed() -> None:
     weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
     writer, (target,) = writer_of(weight)
-    writer.write(0, [weight])
+    writer.write(0, [weight], [0])
     weight.data = weight.data.T
-    writer.write(0, [weight])
+    writer.write(0, [weight], [0])
     assert torch.equal(target, weight.detach())
 
 
@@ -143,23 +120,33 @@ class Policies:
         self.own = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self.views = dict(zip(layout.names, layout.views(self.own), strict=True))
         self.publisher = WeightPublisher(layout)
+        self.vector = SharedVector(self.publisher, layout, itertools.count())
         self.reader = self.publisher.handle.attach(self.own)
         self.layout = layout
-        self.updates = 0
+        self.has: tuple[int, ...] = ()
 
-    def publish(self) -> list[int]:
-        self.updates += 1
-        tensors = self.module.state_dict(keep_vars=True)
-        place = self.updates % 2
-        tensors_in_order = [tensors[name] for name in self.layout.names]
-        return list(self.publisher.write(place, tensors_in_order))
+    def weight(self, name: str) -> Any:
+        return self.module[name].weight
+
+    def publish(self, tensors: Sequence[torch.Tensor] | None = None) -> list[int]:
+        """Return the ranges that are written."""
+        by_name = self.module.state_dict(keep_vars=True)
+        place = self.vector.replaced
+        in_order = [by_name[name] for name in self.layout.names]
+        self.vector.write(tensors or in_order, 0, None)
+        numbers = self.vector.newest.numbers
+        return list(lacking(numbers, place.numbers if place else ()))
 
     def pull(self) -> list[int]:
-        copied = list(self.reader.pull(self.updates % 2))
+        """Return the ranges that are copied."""
+        newest = self.vector.newest
+        ranges = lacking(newest.numbers, self.has)
+        self.reader.pull(newest.place, ranges)
+        self.has = newest.numbers
         for name, tensor in self.module.state_dict().items():
             there = self.views[name].reshape(-1).view(torch.uint8)
             assert torch.equal(there, tensor.reshape(-1).view(torch.uint8)), name
-        return copied
+        return list(ranges)
 
 
 LEARNER, OLD, OLDER, BUFFERS = range(4)  # The ranges of the layout.
@@ -191,25 +178,25 @@ def test_frozen_parameters_of_a_policy_are_one_range_of_bytes(
 
 
 def test_a_frozen_encoder_travels_once() -> None:
-    module = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Linear(64, 2))
-    module[0].requires_grad_(False)
+    encoder, head = nn.Linear(8, 64), nn.Linear(64, 2)
+    encoder.requires_grad_(False)
+    module = nn.Sequential(encoder, nn.BatchNorm1d(64), head)
     layout = WeightLayout.of(module, lambda name: "policy")
     assert [part.frozen for part in layout.ranges] == [True, False]
     tensors = list(weight_tensors(module).values())
-    publisher = WeightPublisher(layout)
-    own = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    reader = publisher.handle.attach(own)
-    pulled = []
+    views = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+    numbers: tuple[int, ...] = ()
+    travels = []
     for update in range(4):
         with torch.no_grad():
-            module[2].weight.add_(1)
+            head.weight.add_(1)
             if update == 3:
-                module[0].bias.data.add_(1)
-        publisher.write(update % 2, tensors)
-        pulled.append(reader.pull(update % 2))
-        for view, tensor in zip(layout.views(own), tensors, strict=True):
-            assert torch.equal(view, tensor)
-    assert pulled == [[0, 1], [1], [1], [0, 1]]
+                encoder.bias.data.add_(1)
+        before, numbers = numbers, layout.renumber(tensors, views, numbers, update)
+        travels.append(lacking(numbers, before))
+        for view, tensor in zip(views, tensors, strict=True):
+            view.copy_(tensor.detach())
+    assert travels == [(0, 1), (1,), (1,), (0, 1)]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -219,7 +206,7 @@ def test_a_frozen_policy_travels_when_its_bytes_change(
     for _ in range(2):
         assert policies.publish() == policies.pull() == TRAVELS
     with torch.no_grad():
-        CHANGES[change](policies.module["old"].weight)
+        CHANGES[change](policies.weight("old"))
     # Written to both places, read once.
     assert policies.publish() == policies.pull() == [LEARNER, OLD, BUFFERS]
     assert policies.publish() == [LEARNER, OLD, BUFFERS]
@@ -231,7 +218,7 @@ def test_a_reader_that_skipped_updates_pulls_what_changed_meanwhile(
     policies: Policies,
 ) -> None:
     for name in ("old", "older"):
-        policies.module[name].weight.fill_(3)
+        policies.weight(name).fill_(3)
         policies.publish()
         policies.publish()
     assert policies.pull() == [LEARNER, OLD, OLDER, BUFFERS]
@@ -240,12 +227,7 @@ def test_a_reader_that_skipped_updates_pulls_what_changed_meanwhile(
 def test_a_reader_that_attaches_later_pulls_everything(policies: Policies) -> None:
     policies.own.zero_()
     policies.reader = policies.publisher.handle.attach(policies.own)
-    assert policies.pull() == [LEARNER, OLD, OLDER, BUFFERS]
-
-
-def test_what_a_worker_has_written_is_overwritten(policies: Policies) -> None:
-    policies.views["older.weight"].fill_(7)
-    policies.publish()
+    policies.has = ()
     assert policies.pull() == [LEARNER, OLD, OLDER, BUFFERS]
 
 
@@ -254,28 +236,29 @@ def test_an_interrupted_write_is_made_up_for(policies: Policies) -> None:
         pass
 
     class Endless(list[Any]):
-        def __iter__(self) -> Any:
+        def __getitem__(self, index: Any) -> Any:
             raise Interrupted
 
-    policies.module["old"].weight.fill_(3)
-    pairs = policies.publisher._writer._pairs
-    whole = pairs[1][BUFFERS]
-    pairs[1][BUFFERS] = Endless()
+    policies.weight("old").fill_(3)
+    writer = policies.publisher._writer
+    assert policies.vector.replaced is not None
+    place = policies.vector.replaced.place
+    whole, writer._targets[place] = writer._targets[place], Endless()
     with pytest.raises(Interrupted):
         policies.publish()
-    pairs[1][BUFFERS] = whole
-    policies.updates -= 1
+    writer._targets[place] = whole
     assert policies.publish() == [LEARNER, OLD, OLDER, BUFFERS]
     assert policies.pull() == [LEARNER, OLD, BUFFERS]
 
 
 @pytest.mark.parametrize(
-    "source", [lambda t: t.t().contiguous().t(), torch.Tensor.double]
+    "source",
+    [lambda t: t.t().contiguous().t(), lambda t: torch.stack([t, t], -1)[..., 0]],
 )
-def test_frozen_tensors_that_torch_converts_are_compared(
+def test_frozen_tensors_that_are_not_contiguous_are_compared(
     policies: Policies, source: Any
 ) -> None:
-    weight = policies.module["old"].weight
+    weight = policies.weight("old")
     tensors = [
         source(tensor.detach()) if tensor is weight else tensor
         for tensor in (
@@ -284,13 +267,12 @@ def test_frozen_tensors_that_torch_converts_are_compared(
         )
     ]
     for _ in range(2):
-        assert policies.publisher.write(0, tensors) == TRAVELS
+        assert policies.publish(tensors) == TRAVELS
     with torch.no_grad():
         tensors[policies.layout.names.index("old.weight")][1, 0] = 9
         weight[1, 0] = 9
-    assert policies.publisher.write(0, tensors) == [LEARNER, OLD, BUFFERS]
-    policies.updates = 0
-    policies.pull()
+    assert policies.publish(tensors) == [LEARNER, OLD, BUFFERS]
+    assert policies.pull() == [LEARNER, OLD, BUFFERS]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,422 @@
+"""The layout of policy weights in a byte vector.
+
+One vector holds all parameters and buffers. Each tensor is a view of it, at a multiple
+of 64 bytes.
+
+The vector is divided into ranges. Adjacent frozen parameters of one policy, such as an
+encoder or a member of a pool, are a range, and so is everything between two such
+ranges. A range has a number, which changes if its bytes may have changed, so equal
+numbers mean equal bytes. Only ranges with other numbers are written and sent. The
+number of frozen parameters changes only with their bytes. All other ranges get a new
+number with every update: trained parameters change anyway, and the module in a worker
+may have changed its own buffers.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, groupby
+from operator import attrgetter
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from marl_collect.weights.skeleton import weight_tensors
+
+ALIGNMENT = 64
+_LISTED = 3
+"""Number of names that an error lists."""
+address = torch.Tensor.data_ptr
+is_contiguous = torch.Tensor.is_contiguous
+_ON_CPU = attrgetter("is_cpu")
+_KIND = attrgetter("shape", "dtype")
+_INNER = "module."  # The beginning of names of the module in a TensorDictModule.
+_EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
+
+# It stops at the first difference, unlike comparisons of arrays, and allocates nothing.
+_differ = ctypes.CDLL(None).memcmp
+_differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+@final
+@dataclass(frozen=True)
+class WeightRange:
+    """The weights in a vector that have one number.
+
+    Attributes:
+        tensors: the indices of the tensors.
+        begin: where the range begins in the vector, in bytes.
+        end: where it ends, in bytes.
+        frozen: whether these are parameters of one policy that require no gradient.
+    """
+
+    tensors: slice
+    begin: int
+    end: int
+    frozen: bool
+
+
+@final
+@dataclass(frozen=True)
+class WeightLayout:
+    """Names, shapes, dtypes and offsets of the tensors in a weight vector.
+
+    Attributes:
+        names: of the tensors; a tied tensor has its first name.
+        shapes: of the tensors.
+        dtypes: of the tensors.
+        offsets: where the tensors begin, in bytes.
+        sizes: of the tensors, in bytes.
+        nbytes: size of the vector.
+        ranges: neighbouring frozen parameters of one policy, and what lies between.
+        aliases: maps the other names of tied tensors to their first names.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    nbytes: int
+    ranges: tuple[WeightRange, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, policy_of: Callable[[str], str] | None = None
+    ) -> "WeightLayout":
+        """Return the layout of a module's parameters and buffers.
+
+        Args:
+            module: a policy, or several policies.
+            policy_of: maps the name of a parameter to its policy. None for one range,
+                which always travels: torch must count what a module writes to frozen
+                parameters in a worker.
+        """
+        tensors = weight_tensors(module)
+        first = {id(tensor): name for name, tensor in tensors.items()}
+        aliases = {
+            name: first[id(tensor)]
+            for name, tensor in _every_name(module).items()
+            if name not in tensors and id(tensor) in first
+        }
+        return cls.plan(tensors, aliases, policy_of)
+
+    @classmethod
+    def plan(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        aliases: Mapping[str, str] | None = None,
+        policy_of: Callable[[str], str] | None = None,
+    ) -> "WeightLayout":
+        """Return the layout that stores ``tensors`` back to back."""
+        sizes = [tensor.nbytes for tensor in tensors.values()]
+        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        *offsets, end = accumulate(aligned, initial=0)
+        nbytes = max(end, ALIGNMENT)
+
+        def frozen_in(item: tuple[str, torch.Tensor]) -> str | None:
+            name, tensor = item
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            return policy_of(name) if policy_of and frozen else None
+
+        edges = (*offsets, nbytes)
+        ranges: list[WeightRange] = []
+        stop = 0
+        for policy, group in groupby(tensors.items(), frozen_in):
+            start, stop = stop, stop + len(list(group))
+            frozen = policy is not None
+            ranges.append(
+                WeightRange(slice(start, stop), edges[start], edges[stop], frozen)
+            )
+        return cls(
+            names=tuple(tensors),
+            shapes=tuple(tuple(t.shape) for t in tensors.values()),
+            dtypes=tuple(t.dtype for t in tensors.values()),
+            offsets=tuple(offsets),
+            sizes=tuple(sizes),
+            nbytes=nbytes,
+            ranges=tuple(ranges),
+            aliases=dict(aliases or {}),
+        )
+
+    @cached_property
+    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor."""
+        return list(zip(self.shapes, self.dtypes, strict=True))
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
+        places = zip(self.offsets, self.sizes, self.kinds, strict=True)
+        return [
+            vector[offset : offset + size].view(dtype).view(shape)
+            for offset, size, (shape, dtype) in places
+        ]
+
+    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the ranges as views of ``vector``, uint8 ``[nbytes]``."""
+        return [vector[part.begin : part.end] for part in self.ranges]
+
+    def renumber(
+        self,
+        tensors: Sequence[torch.Tensor],
+        views: Sequence[torch.Tensor],
+        numbers: Sequence[int],
+        new: int,
+    ) -> tuple[int, ...]:
+        """Return the number of each range of new weights.
+
+        Torch counts no writes through ``tensor.data`` or numpy, so frozen parameters
+        are compared by their bytes.
+
+        Args:
+            tensors: the new weights, in the order of the layout.
+            views: of a vector with older weights.
+            numbers: of the older weights; empty if the vector's content is unknown.
+            new: number of all ranges whose bytes may have changed.
+        """
+        if not numbers:
+            return (new,) * len(self.ranges)
+
+        def differs(part: slice) -> bool:
+            sources = readable(tensors[part])  # A variable, because it may have copies.
+            memory = map(address, sources), map(address, views[part]), self.sizes[part]
+            return any(map(_differ, *memory))
+
+        return tuple(
+            number if part.frozen and not differs(part.tensors) else new
+            for part, number in zip(self.ranges, numbers, strict=True)
+        )
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether ``tensors`` have these shapes and dtypes, in this order."""
+        return list(map(_KIND, tensors)) == self.kinds
+
+    def check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+        """Check that ``tensors``, in the order of the names, fit this layout.
+
+        Raises:
+            ValueError: if shapes or dtypes differ, or if tensors have no values. The
+                message names them.
+        """
+        if self.fits(tensors) and not any(t.is_meta for t in tensors):
+            return
+        wrong = [
+            f"{name} is {_described(tensor)}, but must be {tuple(kind[0])} {kind[1]}"
+            for name, tensor, kind in zip(self.names, tensors, self.kinds, strict=True)
+            if _KIND(tensor) != kind or tensor.is_meta
+        ]
+        raise ValueError(
+            f"{what} must hold tensors like those that the workers were started with, "
+            f"but {'; '.join(wrong)}. Nothing was copied. Convert them, for example "
+            "with tensor.to(dtype); for another network build a new collector."
+        )
+
+    def tensors_of(
+        self, source: Any, what: str = "weights", module: nn.Module | None = None
+    ) -> list[torch.Tensor]:
+        """Return the tensors of this layout from weights that a user passed.
+
+        Args:
+            source: a module, a state_dict (numpy arrays are accepted), or a
+                TensorDict of parameters such as ``TensorDict.from_module(policy)``.
+                Names may be those of the module that a ``TensorDictModule`` wraps.
+            what: name of the argument, for error messages.
+            module: has the buffers with ``persistent=False``, which a state_dict lacks.
+
+        Raises:
+            KeyError: if names are missing or surplus.
+            ValueError: if a tensor has another shape or dtype, or if tensors that are
+                tied in the policy differ in ``source``.
+            TypeError: if ``source`` is none of these types.
+        """
+        by_name = self._named(_by_name(source, what), module)
+        missing = self._missing(by_name)
+        known = {_memory_of(by_name[name]) for name in self.names if name in by_name}
+        surplus = [
+            name
+            for name, tensor in by_name.items()
+            if name not in self.names
+            and name not in self.aliases
+            and _memory_of(tensor) not in known
+        ]
+        if missing or surplus:
+            message = _other_names(what, missing, surplus, by_name)
+            if not surplus:
+                message += (
+                    " If they are buffers with persistent=False, which a state_dict "
+                    "lacks, pass the module."
+                )
+            raise KeyError(message)
+        for alias, name in self.aliases.items():
+            tied, first = by_name.get(alias), by_name[name]
+            if tied is not None and not _equal(tied, first):
+                raise ValueError(
+                    f"{what}: {alias!r} and {name!r} are one tied tensor in the policy "
+                    "that the workers were started with, but have different values. "
+                    "Nothing was copied. Build a new collector for the untied policy."
+                )
+        tensors = [by_name[name] for name in self.names]
+        self.check(tensors, what)
+        return tensors
+
+    def _named(
+        self, by_name: dict[str, torch.Tensor], module: nn.Module | None
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors by the names of this layout, as far as they are known."""
+        if not self._missing(by_name):
+            return by_name
+        unsaved: dict[str, torch.Tensor] = {}
+        if module is not None:
+            saved = module.state_dict()
+            unsaved = {n: b for n, b in module.named_buffers() if n not in saved}
+        inner = {f"{_INNER}{name}": tensor for name, tensor in by_name.items()}
+        return min(
+            unsaved | by_name, unsaved | inner, key=lambda t: len(self._missing(t))
+        )
+
+    def _missing(self, by_name: Mapping[str, torch.Tensor]) -> list[str]:
+        return [name for name in self.names if name not in by_name]
+
+
+def lacking(numbers: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the ranges whose bytes differ in other weights.
+
+    Args:
+        numbers: of the ranges.
+        held: of the ranges in the other weights; empty if unknown.
+    """
+    if not held:
+        return tuple(range(len(numbers)))
+    return tuple(i for i, n in enumerate(numbers) if n != held[i])
+
+
+def readable(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return tensors with these values that are contiguous and on the CPU."""
+    if all(map(is_contiguous, tensors)) and all(map(_ON_CPU, tensors)):
+        return tensors
+    return [tensor.detach().cpu().contiguous() for tensor in tensors]
+
+
+def check_same_weights(
+    expected: WeightLayout | None, built: WeightLayout | None, whose: str, why: str
+) -> None:
+    """Check that a policy that a factory built has the expected tensors.
+
+    Args:
+        expected: layout of the policy to compare with, None if it has no weights.
+        built: layout of the policy that the factory built.
+        whose: which policy is expected, for the message.
+        why: the reason, the beginning of the message.
+
+    Raises:
+        ValueError: if names, shapes or dtypes differ; the first difference is named.
+    """
+    ours, theirs = (
+        {}
+        if layout is None
+        else {
+            name: f"{dtype} {list(shape)}"
+            for name, dtype, shape in zip(
+                layout.names, layout.dtypes, layout.shapes, strict=True
+            )
+        }
+        for layout in (expected, built)
+    )
+    for name in sorted(ours | theirs):
+        if ours.get(name) != theirs.get(name):
+            raise ValueError(
+                f"{why}, so their tensors must be the same, but {name!r} is "
+                f"{ours.get(name, 'missing')} in {whose} and "
+                f"{theirs.get(name, 'missing')} in what policy_factory builds."
+            )
+
+
+def _other_names(
+    what: str,
+    missing: Sequence[str],
+    surplus: Sequence[str],
+    names: Iterable[str],
+) -> str:
+    differs = [
+        f"{kind} {_listed(which)}"
+        for kind, which in (("missing", missing), ("surplus", surplus))
+        if which
+    ]
+    shown = "" if surplus else f"; found {_listed(sorted(names))}"
+    return (
+        f"{what} must hold the tensors that the workers' policy was started with, but "
+        f"{' and '.join(differs)}{shown}. Nothing was copied."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many others there are."""
+    others = len(names) - _LISTED
+    more = f" and {others} others" if others > 0 else ""
+    return f"{list(names[:_LISTED])}{more}"
+
+
+def _every_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
+
+
+def _by_name(source: Any, what: str) -> dict[str, torch.Tensor]:
+    from tensordict import TensorDictBase
+
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        return _every_name(source)
+    if isinstance(source, TensorDictBase):
+        items = source.items(include_nested=True, leaves_only=True)
+        return {
+            name: _tensor(tensor, name, what)
+            for name, tensor in (
+                (k if isinstance(k, str) else ".".join(k), v) for k, v in items
+            )
+        }
+    if isinstance(source, Mapping):
+        return {
+            str(name): _tensor(tensor, str(name), what)
+            for name, tensor in source.items()
+            if not str(name).endswith(_EXTRA_STATE)
+        }
+    raise TypeError(
+        f"{what} must be a module, a state_dict or a TensorDict, but is a "
+        f"{type(source).__name__}."
+    )
+
+
+def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.as_tensor(np.array(value))
+    raise TypeError(
+        f"{what} must hold tensors or numpy arrays, but {name!r} is a "
+        f"{type(value).__name__}."
+    )
+
+
+def _described(tensor: torch.Tensor) -> str:
+    where = " on the meta device, without values" if tensor.is_meta else ""
+    return f"{tuple(tensor.shape)} {tensor.dtype}{where}"
+
+
+def _memory_of(tensor: torch.Tensor) -> object:
+    """Return an identity that all names of a tied tensor share."""
+    if tensor.numel() == 0 or tensor.is_meta or tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if _memory_of(one) == _memory_of(other):
+        return True
+    if _KIND(one) != _KIND(other) or one.is_meta or other.is_meta:
+        return False
+    return bool(torch.equal(one.detach().cpu(), other.detach().cpu()))
