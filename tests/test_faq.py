@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.packages import skip_without
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv, Fault, stuck
 
@@ -160,7 +161,7 @@ def test_a_quoted_message_is_what_the_package_says(quote: str, tmp_path: Path) -
     if "AutoROM" in quote:
         pytest.importorskip("multi_agent_ale_py", reason="needs the extra atari")
     if "bots" in quote:
-        pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+        skip_without("meltingpot", "needs the extra meltingpot")
     with pytest.raises(BaseException) as excinfo:  # noqa: PT011, PT012 - text below
         warnings.simplefilter("error", UserWarning)
         PROVOKED[quote](tmp_path)

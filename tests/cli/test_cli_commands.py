@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.packages import skip_without
 from support.scripts import run_python
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
@@ -302,7 +303,7 @@ def test_errors_about_an_environment_have_no_traceback() -> None:
 def test_a_scenario_without_bots_is_a_short_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     settings = pytest.importorskip("marl_collect.envs.meltingpot.settings")
     name = next(iter(n for n in settings.scenarios() if settings.lacks_bots(n)), None)
     if name is None:
@@ -328,7 +329,7 @@ def test_atari_without_roms_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_envs_lists_scenarios_and_says_when_nothing_matches() -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     code, text = run("envs", "clean_up")
     assert code == 0
     assert "meltingpot/clean_up_0" in text

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from support.scripts import run_python
 
-pytest.importorskip("dmlab2d")
-if importlib.util.find_spec("meltingpot") is None:
+if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
 from marl_collect.core.description import allocate
@@ -53,7 +52,7 @@ def test_a_built_substrate_has_the_same_keys_as_a_named_one() -> None:
 
 
 def test_check_env_passes() -> None:
-    check_env(lambda: MeltingpotWrapper(env=build(SMALL)), steps=30)
+    check_env(lambda: MeltingpotWrapper(env=build(SMALL)), episodes=1, steps=30)
 
 
 def test_rows_hold_what_the_substrate_returns() -> None:

@@ -66,17 +66,16 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
 
 # cooperative_pong observes by rendering, and warns if no render_mode is set.
 @pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("package", "task", "keywords", "steps"), CASES)
 def test_the_data_equal_those_of_pettingzoo(
-    package: str, task: str, keywords: dict[str, Any], steps: int, seed: int
+    package: str, task: str, keywords: dict[str, Any], steps: int
 ) -> None:
     pytest.importorskip(package)
     stock, twin = find_task(task)(**keywords), find_task(task)(**keywords)
     world = world_of(twin)
     assert world is not None
     spaces = {agent: stock.action_space(agent) for agent in stock.possible_agents}
-    tally = compare(stock, world, spaces, steps=steps, seed=seed, with_state=False)
+    tally = compare(stock, world, spaces, steps=steps, seed=0, with_state=False)
     assert tally.steps == steps
     stock.close()
     twin.close()

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.packages import skip_without
 
 from marl_collect.cli import tasks
 from marl_collect.core.task_providers import GROUP
@@ -53,14 +54,14 @@ def test_pettingzoo_tasks_are_found_with_and_without_their_family() -> None:
 
 
 def test_meltingpot_has_priority_over_lab2d() -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     assert "clean_up" in _built_by("clean_up", MELTINGPOT)
     assert "clean_up" in _built_by("lab2d/clean_up", LAB2D)
     assert "clean_up_0" in _built_by("clean_up_0", MELTINGPOT)  # a scenario
 
 
 def test_each_family_lists_its_own_tasks() -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     assert {name.split("/")[0] for name in LAB2D.available_tasks()} == {"lab2d"}
     available = MELTINGPOT.available_tasks()
     assert {name.split("/")[0] for name in available} == {"meltingpot"}
@@ -111,7 +112,7 @@ def test_an_unknown_task_is_an_error_with_advice(task: str, message: str) -> Non
 
 
 def test_similar_names_come_from_all_families() -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     with pytest.raises(ValueError, match="Did you mean meltingpot/hidden_agenda"):
         tasks.find_factory("hiden_agenda", {})
 
@@ -123,7 +124,7 @@ def test_module_and_name_may_build_a_multi_agent_env() -> None:
 
 
 def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     for task, expected in [
         ("multiwalker_v9", {"render_mode": "rgb_array"}),
         ("hidden_agenda", {}),

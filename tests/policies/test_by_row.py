@@ -139,8 +139,8 @@ def unusual(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
 def test_rows_alone_equal_those_of_all_rows(
     all_rows: Any, build: Any, options: Any
 ) -> None:
-    expected = collect(all_rows(build, two(build, **options)))
-    same(collect(alone(build, two(build, **options))), expected)
+    expected = collect(all_rows(build, two(build, **options)), 2)
+    same(collect(alone(build, two(build, **options)), 2), expected)
 
 
 class Offset(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.packages import skip_without
 from typer.testing import CliRunner
 
 pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
@@ -152,7 +153,7 @@ def test_errors_say_why_nothing_can_be_rendered() -> None:
 def test_meltingpot_is_rendered_but_not_repeated(
     monkeypatch: pytest.MonkeyPatch, size: Any
 ) -> None:
-    pytest.importorskip("dmlab2d", reason="needs the extra meltingpot")
+    skip_without("dmlab2d", "needs the extra meltingpot")
     # A map of coins has a random size, in a picture of the largest size.
     monkeypatch.setattr(random, "randint", size)
 

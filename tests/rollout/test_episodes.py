@@ -48,8 +48,7 @@ def test_sums_do_not_depend_on_how_many_environments_are_summed(
     np.testing.assert_allclose(joined, totals, rtol=1e-9, atol=1e-6)
 
 
-@pytest.mark.parametrize("limit", [None, 7])
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(("limit", "compact"), [(None, False), (7, True)])
 def test_many_worlds_give_the_data_of_single_environments(
     limit: int | None, compact: bool
 ) -> None:

@@ -1,12 +1,14 @@
 """MeltingPot's substrates: keys, shapes, dtypes, groups, limits."""
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("meltingpot")
+if importlib.util.find_spec("meltingpot") is None:
+    pytest.skip("needs dm-meltingpot", allow_module_level=True)
 SUBSTRATE, AGENTS = "commons_harvest__open", 7
 
 

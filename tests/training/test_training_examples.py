@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.packages import skip_without
 
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
@@ -170,7 +171,7 @@ def test_an_example_refuses_what_would_give_wrong_results(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
-    pytest.importorskip("meltingpot", reason="needs the extra meltingpot")
+    skip_without("meltingpot", "needs the extra meltingpot")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     make_env = partial(PettingZooEnv, "simple_spread_v3")
