@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_collect.models.base import MultiAgentNetBase
+from marl_collect.models.base import AgentNetworks, MultiAgentNetBase
 from marl_collect.models.mlp import LayerFactory
 
 Size = int | tuple[int, int]
@@ -46,7 +46,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
     """
 
     pure_forward = True
-    by_row = MultiAgentNetBase.by_row
+    by_row = AgentNetworks.is_shared_and_decentralised
 
     def __init__(
         self,
