@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from marl_collect.buffers.layout import MANY, Layout
 from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
-from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.core.tensordicts import assemble, flatten, take_rows
 
 TrajFormat = Literal["padded", "cat"]
 Arrays = dict[Key, NDArray[Any]]
@@ -117,7 +117,7 @@ def _padded(
     offsets = torch.arange(int(lengths.max()), device=flat.device)
     mask = offsets < lengths[:, None]
     index = torch.where(mask, begins[:, None] + offsets, begins[:, None])
-    out = flat[index]
+    out = take_rows(flat, index.reshape(-1)).reshape(index.shape)
     invalid = ~mask
     if bool(invalid.any()):
         for leaf in out.values(include_nested=True, leaves_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.core.description import Key
 
@@ -68,3 +68,25 @@ def flatten(tensordict: Any) -> dict[Key, torch.Tensor]:
     """Return every tensor of a TensorDict under its key, as a tuple."""
     items = tensordict.items(include_nested=True, leaves_only=True)
     return {key_path(key): leaf for key, leaf in items}
+
+
+def take_rows(data: TensorDictBase, rows: torch.Tensor) -> TensorDictBase:
+    """Return ``data[rows]`` as a copy.
+
+    Indexing takes two to three times as long for vectors, and eight times for pictures
+    of uint8, because it copies them element by element.
+
+    Args:
+        data: batch size ``[N, ...]``.
+        rows: indices of the rows, int64 ``[M]``, on the device of the data.
+    """
+
+    def take(value: torch.Tensor | TensorDictBase) -> torch.Tensor | TensorDictBase:
+        if isinstance(value, TensorDictBase):
+            return take_rows(value, rows)
+        return value.index_select(0, rows)
+
+    size = [len(rows), *data.shape[1:]]
+    out = data.apply(take, batch_size=size, names=data.names, call_on_nested=True)
+    assert out is not None
+    return out

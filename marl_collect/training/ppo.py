@@ -17,7 +17,7 @@ from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
-from marl_collect.core.tensordicts import key_path
+from marl_collect.core.tensordicts import key_path, take_rows
 from marl_collect.errors import imports_of
 from marl_collect.models import (
     RecurrentModule,
@@ -84,8 +84,9 @@ class PPOLearner(Learner):
         steps = 0
         for _ in range(self.ppo.epochs):
             order = torch.randperm(len(data), generator=self.generator)
+            order = order.to(self.device)
             for rows in order.split(size):
-                minibatch = data[rows]
+                minibatch = take_rows(data, rows)
                 if not any(minibatch[g, TRAINED].any() for g in self._losses):
                     continue
                 _loss, logged, norm = self._step(minibatch, self.ppo.max_grad_norm)
