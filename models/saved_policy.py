@@ -104,6 +104,9 @@ def policy_state(
                 f"{kind}."
             )
         plain["activation_class"] = names[kind]
+    if "dtype" in (plain.get("conv") or {}):
+        dtype = str(plain["conv"]["dtype"]).removeprefix("torch.")
+        plain["conv"] = {**plain["conv"], "dtype": dtype}
     return {ENVIRONMENT: environment_to_json(description), "make_policy": plain}
 
 
@@ -141,7 +144,10 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
         weights = state["networks"]["policy"]
         if "activation_class" in options:
             options["activation_class"] = ACTIVATIONS[options["activation_class"]]
-    except (KeyError, TypeError) as error:
+        if "dtype" in (options.get("conv") or {}):
+            dtype = getattr(torch, options["conv"]["dtype"])
+            options["conv"] = {**options["conv"], "dtype": dtype}
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{file} is damaged, or of another version "
             f"({type(error).__name__}: {error})."
