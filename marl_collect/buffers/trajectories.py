@@ -226,7 +226,7 @@ class TrajectoryAssembler:
     def room(self, rows: int, frames: int) -> Arrays:
         """Return arrays ``[B, T, ...]`` for the next batch, which ``join`` adds.
 
-        None before the first batch, which tells the keys. As in a slot, the memory of
+        Empty before the first batch, which tells the keys. As in a slot, the memory of
         many rows is ``[T, B, ...]``.
         """
         out: Arrays = {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from marl_collect.core.description import Key
 
@@ -81,7 +81,9 @@ def take_rows(data: TensorDictBase, rows: torch.Tensor) -> TensorDictBase:
         rows: indices of the rows, int64 ``[M]``, on the device of the data.
     """
 
-    def take(value: torch.Tensor | TensorDictBase) -> torch.Tensor | TensorDictBase:
+    def take(value: Any) -> Any:
+        if is_non_tensor(value):
+            return value[rows]
         if isinstance(value, TensorDictBase):
             return take_rows(value, rows)
         return value.index_select(0, rows)
