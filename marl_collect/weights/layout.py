@@ -16,7 +16,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, compress, groupby, islice
 from operator import attrgetter
 from typing import Any, final
 
@@ -148,6 +148,13 @@ class WeightLayout:
         """Shape and dtype of each tensor."""
         return list(zip(self.shapes, self.dtypes, strict=True))
 
+    @cached_property
+    def _frozen_tensors(self) -> list[bool]:
+        """Whether each tensor is in a frozen range."""
+        lengths = (part.tensors.stop - part.tensors.start for part in self.ranges)
+        frozen = (part.frozen for part in self.ranges)
+        return [f for f, n in zip(frozen, lengths, strict=True) for _ in range(n)]
+
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
         places = zip(self.offsets, self.sizes, self.kinds, strict=True)
@@ -178,18 +185,23 @@ class WeightLayout:
             numbers: of the older weights; empty if the vector's content is unknown.
             new: number of all ranges whose bytes may have changed.
         """
-        if not numbers:
+        if not numbers or not any(self._frozen_tensors):
             return (new,) * len(self.ranges)
-
-        def differs(part: slice) -> bool:
-            sources = readable(tensors[part])  # A variable, because it may have copies.
-            memory = map(address, sources), map(address, views[part]), self.sizes[part]
-            return any(map(_differ, *memory))
-
-        return tuple(
-            number if part.frozen and not differs(part.tensors) else new
-            for part, number in zip(self.ranges, numbers, strict=True)
+        sources = readable(list(compress(tensors, self._frozen_tensors)))
+        differ = map(
+            _differ,
+            map(address, sources),
+            map(address, compress(views, self._frozen_tensors)),
+            compress(self.sizes, self._frozen_tensors),
         )
+        renumbered = [new] * len(numbers)
+        for index, part in enumerate(self.ranges):
+            if part.frozen:
+                count = part.tensors.stop - part.tensors.start
+                # A list, because the next range begins after all of this one's.
+                if not any(list(islice(differ, count))):
+                    renumbered[index] = numbers[index]
+        return tuple(renumbered)
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether ``tensors`` have these shapes and dtypes, in this order."""

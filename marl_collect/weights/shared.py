@@ -143,9 +143,10 @@ class WeightWriter:
         self._layout = layout
         self.places = [layout.views(vector) for vector in vectors]
         self._targets = [list(map(_as_bytes, place)) for place in self.places]
-        # Of the tensors read last. While their memory is held, no other is there.
-        self._addresses: list[int] = []
-        self._sources: list[_Bytes] = []
+        # Of the tensors of each range that were read last. While their memory is held,
+        # no other is there.
+        self._addresses: list[list[int]] = [[] for _ in layout.ranges]
+        self._sources: list[list[_Bytes]] = [[] for _ in layout.ranges]
 
     def write(
         self, place: int, tensors: Sequence[torch.Tensor], ranges: Iterable[int]
@@ -157,17 +158,20 @@ class WeightWriter:
             tensors: all weights, in the order of the layout, from any device.
             ranges: indices of the layout's ranges.
         """
-        if list(map(address, tensors)) != self._addresses or not all(
-            map(is_contiguous, tensors)
-        ):
-            tensors = readable(tensors)
-            self._sources = list(map(_as_bytes, tensors))
-            self._addresses = list(map(address, tensors))
         for index in ranges:
             part = self._layout.ranges[index].tensors
-            pairs = zip(self._targets[place][part], self._sources[part], strict=True)
-            for target, source in pairs:
+            sources = self._as_bytes(index, tensors[part])
+            for target, source in zip(self._targets[place][part], sources, strict=True):
                 target[:] = source
+
+    def _as_bytes(self, index: int, tensors: Sequence[torch.Tensor]) -> list[_Bytes]:
+        """Return the bytes of a range's tensors."""
+        addresses = list(map(address, tensors))
+        if addresses != self._addresses[index] or not all(map(is_contiguous, tensors)):
+            tensors = readable(tensors)
+            self._sources[index] = list(map(_as_bytes, tensors))
+            self._addresses[index] = list(map(address, tensors))
+        return self._sources[index]
 
 
 @final
