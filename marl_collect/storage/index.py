@@ -287,27 +287,27 @@ class BatchEntry:
         """Number of frames, valid or not."""
         return self.shape[0] * self.shape[1]
 
-    @cached_property
+    @property
     def tails_at(self) -> int:
         """Position in the file of the first tail; the records are at ``offset``."""
         return self.offset + self.count * self.layout.stored_record
 
-    @cached_property
+    @property
     def tables_at(self) -> int:
         """Position of the first table of a packed key."""
         return self.tails_at + self.tails * self.layout.tail.size
 
-    @cached_property
+    @property
     def notes_at(self) -> int:
         """Position of the notes."""
         return self.tables_at + self.count * ENTRY * len(self.layout.packed)
 
-    @cached_property
+    @property
     def packed_at(self) -> int:
         """Position of the first packed frame."""
         return self.notes_at + self.notes
 
-    @cached_property
+    @property
     def end(self) -> int:
         """Position behind the batch."""
         return self.packed_at + sum(size for _, size in self.packed)
@@ -452,11 +452,16 @@ class Index:
         elif kind == "layout" and self.keys:
             self.layouts.append(Layout.from_json(self.keys, data))
         elif kind == "batch":
-            self._take_batch(_batch(data, self))
+            self.add(_batch(data, self))
         else:
             raise DatasetError(f"An entry {kind!r} is in the wrong place.")
 
-    def _take_batch(self, entry: BatchEntry) -> None:
+    def add(self, entry: BatchEntry) -> None:
+        """Add a batch with the last or a later run, behind the batch before it.
+
+        Raises:
+            DatasetError: if it is somewhere else.
+        """
         last = self.batches[-1] if self.batches else None
         ended = (last.segment, last.end) if last else (-1, 0)
         # A batch begins where the one before it ended, or a new file.
