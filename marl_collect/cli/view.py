@@ -154,17 +154,15 @@ def _episodes(path: str | Path, task: str | None) -> "Episodes":
         ValueError: if it is damaged, or there is no such task.
     """
     from marl_collect.cli.viewer.episodes import Episodes
-    from marl_collect.storage.index import Index
-    from marl_collect.storage.remote import open_folder
+    from marl_collect.storage import open_dataset
 
-    folder = open_folder(path, None, None)
-    contents = Index.load(folder)
-    about = contents.description
+    trajectories = open_dataset(path).trajectories
+    about = trajectories.contents.description
     kwargs = dict(about.env_kwargs)
     if task is not None:
         factory = find_factory(task, kwargs, pictures=True)
-        return Episodes(folder, contents, lambda: factory)
-    return Episodes(folder, contents, partial(_recorded_factory, about.task, kwargs))
+        return Episodes(trajectories, lambda: factory)
+    return Episodes(trajectories, partial(_recorded_factory, about.task, kwargs))
 
 
 def _recorded_factory(task: str, kwargs: dict[str, Any]) -> "Callable[[], Any] | str":

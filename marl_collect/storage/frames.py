@@ -641,7 +641,7 @@ class StoredFrames:
         return Spans(begin, end, np.arange(len(begin) + 1)).joined()
 
     def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
-        """Return the episodes, their frames, and the batch in which each ended.
+        """Return the episodes, their frames, and the run that wrote each.
 
         Raises:
             DatasetError: if a file is damaged, or the first frames of an episode are
@@ -680,7 +680,7 @@ class StoredFrames:
         # The parts are in the order of time now, and sorting does not change that.
         order = np.argsort(episodes, kind="stable")
         first = np.searchsorted(episodes[order], np.arange(len(table) + 1))
-        return table, Spans(begin[order], end[order], first), batches
+        return table, Spans(begin[order], end[order], first), self.runs[batches]
 
     def _row_frames(
         self, batches: NDArray[np.int64], rows: NDArray[np.int64]

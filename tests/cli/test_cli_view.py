@@ -34,8 +34,6 @@ from marl_collect.cli.viewer.episodes import Episodes
 from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.index import Index
 
 STACKS = """
 from marl_collect.envs import FrameStack
@@ -57,8 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def episodes(folder: Path) -> Episodes:
     """Return the episodes of a dataset whose environment is not known."""
-    files = Folder(folder)
-    return Episodes(files, Index.load(files), lambda: "There is no environment here.")
+    trajectories = open_dataset(folder).trajectories
+    return Episodes(trajectories, lambda: "There is no environment here.")
 
 
 @pytest.fixture
@@ -133,8 +131,7 @@ def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
 
 def drawing(folder: Path, factory: Any) -> Episodes:
     """Return the episodes of a dataset, drawn with environments of a factory."""
-    files = Folder(folder)
-    return Episodes(files, Index.load(files), lambda: factory)
+    return Episodes(open_dataset(folder).trajectories, lambda: factory)
 
 
 def test_states_are_drawn_when_they_are_needed(

@@ -184,7 +184,7 @@ def read_blocks(
     trajectories: Trajectories, header: Header, progress: Progress
 ) -> Iterator[Block]:
     """Read the episodes of a dataset."""
-    runs, done = trajectories.run_numbers, 0
+    runs, done = trajectories.runs.tolist(), 0
     progress(0, header.frames, ())
     for begin, end in header.cuts(trajectories.lengths.tolist(), runs):
         chosen = trajectories[begin:end]
