@@ -374,7 +374,7 @@ class Totals:
 
 @final
 class Index:
-    """The content of a journal.
+    """What a dataset or an export holds: the content of a journal.
 
     Attributes:
         description: task, groups and spaces.
@@ -383,6 +383,7 @@ class Index:
         keys: of the batches; empty before the first one.
         frame_bytes: bytes of a frame in memory.
         rewards: groups with rewards, each with its number of agents.
+        roots: by key, the root key that it repeats one frame later, if there is one.
         layouts: of the batches.
         batches: in the order of writing.
         totals: over all batches.
@@ -390,13 +391,19 @@ class Index:
         checksum: of its last line.
     """
 
-    def __init__(self, description: DatasetDescription) -> None:
-        """Begin with no run and no batch."""
+    def __init__(
+        self,
+        description: DatasetDescription,
+        runs: Iterable[RunDescription] = (),
+        keys: tuple[KeyField, ...] = (),
+        metadata: Metadata | None = None,
+    ) -> None:
+        """Begin without a batch."""
         self.size = self.checksum = 0
         self.description = description
-        self.metadata = Metadata()
-        self.runs: list[RunDescription] = []
-        self.set_keys(())
+        self.metadata = metadata or Metadata()
+        self.runs = list(runs)
+        self.set_keys(keys)
         self.layouts: list[Layout] = []
         self.batches: list[BatchEntry] = []
         self.totals = Totals()
@@ -410,6 +417,8 @@ class Index:
             for item in keys
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
+        roots = {item.key: root_of(item, keys) for item in keys}
+        self.roots = {key: root for key, root in roots.items() if root is not None}
 
     def run_frames(self, run: int) -> int:
         """Return the number of frames that a run has written."""
