@@ -228,7 +228,8 @@ class TrainingOptions(Options):
         Literal["float32", "bfloat16"],
         Option(
             "in which the convolutions and their gradients are computed: float32 or "
-            "bfloat16. Weights and features are float32 with both"
+            "bfloat16, which is slow on processors without instructions for it. "
+            "Weights and features are float32 with both"
         ),
     ] = "float32"
     recurrent: Annotated[
