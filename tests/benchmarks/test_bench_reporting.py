@@ -87,13 +87,15 @@ def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
         assert all("1.00 (1.00 to 1.00)" in line for line in limits)
 
     document = tmp_path / "README.md"
-    document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")
-    command = [BENCHMARKS / "table.py", path]
-    run_python(*command, "--write", document, check=True)
-    printed = run_python(*command, check=True)
-    assert between_marks(document.read_text()) == printed.stdout.strip()
+    document.write_text("a\n<!-- benchmarks/report.py -->\nold\n<!-- end -->\nb\n")
+    command = [BENCHMARKS / "report.py", path]
+    chart = tmp_path / "chart.png"
+    run_python(*command, "--readme", document, "--chart", chart, check=True)
+    assert "| multiwalker_v9, mlp | 1.00 |" in between_marks(document.read_text())
     assert document.read_text().endswith("<!-- end -->\nb\n")
-    assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    printed = run_python(*command, check=True)
+    assert printed.stdout == f"{tmp_path / 'result.md'}\n"
 
 
 def test_systems_that_prefetch_are_paused_while_others_are_measured() -> None:
