@@ -13,6 +13,6 @@ file                 its one job
 ``policies.py``      a policy for a collector, ours or TorchRL's
 ===================  ==========================================================
 
-``table.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers' environments
-too, where neither torch nor what this package needs may be installed.
+``table.py``, ``free.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers'
+environments too, where neither torch nor what this package needs may be installed.
 """
