@@ -12,7 +12,7 @@ from experiments.headline import OURS
 from experiments.plan import plan
 from harness.results import load
 from peers import install
-from peers.installed import installed
+from peers.installed import installed, pythons
 from reporting.page import write_page
 from reporting.reading import Reading
 from reporting.readme import between_marks, readme_table
@@ -147,6 +147,6 @@ def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     install.main()
 
     peers = installed(tmp_path)
-    assert peers.pythons == {}
-    assert "No module named 'no_such_module_here'" in peers.report["broken"]["reason"]
-    assert "no end before the deadline" in peers.report["slow"]["reason"]
+    assert pythons(tmp_path) == {}
+    assert "No module named 'no_such_module_here'" in peers["broken"]["reason"]
+    assert "no end before the deadline" in peers["slow"]["reason"]
