@@ -14,11 +14,11 @@ from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import StoredFrames, segment_name
+from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, join_indexes, key_difference
 from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.remote import RemoteFolder, open_folder
+from marl_collect.storage.remote import RemoteFolder, open_contents
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.spans import item_numbers
 from marl_collect.storage.statistics import Statistics
@@ -198,11 +198,7 @@ def open_dataset(
         DatasetError: if its index is damaged, or of a newer version.
         ValueError: if there are options or a cache, but no URL.
     """
-    folder = open_folder(path, storage_options, cache)
-    index = Index.load(folder)
-    if cache is not None and isinstance(folder, RemoteFolder):
-        folder.keep({segment_name(n): text for n, text in index.digests.items()})
-    return Dataset([(folder, index)])
+    return Dataset([open_contents(path, storage_options, cache)])
 
 
 def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:

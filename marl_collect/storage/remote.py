@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from marl_collect.storage.checks import DatasetError, Folder
+from marl_collect.storage.frames import segment_name
+from marl_collect.storage.index import Index
 
 _BLOCK: Final = 2**16
 """Bytes that are fetched at least: in a store, a request takes as long as 1 MB."""
@@ -247,6 +249,31 @@ def open_folder(
             'pip install "marl-collect[cloud]"'
         ) from error
     return folder
+
+
+def open_contents(
+    path: str | Path,
+    options: Mapping[str, Any] | None = None,
+    cache: str | Path | None = None,
+) -> tuple[Folder, Index]:
+    """Return the folder of a dataset and its journal.
+
+    Args:
+        path: as for ``open_folder``, like ``options`` and ``cache``.
+        options: arguments of the fsspec file system.
+        cache: folder for what is fetched.
+
+    Raises:
+        FileNotFoundError: if the folder holds no dataset.
+        DatasetError: if its journal is damaged, or of another version.
+        ImportError: as ``open_folder``.
+        ValueError: as ``open_folder``.
+    """
+    folder = open_folder(path, options, cache)
+    index = Index.load(folder)
+    if cache is not None and isinstance(folder, RemoteFolder):
+        folder.keep({segment_name(n): text for n, text in index.digests.items()})
+    return folder, index
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -12,7 +12,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared, did_you_mean, nearest
 from marl_collect.training.algorithms import ALGORITHMS
-from marl_collect.training.convolutions import AUTO, check, convolutions
+from marl_collect.training.convolutions import AUTO, convolutions, layers
 
 Activation = Literal["tanh", "relu", "elu"]
 
@@ -288,7 +288,8 @@ class TrainingOptions(Options):
             ValueError: for a value out of bounds.
         """
         super().__post_init__()
-        check(self.conv)
+        if self.conv != AUTO:
+            layers(self.conv)  # Raises for what is no preset and no layers.
         try:
             torch.device(self.device)
         except RuntimeError as error:
