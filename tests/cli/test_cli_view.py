@@ -112,7 +112,8 @@ import json, sys
 from contextlib import ExitStack
 from marl_collect.cli import view
 view.find_factory = lambda *_, **__: None  # Other tasks may need torch.
-answers, _ = view._contents(sys.argv[1], None, (), ExitStack(), saved=False)
+episodes = lambda path: view._episodes(path, None)
+answers, _ = view._contents(sys.argv[1], episodes, (), ExitStack(), saved=False)
 part = answers["/about"](), answers["/episodes"](0), answers["/episode"](2, 0)
 print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules))]))
 """
