@@ -33,7 +33,7 @@ PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; d
 	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS ?= -c constraints.txt
-INSTALL := $(BIN)/python scripts/run_pip.py install --prefer-binary $(CONSTRAINTS)
+INSTALL := $(PIP) install --prefer-binary $(CONSTRAINTS)
 SOURCES := pyproject.toml constraints.txt
 
 # An editable install need not be repeated when a source file changes.
@@ -171,9 +171,15 @@ environments: $(STAMP_ALL)
 	$(BIN)/python scripts/environments.py $(ARGS)
 
 # Records the installed versions. Use it after an upgrade
-# (`.venv/bin/python -m pip install --upgrade ...`), when the tests have passed.
+# (`.venv/bin/python -m pip install --upgrade ...`), when the tests have passed. The CUDA
+# libraries of a build of torch are left out, and so are local labels such as +cpu.
 constraints: $(STAMP_ALL)
-	$(BIN)/python scripts/write_constraints.py constraints.txt
+	{ echo "# The versions that the tests pass with, every extra included:" \
+	    "$$($(BIN)/python -V), $$(uname -sm)."; \
+	  echo "# Written by \`make constraints\`; not edited by hand."; \
+	  $(PIP) list --format=freeze --exclude marl-collect --exclude pip | \
+	  grep -vE '^(nvidia-|cuda-|triton)' | tr A-Z_ a-z- | sed 's/+[^=]*$$//' | sort; \
+	} > constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

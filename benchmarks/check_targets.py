@@ -33,10 +33,8 @@ def main() -> None:
     for column in ("target", "aim", "median (95 % interval)", "", "interval"):
         table.add_column(column, overflow="fold")
     for verdict in verdicts:
-        figure = verdict.reason if verdict.figure is None else str(verdict.figure)
-        sure = "" if verdict.figure is None else "sure" if verdict.certain else "open"
-        word = f"[{_COLOURS[verdict.word]}]{verdict.word}[/]"
-        table.add_row(verdict.target.title, verdict.target.aim, figure, word, sure)
+        title, aim, figure, word, sure = verdict.cells
+        table.add_row(title, aim, figure, f"[{_COLOURS[word]}]{word}[/]", sure)
     for comparison, ratio in beside_targets(reading):
         table.add_row(f"no target: {comparison}", "", str(ratio), "", "")
     width = None if sys.stdout.isatty() else 170

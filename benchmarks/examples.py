@@ -68,14 +68,14 @@ RANDOM = "random"
 VISITOR = {"visitor": "trained", "random": "random actions"}
 STUDIES = {
     "mappo_meltingpot": Study(
-        "mappo_meltingpot.py --substrate coins --workers 1 --envs 16",
+        "mappo_meltingpot.py --substrate coins --workers 1 --envs 16 --frames 60800",
         VISITOR,
         "return of a visitor in coins",
         seeds=8,
     ),
     "mappo_meltingpot_commons": Study(
         "mappo_meltingpot.py --substrate commons_harvest__open --workers 1 --envs 8 "
-        "--batch 800 --minibatch 4 --limit 200 --frames 12000 --every 5 --games 8",
+        "--batch 800 --minibatch 4 --limit 200 --frames 16000 --every 5 --games 8",
         VISITOR,
         "return of a visitor in commons harvest",
         seeds=4,

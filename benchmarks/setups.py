@@ -76,15 +76,15 @@ class Study:
 
 STUDIES = {
     "pair_crossed": Study(
-        f"marl_collect.testing.pair:PairEnv --env task=crossed {PAIR}",
+        f"workloads.pair:PairEnv --env task=crossed {PAIR}",
         "Each of two agents sees one bit and is rewarded for the action that equals "
         "the other agent's bit. The best return per agent can be derived by hand "
-        "(`marl_collect/testing/pair.py`): 0.5 for agents that see only their own bit, "
+        "(`benchmarks/workloads/pair.py`): 0.5 for agents that see only their own bit, "
         "0.75 for a shared network that sees both bits but gives both agents the same "
         "action, and 1 for separate centralised networks.",
     ),
     "pair_same": Study(
-        f"marl_collect.testing.pair:PairEnv --env task=same {PAIR}",
+        f"workloads.pair:PairEnv --env task=same {PAIR}",
         "Two agents see the same observation, and agent i is rewarded for action i. "
         "With a shared network, both take the same action and reach 0.5. Separate "
         "networks reach 1.",
@@ -199,7 +199,9 @@ def section(name: str) -> str:
         runs, title, random, f"{folder}/{picture.name}", f"{folder}/{scores.name}"
     )
     heading, remainder = text.split("\n", 1)
-    command = f"```sh\nmarl-collect compare {study.command}\n```"
+    ours = study.command.startswith("workloads.")  # Not in the installed package.
+    path = "PYTHONPATH=benchmarks " if ours else ""
+    command = f"```sh\n{path}marl-collect compare {study.command}\n```"
     blocks = [heading, "", study.about, "", command, remainder.rstrip()]
     if study.team is not None or study.agent is not None:
         blocks += ["", anchor_table(study, runs)]

@@ -23,7 +23,7 @@ from harness.budget import Budget
 from harness.control import control, disturbed
 from harness.machine import machine, pressure
 from harness.results import Results
-from peers.installed import installed
+from peers.installed import installed, pythons
 from rich.console import Console
 from workloads.burning import spins_per_microsecond
 
@@ -103,11 +103,10 @@ def main() -> None:
     )
     parser.add_argument("--list", action="store_true", help="list names and costs")
     arguments = parser.parse_args()
-    peers = installed(arguments.peers)
     settings = Settings(
         minutes=QUICK_MINUTES if arguments.quick else arguments.minutes,
         workers=arguments.workers,
-        pythons=peers.pythons,
+        pythons=pythons(arguments.peers),
         spins_per_us=spins_per_microsecond(),
         only=tuple(arguments.only),
     )
@@ -133,7 +132,7 @@ def main() -> None:
         "resumed": arguments.resume,
         "workers": settings.workers,
         "spins_per_us": settings.spins_per_us,
-        "peers": peers.plain(),
+        "peers": installed(arguments.peers),
     }
     results.note("runs", [*runs, run_record])
     try:

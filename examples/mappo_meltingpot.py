@@ -24,6 +24,7 @@ from marl_collect.models import (
     save_policy,
     set_recurrent_mode,
 )
+from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
 
@@ -61,6 +62,7 @@ if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, s
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # The workers need the other processors.
+keep_freed_memory()  # Else each minibatch waits for fresh pages.
 
 names = args.observations or None
 make_env = partial(MeltingpotEnv, args.substrate, observations=names)

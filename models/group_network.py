@@ -241,8 +241,13 @@ def _convolutions(leaf: Leaf, n_agents: int, options: PolicyOptions) -> nn.Seque
         in_features=leaf.size,
         **options.conv,
     )
+    joined = leaf.stacked or not options.share_params
+    contiguous = joined and conv.dtype == torch.float32
     image = ImageInput(
-        channels_last=leaf.channels_last, dtype=conv.dtype, stacked=leaf.stacked
+        channels_last=leaf.channels_last,
+        dtype=conv.dtype,
+        stacked=leaf.stacked,
+        memory_format=torch.contiguous_format if contiguous else torch.preserve_format,
     )
     return nn.Sequential(image, conv)
 

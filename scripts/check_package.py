@@ -53,14 +53,6 @@ assert batch.shape == (1, 10)
 print(marl_collect.__version__, home)
 """
 COUNTING = "workloads.counting:CountingEnv"
-WEIGHTS = """
-import torch
-from marl_collect.envs import PettingZooEnv
-from marl_collect.models import make_policy
-policy = make_policy(lambda: PettingZooEnv("multiwalker_v9"))
-torch.save(policy.state_dict(), "weights.pt")
-"""
-"""Writes the file that the README's commands use."""
 
 _INFO = "marl-collect info {}"
 _RAY = """
@@ -328,7 +320,6 @@ def check_readme(wheel: Path, *, system: bool, folder: Path) -> None:
         run(environment / "bin" / "marl-collect", "info", COUNTING, folder=folder)
         if extra == first:
             execute(script, environment, use_folder)
-            execute(WEIGHTS, environment, use_folder)
             for command in commands:
                 if command.split()[1] not in ("compare", "bench"):  # They take hours.
                     execute(command, environment, use_folder)

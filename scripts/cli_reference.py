@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 import typer
+from generated import update
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
@@ -176,15 +177,8 @@ def _paragraphs(text: str | None) -> list[str]:
 def main() -> int:
     """Write or compare the page; 1 if there was a difference."""
     before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    checks = "--check" in sys.argv
-    content = page(shown(before) if checks else run_examples())
-    if before == content:
-        return 0
-    if checks:
-        print("docs/cli.md differs from the commands: run scripts/cli_reference.py.")
-    else:
-        PAGE.write_text(content, encoding="utf-8")
-    return 1
+    outputs = shown(before) if "--check" in sys.argv else run_examples()
+    return update({PAGE: page(outputs)}, "python scripts/cli_reference.py")
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ import argparse
 import importlib.metadata
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
-
-import run_pip
 
 VERSION = "2.4.1"
 ARCHIVE = "meltingpot-assets-2.3.0.tar.gz"  # the name that setup.py of 2.4.1 looks for
@@ -47,21 +46,17 @@ def main() -> int:
         print("1 of 3: the archive of bots", flush=True)
         includes_bots = _provide(archive, options)
         print("2 of 3: building the wheel", flush=True)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        pip += ["--quiet"] if options.quiet else []
         build = ["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", folder]
-        run_pip.run(
-            [*build, f"dm-meltingpot=={VERSION}"],
-            quiet=options.quiet,
-            env=os.environ | {"TMPDIR": folder},
-        )
+        _run([*pip, *build, f"dm-meltingpot=={VERSION}"], TMPDIR=folder)
         wheel = next(Path(folder).glob("dm_meltingpot-*.whl"))
         print("3 of 3: installing it", flush=True)
         constraints = ["-c", options.constraint] if options.constraint else []
         reinstall = (
             ["--force-reinstall", "--no-deps"] if _installed() == VERSION else []
         )
-        run_pip.run(
-            ["install", *constraints, *reinstall, str(wheel)], quiet=options.quiet
-        )
+        _run([*pip, "install", *constraints, *reinstall, str(wheel)])
     if includes_bots:
         print(f"dm-meltingpot {VERSION} is installed, bots included.")
     else:
@@ -84,6 +79,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     parser.add_argument("--force", action="store_true", help="install once more")
     return parser.parse_args()
+
+
+def _run(command: list[str], **variables: str) -> None:
+    """Runs a command, or raises SystemExit; pip has then said why."""
+    code = subprocess.run(command, check=False, env=os.environ | variables).returncode
+    if code:
+        raise SystemExit(f"{' '.join(command)} failed with {code}.")
 
 
 def _installed() -> str | None:
@@ -111,7 +113,7 @@ def _provide(archive: Path, options: argparse.Namespace) -> bool:
 
 def _download(archive: Path, deadline: float) -> None:
     """Fetches the archive, or raises OSError or TarError within the deadline."""
-    line, begin = run_pip.ProgressLine(), time.monotonic()
+    begin = time.monotonic()
     with (
         urllib.request.urlopen(URL, timeout=SILENCE) as source,
         archive.open("wb") as target,
@@ -120,13 +122,15 @@ def _download(archive: Path, deadline: float) -> None:
         while chunk := source.read(CHUNK):
             target.write(chunk)
             seconds = time.monotonic() - begin
-            line.show(_amount(target.tell(), total, seconds))
+            if sys.stderr.isatty():
+                text = _amount(target.tell(), total, seconds)
+                print(f"\r{text:40}", end="", file=sys.stderr, flush=True)
             if seconds > deadline:
                 raise TimeoutError(f"not complete after {deadline:.0f} s")
     with tarfile.open(archive) as content:  # a proxy's error page is not an archive
         if "assets" not in {name.partition("/")[0] for name in content.getnames()}:
             raise tarfile.TarError("the archive holds no folder named assets")
-    line.end(f"{archive.stat().st_size / 1e6:,.0f} MB in {line.elapsed}")
+    print(f"{archive.stat().st_size / 1e6:,.0f} MB in {seconds:.0f} s", file=sys.stderr)
 
 
 def _amount(received: int, total: int, seconds: float) -> str:
@@ -136,7 +140,8 @@ def _amount(received: int, total: int, seconds: float) -> str:
     time_left = ""
     if total:
         text = f"{received / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        time_left = f", {run_pip.minutes((total - received) / rate)} left"
+        minutes, left = divmod(round((total - received) / rate), 60)
+        time_left = f", {minutes}:{left:02} left"
     return f"{text}, {rate / 1e6:.1f} MB/s{time_left}"
 
 

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from generated import update
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("quickstart", "tutorials/own_environment", "tutorials/evaluate")
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -57,19 +59,9 @@ def _cell(kind: str, text: str) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Write or compare the notebooks; 1 if there was a difference."""
-    different = []
-    for page in PAGES:
-        target = ROOT / "docs" / "notebooks" / f"{Path(page).name}.ipynb"
-        expected = notebook(page)
-        if not target.exists() or target.read_text(encoding="utf-8") != expected:
-            different.append(target.name)
-            if "--check" not in sys.argv:
-                target.parent.mkdir(exist_ok=True)
-                target.write_text(expected, encoding="utf-8")
-    if different:
-        print("Notebooks that differ from their pages:", *different)
-        print("`python scripts/make_notebooks.py` writes them.")
-    return int(bool(different))
+    folder = ROOT / "docs" / "notebooks"
+    notebooks = {folder / f"{Path(page).name}.ipynb": notebook(page) for page in PAGES}
+    return update(notebooks, "python scripts/make_notebooks.py")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import sys
 from difflib import unified_diff
 from pathlib import Path
 
+from generated import update
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "coming_from_torchrl.md"
@@ -31,15 +33,8 @@ def main() -> int:
     for theirs in sorted(EXAMPLES.glob("*_torchrl.py")):
         name = theirs.stem.removesuffix("_torchrl")
         print(f"{name}: {counts(name)}")
-    text = PAGE.read_text(encoding="utf-8")
-    expected = PLACE.sub(_written, text)
-    if text == expected:
-        return 0
-    if "--check" in sys.argv:
-        print(f"{PAGE.name} differs: `python scripts/migration_diffs.py` writes it.")
-    else:
-        PAGE.write_text(expected, encoding="utf-8")
-    return 1
+    expected = PLACE.sub(_written, PAGE.read_text(encoding="utf-8"))
+    return update({PAGE: expected}, "python scripts/migration_diffs.py")
 
 
 def changes(name: str) -> list[str]:

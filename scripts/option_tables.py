@@ -21,6 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from generated import update
+
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.options import Declared, RejectedKeyword, declared, type_words
 
@@ -52,18 +54,11 @@ SUBJECTS = {
 
 def main() -> int:
     """Write or compare the tables of all pages; 1 if there was a difference."""
-    different = []
-    for page in sorted(DOCS.rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        expected = PLACE.sub(_written, text)
-        if text != expected:
-            different.append(page.name)
-            if "--check" not in sys.argv:
-                page.write_text(expected, encoding="utf-8")
-    if different:
-        print("Tables of options that differ from the declarations:", *different)
-        print("`python scripts/option_tables.py` writes them.")
-    return int(bool(different))
+    pages = {
+        page: PLACE.sub(_written, page.read_text(encoding="utf-8"))
+        for page in sorted(DOCS.rglob("*.md"))
+    }
+    return update(pages, "python scripts/option_tables.py")
 
 
 def _written(match: re.Match[str]) -> str:

@@ -1,14 +1,11 @@
 """Installation: the archive for MeltingPot's build, and the progress that is shown."""
 
 import argparse
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import install_meltingpot as script
 import pytest
-from run_pip import PipLog
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -78,38 +75,3 @@ def test_the_download_shows_total_rate_and_time_left() -> None:
         "300 of 900 MB, 30.0 MB/s, 0:20 left"
     )
     assert script._amount(300_000_000, 0, 10.0) == "300 MB, 30.0 MB/s"
-
-
-def test_the_progress_of_pip_counts_packages_and_megabytes() -> None:
-    log = PipLog()
-    assert log.text() == "step 1 of 2: 0 packages, 0 MB: pip starts"
-    for line in (
-        "Obtaining file:///checkout",
-        "  Preparing metadata (pyproject.toml): finished with status 'done'",
-        "Collecting torch>=2.8 (from marl-collect==0.1.0)",
-        "  Downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl (180.4 MB)",
-        "Requirement already satisfied: pip in ./lib",
-        "Collecting gymnasium (from marl-collect==0.1.0)",
-        "  Using cached gymnasium-1.4.0-py3-none-any.whl (965 kB)",
-    ):
-        log.add(line + "\n")
-    assert log.text() == "step 1 of 2: 4 packages, 181 MB: gymnasium, 965 kB"
-    log.add("  Building wheel for mpe2 (pyproject.toml): started\n")
-    assert log.text().endswith("building mpe2")
-    log.add("Installing collected packages: torch, gymnasium, marl-collect\n")
-    assert log.text() == "step 2 of 2: installing 3 packages, 181 MB"
-    assert log.summary() == "3 packages installed"
-
-
-def test_the_log_of_pip_is_shown_if_it_fails() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "run_pip.py"), "install"]
-    command += ["--no-index", "--no-deps"]
-    fine = subprocess.run([*command, "numpy"], capture_output=True, text=True)
-    assert (fine.returncode, fine.stdout) == (0, "")
-    assert len(fine.stderr.splitlines()) == 1
-    wrong = subprocess.run(
-        [*command, "no-such-package"], capture_output=True, text=True
-    )
-    assert wrong.returncode == 1
-    assert "No matching distribution found for no-such-package" in wrong.stderr
-    assert "Traceback" not in wrong.stderr

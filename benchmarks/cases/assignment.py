@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.turns import Alternative
 
-from cases.case import Case
+from cases.case import Case, collecting
 from marl_collect import Collector, MarlGroupMapType
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv
 from marl_collect.models import make_policy
@@ -109,11 +109,6 @@ def themselves(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
     """Give each agent the policy of its name."""
     del seed
     return {agent: agent for agent in agents}
-
-
-def collecting(collector: Collector) -> Alternative:
-    """Return the call that collects a batch and drops it."""
-    return Alternative(lambda: float(collector.next().numel()))
 
 
 def cases() -> list[Case]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from harness.estimates import Estimate, number
 from harness.turns import Alternative
@@ -42,3 +42,8 @@ class Case:
             return f"{number(rate.median)} MB/s"
         estimate = Estimate.of([value * _FACTORS[self.per] for value in seconds])
         return f"{number(estimate.median)} {self.per} per {self.work}"
+
+
+def collecting(collector: Any) -> Alternative:
+    """Return the call that collects a batch and drops it; its work is the frames."""
+    return Alternative(lambda: float(collector.next().numel()))

@@ -1,4 +1,6 @@
-"""The presets of ``conv``, in float32 and bfloat16: a gradient step, and acting.
+"""The presets of ``conv``: a gradient step, and acting.
+
+Alternatives are float32, bfloat16, and float32 with the channels first in memory.
 
 Pictures are those of MeltingPot, 88 x 88 x 3 bytes. Acting takes 16 of them at a time,
 as for 8 environments with 2 players each, a gradient step 400. The size is that of the
@@ -23,16 +25,24 @@ from marl_collect.training.convolutions import CONVOLUTIONS, layers
 ROWS = {"acting": 16, "gradient step": 400}
 
 
-def network(preset: str, dtype: torch.dtype) -> nn.Module:
+LAST, FIRST = torch.preserve_format, torch.contiguous_format
+
+
+def network(
+    preset: str, dtype: torch.dtype, memory_format: torch.memory_format
+) -> nn.Module:
     """Return the convolutions of a preset for one agent."""
     arguments: dict[str, Any] = {"dtype": dtype, **layers(preset)}
     conv = MultiAgentConvNet(1, False, True, in_features=3, **arguments)
-    return nn.Sequential(ImageInput(dtype=dtype), conv)
+    image = ImageInput(dtype=dtype, memory_format=memory_format)
+    return nn.Sequential(image, conv)
 
 
-def calls(preset: str, dtype: torch.dtype, task: str) -> Alternative:
+def calls(
+    preset: str, task: str, dtype: torch.dtype, memory_format: torch.memory_format
+) -> Alternative:
     """Return the forward pass, with the backward pass for a gradient step."""
-    net, rows = network(preset, dtype), ROWS[task]
+    net, rows = network(preset, dtype, memory_format), ROWS[task]
     pictures = torch.randint(0, 256, (rows, 1, 88, 88, 3), dtype=torch.uint8)
     if task == "acting":
 
@@ -65,10 +75,13 @@ def saved(net: nn.Module, pictures: Tensor) -> int:
 
 
 def build(_: ExitStack, preset: str, task: str) -> dict[str, Alternative]:
-    """Return the dtypes."""
+    """Return the alternatives."""
     keep_freed_memory()
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    return {name: calls(preset, dtype, task) for name, dtype in dtypes.items()}
+    return {
+        "float32": calls(preset, task, torch.float32, LAST),
+        "bfloat16": calls(preset, task, torch.bfloat16, LAST),
+        "channels first": calls(preset, task, torch.float32, FIRST),
+    }
 
 
 def cases() -> list[Case]:

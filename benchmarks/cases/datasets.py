@@ -316,12 +316,30 @@ def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
     transitions = dataset.transitions.select(image, (image[0], "action"))
     batch: TensorDict = transitions.sample(SAMPLE)
     pixels = batch[image].flatten(0, 1).permute(0, 3, 1, 2).float() / 255
-    actions = batch[image[0], "action"].flatten()
-    network(pixels)  # Builds the lazy layer.
+    return cloning(network, pixels, batch[image[0], "action"], transitions)
+
+
+def cloning(
+    network: torch.nn.Module,
+    inputs: torch.Tensor,
+    actions: torch.Tensor,
+    transitions: Any,
+) -> dict[str, Alternative]:
+    """Return the learning of a batch's actions, and the reading of a batch.
+
+    Args:
+        network: from the inputs to logits ``[..., actions]``.
+        inputs: of ``SAMPLE`` transitions.
+        actions: of the same.
+        transitions: to read from.
+    """
+    network(inputs)  # Builds lazy layers.
     optimiser = torch.optim.Adam(network.parameters())
 
     def learn() -> None:
-        loss = torch.nn.functional.cross_entropy(network(pixels), actions)
+        logits = network(inputs)
+        logits = logits.reshape(-1, logits.shape[-1])
+        loss = torch.nn.functional.cross_entropy(logits, actions.flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

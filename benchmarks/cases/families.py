@@ -20,7 +20,7 @@ from gymnasium import spaces
 from harness.turns import Alternative
 from typing_extensions import override
 
-from cases.case import Case
+from cases.case import Case, collecting
 from marl_collect.cli.tasks import find_factory
 from marl_collect.collectors import Collector
 
@@ -374,7 +374,7 @@ def build(
     )
     return {
         "stock loop that stores": Alternative(stock_loop(stock(*name.split("/")))),
-        "Collector": Alternative(lambda: float(collector.next().numel())),
+        "Collector": collecting(collector),
     }
 
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from harness.turns import Alternative
 from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
 
-from cases.case import Case
+from cases.case import Case, collecting
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.core.signature import IS_INIT
 from marl_collect.models.mlp import MultiAgentMLP
@@ -239,10 +239,7 @@ def rollout(stack: ExitStack) -> dict[str, Alternative]:
             env.step(nothing)
         return FRAMES
 
-    def collect() -> float:
-        return float(collector.next().numel())
-
     return {
         "the environment alone": Alternative(bare),
-        "Collector, random actions": Alternative(collect),
+        "Collector, random actions": collecting(collector),
     }

@@ -27,7 +27,7 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from cases.case import Case
+from cases.case import Case, collecting
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models.policy import make_policy
@@ -143,7 +143,7 @@ def make_env(options: dict[str, Any]) -> PettingZooEnv:
     return PettingZooEnv("simple_spread_v3", **options)
 
 
-def collecting(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternative]:
+def collectors(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternative]:
     """Return collectors of both policies, each with workers of its own.
 
     Raises:
@@ -167,12 +167,8 @@ def collecting(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternativ
         collector.next()
         if "Fused" not in str(collector.explain()):
             raise RuntimeError(str(collector.explain()))
-        alternatives[name] = Alternative(partial(_frames, collector))
+        alternatives[name] = collecting(collector)
     return alternatives
-
-
-def _frames(collector: Any) -> float:
-    return float(collector.next().numel())
 
 
 def _processor_time() -> float:
@@ -185,7 +181,7 @@ def cases() -> list[Case]:
     rows = [
         Case(
             f"{name}, one process",
-            partial(collecting, row=row, workers=0),
+            partial(collectors, row=row, workers=0),
             "frame",
         )
         for name, row in ROWS.items()
@@ -194,7 +190,7 @@ def cases() -> list[Case]:
     return rows + [
         Case(
             f"{name}, two workers, {clock} time",
-            partial(collecting, row=row, workers=2),
+            partial(collectors, row=row, workers=2),
             "frame",
             clock=clocks[clock],
         )

@@ -21,7 +21,7 @@ from harness.turns import Alternative
 from tensordict import TensorDict
 
 from cases.case import Case
-from cases.datasets import folder, remove, size
+from cases.datasets import SAMPLE, cloning, folder, remove, size
 from marl_collect import Collector
 from marl_collect.cli.tasks import find_factory
 from marl_collect.storage import (
@@ -42,7 +42,7 @@ MERGED = 100_000
 """Frames of each of two datasets that are merged."""
 EPISODES = 100_000
 """Episodes of one frame, for the export."""
-SAMPLE, SEQUENCE, SEQUENCES = 256, 50, 32
+SEQUENCE, SEQUENCES = 50, 32
 SELECTED = (("agent", "observation"), ("agent", "action"), ("next", "agent", "reward"))
 SIZES = (TASK, "connect_four_v3", "knights_archers_zombies_v11")
 
@@ -239,7 +239,6 @@ def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
     transitions = dataset(COUNTS[-1]).transitions.select(*SELECTED[:2])
     sample = transitions.sample(SAMPLE)
     observations = sample["agent", "observation"]
-    actions = sample["agent", "action"].flatten()
     network = torch.nn.Sequential(
         torch.nn.Linear(observations.shape[-1], 256),
         torch.nn.ReLU(),
@@ -247,19 +246,7 @@ def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
         torch.nn.ReLU(),
         torch.nn.Linear(256, 5),
     )
-    optimiser = torch.optim.Adam(network.parameters())
-
-    def learn() -> None:
-        outputs = network(observations).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(outputs, actions)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-
-    return {
-        "learning": Alternative.once(learn),
-        "reading": Alternative.once(partial(transitions.sample, SAMPLE)),
-    }
+    return cloning(network, observations, sample["agent", "action"], transitions)
 
 
 def cases() -> list[Case]:

@@ -45,14 +45,6 @@ def experiments(settings: Settings) -> list[Experiment]:
             least_window=least_seconds,
         ),
         Experiment(
-            "figures/sampling",
-            "256 random transitions of a dataset",
-            {"ours": System("figures.sampling", "free")},
-            rounds,
-            8.0,
-            least_window=least_seconds,
-        ),
-        Experiment(
             "figures/startup",
             f"{more_workers} more workers of a program that has some",
             {

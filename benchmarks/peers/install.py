@@ -20,7 +20,7 @@ from typing import Any, final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from peers.installed import REPORT, folder
+from peers.installed import REPORT, folder, installed
 
 _VERSIONS = (
     "import importlib.metadata as m, json, sys; "
@@ -123,8 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     at = folder(arguments.at)
     at.mkdir(parents=True, exist_ok=True)
-    path = at / REPORT
-    report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path, report = at / REPORT, installed(at)
     for number, name in enumerate(arguments.only):
         print(f"{number + 1} of {len(arguments.only)}: {name}", flush=True)
         report[name] = install(name, PEERS[name], at, 60 * arguments.minutes)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.headline import DIRECT, OURS, OURS_LARGE, STOCK
-from harness.estimates import Estimate, number
+from harness.estimates import number
 from workloads.table import WORKLOADS
 
 from reporting.reading import MissingError, Reading
 
-BEGIN, END = "<!-- benchmarks/table.py -->", "<!-- end -->"
+BEGIN, END = "<!-- benchmarks/report.py -->", "<!-- end -->"
 _RATES = "| frames/s of environment, policy | stock loops | TorchRL | ours |"
 _RATIOS = "| times as fast as | stock loops | direct loops | TorchRL |"
 
@@ -35,6 +35,16 @@ def between_marks(text: str) -> str:
     return text[begin:end].strip()
 
 
+def with_table(text: str, results: Mapping[str, Any]) -> str:
+    """Return a document with the table of a run between its marks.
+
+    Raises:
+        ValueError: if the marks are not there.
+    """
+    old = f"{BEGIN}\n{between_marks(text)}\n{END}"
+    return text.replace(old, f"{BEGIN}\n{readme_table(results)}\n{END}")
+
+
 def _line(reading: Reading, name: str) -> tuple[str, str]:
     """Return the rows of an experiment in both tables."""
     _, workload, policy = name.split("/")
@@ -55,14 +65,9 @@ def _cell(reading: Reading, name: str, label: str, other: str | None) -> str:
     try:
         if other is None:
             return number(reading.estimate(name, label).median)
-        return _short(reading.ratio(name, label, other))
+        return str(reading.ratio(name, label, other))
     except MissingError:
         return "-"
-
-
-def _short(estimate: Estimate) -> str:
-    low, high = number(estimate.low), number(estimate.high)
-    return f"{number(estimate.median)} ({low} to {high})"
 
 
 def _ran_on(reading: Reading) -> str:

@@ -50,17 +50,7 @@ def sections(reading: Reading) -> list[Section]:
 
 
 def _targets(reading: Reading) -> Section:
-    verdicts = judge(reading)
-    rows = [
-        (
-            v.target.title,
-            v.target.aim,
-            v.reason if v.figure is None else str(v.figure),
-            v.word,
-            "" if v.figure is None else "sure" if v.certain else "open",
-        )
-        for v in verdicts
-    ]
+    rows = [verdict.cells for verdict in judge(reading)]
     head = ("target", "aim", "median (95 % interval)", "verdict", "interval")
     text = (
         "Pass and fail go by the median; the interval is open where it lies on both "

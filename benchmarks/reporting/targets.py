@@ -83,6 +83,13 @@ class Verdict:
             return "not measured"
         return "pass" if self.passed else "fail"
 
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Title, aim, figure or reason, word, and whether the interval is clear."""
+        figure = self.reason if self.figure is None else str(self.figure)
+        sure = "" if self.figure is None else "sure" if self.certain else "open"
+        return self.target.title, self.target.aim, figure, self.word, sure
+
     def _keeps(self, value: float) -> bool:
         bound = self.target.bound
         return value >= bound if self.target.at_least else value <= bound
@@ -99,37 +106,27 @@ def judge(reading: Reading) -> list[Verdict]:
     return verdicts
 
 
-def _ratio(experiment: str, ours: str, other: str, field: str = "rate") -> Figure:
+def ratio(experiment: str, ours: str, other: str, field: str = "rate") -> Figure:
+    """Return the ratio of a field of two systems."""
     return lambda reading: reading.ratio(experiment, ours, other, field)
 
 
-def _against_best(experiment: str, prefix: str, *, large: bool = False) -> Figure:
-    def figure(reading: Reading) -> Estimate:
-        best = reading.fastest(experiment, prefix)
-        ours = reading.fastest(experiment, OURS_LARGE) if large else OURS
-        return reading.ratio(experiment, ours, best)
+def against_best(experiment: str, prefix: str, ours: str) -> Figure:
+    """Return the ratio of rates to the fastest system whose label begins so."""
+    return lambda reading: reading.ratio(
+        experiment, ours, reading.fastest(experiment, prefix)
+    )
 
-    return figure
+
+def cpu_against_best(experiment: str, prefix: str, ours: str) -> Figure:
+    """Return the ratio of processor time per frame to that of the fastest system."""
+    return lambda reading: reading.cpu_ratio(
+        experiment, ours, reading.fastest(experiment, prefix)
+    )
 
 
 def _value(experiment: str, label: str, field: str) -> Figure:
     return lambda reading: reading.estimate(experiment, label, field)
-
-
-def _puffer(experiment: str, ours: str) -> Figure:
-    def figure(reading: Reading) -> Estimate:
-        best = reading.fastest(experiment, "PufferLib")
-        return reading.ratio(experiment, ours, best)
-
-    return figure
-
-
-def _puffer_cpu(experiment: str, ours: str) -> Figure:
-    def figure(reading: Reading) -> Estimate:
-        best = reading.fastest(experiment, "PufferLib")
-        return reading.cpu_ratio(experiment, ours, best)
-
-    return figure
 
 
 def _of_ideal(experiment: str) -> Figure:
@@ -160,46 +157,46 @@ def _headline() -> list[Target]:
             _at_least(
                 f"{beside_torchrl}: {name}, MLP",
                 bound,
-                _against_best(f"headline/{name}/mlp", "torchrl"),
+                against_best(f"headline/{name}/mlp", "torchrl", OURS),
             )
             for name, bound in ((walker, 3.0), (spread, 8.0), (free, 40.0))
         ),
         _at_least(
             f"{beside_torchrl}: {harvest}, random, with resets",
             4.0,
-            _against_best(f"headline/{harvest}/random", "torchrl", large=True),
+            against_best(f"headline/{harvest}/random", "torchrl", OURS_LARGE),
         ),
         *(
             _at_least(
                 f"{beside_stock}: {name}",
                 bound,
-                _ratio(f"headline/{name}/random", OURS, STOCK),
+                ratio(f"headline/{name}/random", OURS, STOCK),
             )
             for name, bound in ((walker, 1.2), (spread, 1.6))
         ),
         _at_least(
             f"{beside_stock}: {harvest}, between resets",
             1.35,
-            _ratio(f"headline/{harvest}/random", OURS, STOCK, BETWEEN),
+            ratio(f"headline/{harvest}/random", OURS, STOCK, BETWEEN),
         ),
         *(
             _at_least(
                 f"{beside_direct}: {name}, random",
                 0.95,
-                _ratio(f"headline/{name}/random", OURS, DIRECT),
+                ratio(f"headline/{name}/random", OURS, DIRECT),
             )
             for name in (walker, spread)
         ),
         _at_least(
             f"{beside_direct}: {harvest}, random, between resets",
             0.95,
-            _ratio(f"headline/{harvest}/random", OURS, DIRECT, BETWEEN),
+            ratio(f"headline/{harvest}/random", OURS, DIRECT, BETWEEN),
         ),
         *(
             _at_least(
                 f"{beside_direct}: {name}, MLP",
                 0.92,
-                _ratio(f"headline/{name}/mlp", OURS, DIRECT),
+                ratio(f"headline/{name}/mlp", OURS, DIRECT),
             )
             for name in (walker, spread)
         ),
@@ -207,7 +204,7 @@ def _headline() -> list[Target]:
             _at_least(
                 f"ParallelEnv against TorchRL's: {name}, MLP",
                 bound,
-                _ratio(f"headline/{name}/mlp", OURS_PARALLEL, TORCHRL_PARALLEL),
+                ratio(f"headline/{name}/mlp", OURS_PARALLEL, TORCHRL_PARALLEL),
             )
             for name, bound in ((free, 20.0), (walker, 4.0))
         ),
@@ -286,7 +283,7 @@ def _scaling() -> list[Target]:
         _at_least(
             f"{subject}: MultiSync of a bare barrier per 100 steps",
             0.95,
-            _ratio(name, scaling.OURS_SYNC, scaling.BARRIER),
+            ratio(name, scaling.OURS_SYNC, scaling.BARRIER),
         ),
     ]
 
@@ -305,7 +302,8 @@ def _puffers() -> list[Target]:
                     f"PufferLib's best, {microseconds} us steps, workers: {workers}"
                 )
                 bound = 1.0 if workers == 1 else 3.0
-                rate, cpu = _puffer(experiment, ours), _puffer_cpu(experiment, ours)
+                rate = against_best(experiment, "PufferLib", ours)
+                cpu = cpu_against_best(experiment, "PufferLib", ours)
                 targets += [
                     _at_least(f"{name} against {subject}", bound, rate),
                     _at_most(

@@ -8,11 +8,12 @@ file                 its one job
 ``sleeping.py``      an environment whose step is a pause
 ``free.py``          an environment whose step costs almost nothing
 ``counting.py``      an environment that can be recomputed, and fails on request
+``pair.py``          an environment whose best returns can be derived by hand
 ``adapters.py``      a workload as our environment, and as TorchRL's
 ``networks.py``      the networks, with the same weights for everybody
 ``policies.py``      a policy for a collector, ours or TorchRL's
 ===================  ==========================================================
 
-``table.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers' environments
-too, where neither torch nor what this package needs may be installed.
+``table.py``, ``free.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers'
+environments too, where neither torch nor what this package needs may be installed.
 """

@@ -1,6 +1,6 @@
 """A PettingZoo environment with negligible cost, to measure the cost of collection."""
 
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,7 +10,6 @@ from pettingzoo import ParallelEnv
 Array = NDArray[np.float32]
 
 
-@final
 class FreeEnv(ParallelEnv[str, Array, Array]):
     """Agents ``agent_0``, ``agent_1``, ... with constant observations and rewards.
 
@@ -40,6 +39,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
         self.agents = self.possible_agents[:]
         self._observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self._action_space: spaces.Space[Any]
         self._action_space = spaces.Box(-1.0, 1.0, (n_actions,), np.float32)
         self._max_cycles = max_cycles
         self._steps = 0
@@ -56,7 +56,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         """Return the space that all agents share."""
         return self._observation_space
 
-    def action_space(self, agent: str) -> spaces.Box:  # noqa: ARG002
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
         """Return the space that all agents share."""
         return self._action_space
 

@@ -12,7 +12,8 @@ from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+
+from workloads.free import FreeEnv
 
 MILLISECONDS = 10.0
 _DRAWS = 400
@@ -41,44 +42,21 @@ def sleep_precisely() -> None:
 
 
 @final
-class SleepingEnv(ParallelEnv):
-    """One agent that sees one number and waits."""
+class SleepingEnv(FreeEnv):
+    """One agent that sees one number, takes one of two actions, and waits."""
 
     metadata = {"name": "sleeping_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
-    render_mode = None
 
     def __init__(self, worker: int = 0, cv: float = 0.0) -> None:
         """Draw the pauses of this worker."""
+        super().__init__(1, 1)
         sleep_precisely()
-        self.possible_agents = ["agent_0"]
-        self.agents = ["agent_0"]
+        self._action_space = spaces.Discrete(2)
         self._pauses = pauses(worker, cv)
-        self._steps = 0
-        self._observations = {"agent_0": np.zeros(1, np.float32)}
-
-    def observation_space(self, agent: str) -> Any:
-        """Return the space of the one agent."""
-        del agent
-        return spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def action_space(self, agent: str) -> Any:
-        """Return the space of the one agent."""
-        del agent
-        return spaces.Discrete(2)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode, which never ends."""
-        del seed, options
-        self.agents = ["agent_0"]
-        return self._observations, {"agent_0": {}}
 
     def step(self, actions: Any) -> Any:
         """Wait."""
         del actions
         sleep(self._pauses[self._steps % len(self._pauses)])
         self._steps += 1
-        no = {"agent_0": False}
-        return self._observations, {"agent_0": 1.0}, no, no, {"agent_0": {}}
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        return self._observations, self._rewards, self._no, self._no, self._infos

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,5 +52,12 @@ Compression = Annotated[
     typer.Option(
         help="Lossless compression of images and other large frames: `lz4`, `zstd` "
         "(smaller, slower) or `none`."
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that keeps what is read from a URL for later commands and for "
+        "`open_dataset(cache=)`."
     ),
 ]

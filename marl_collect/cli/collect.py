@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from marl_collect.cli.arguments import Compression, Settings
-from marl_collect.cli.collecting import CollectRequest, run
+from marl_collect.cli.collecting import batch_frames, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
@@ -134,19 +134,16 @@ def collect(  # noqa: PLR0913 - one argument per option
         acting = PolicyRequest(policy or "", centralised, share_params, seed)
         what = what_to_play(task, acting, env, max_frames_per_traj, default="mlp")
         check_compression(compression)
-    request = CollectRequest(
-        task=what.task,
-        env_kwargs=what.env_kwargs,
-        frames=frames,
-        episodes=episodes,
-        workers=workers,
-        envs_per_worker=envs_per_worker,
-        frames_per_batch=frames_per_batch,
-        max_frames_per_traj=what.max_frames_per_traj,
-        policy=what.policy,
-        seed=seed,
-        out=out,
-        compression=compression,
-        quiet=quiet,
-    )
-    raise typer.Exit(run(request))
+    amount = None if episodes is not None else frames
+    settings = {
+        "frames": amount,
+        "episodes": episodes,
+        "frames_per_batch": batch_frames(
+            amount, workers * envs_per_worker, frames_per_batch
+        ),
+        "num_workers": workers,
+        "envs_per_worker": envs_per_worker,
+        "seed": seed,
+        "compression": compression,
+    }
+    raise typer.Exit(run(what, out, settings, quiet=quiet))

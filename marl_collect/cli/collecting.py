@@ -7,69 +7,65 @@ is finished, and the folder is printed.
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import explain
-from marl_collect.cli.policies import PolicyRequest
+from marl_collect.cli.runs import Play
 from marl_collect.cli.tasks import find_factory
 from marl_collect.core.interruption import Interruption
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
-    from marl_collect.storage import EndedEpisode, Writer
+    from marl_collect.storage import Writer
 
 
-@dataclass(frozen=True)
-class CollectRequest:
-    """The command's arguments, parsed; see ``marl-collect collect --help``."""
+def batch_frames(
+    frames: int | None, environments: int, frames_per_batch: int | None
+) -> int:
+    """Return the frames per batch, a multiple of the number of environments.
 
-    task: str
-    env_kwargs: dict[str, Any]
-    frames: int
-    workers: int
-    envs_per_worker: int
-    frames_per_batch: int | None
-    max_frames_per_traj: int | None
-    policy: PolicyRequest
-    seed: int
-    out: Path | None
-    compression: str
-    quiet: bool
-    episodes: int | None = None
+    Args:
+        frames: to collect; None if episodes are collected.
+        environments: of all workers.
+        frames_per_batch: that the user wants; None chooses equal batches whose total
+            exceeds ``frames`` as little as possible.
+    """
+    from marl_collect.storage.episode_writer import BATCH_FRAMES
 
-    @property
-    def batch_frames(self) -> int:
-        """Frames per batch, a multiple of the number of environments."""
-        from marl_collect.storage.episode_writer import BATCH_FRAMES
-
-        size = self.workers * self.envs_per_worker
-        if self.episodes is not None:
-            frames = self.frames_per_batch or BATCH_FRAMES
-        elif self.frames_per_batch is not None:
-            frames = min(self.frames_per_batch, self.frames)
-        else:  # Equal batches whose total exceeds `frames` as little as possible.
-            frames = math.ceil(self.frames / math.ceil(self.frames / BATCH_FRAMES))
-        return math.ceil(frames / size) * size
+    if frames is None:
+        size = frames_per_batch or BATCH_FRAMES
+    elif frames_per_batch is not None:
+        size = min(frames_per_batch, frames)
+    else:
+        size = math.ceil(frames / math.ceil(frames / BATCH_FRAMES))
+    return math.ceil(size / environments) * environments
 
 
-def run(request: CollectRequest) -> int:
+def run(
+    what: Play, path: Path | None, settings: Mapping[str, Any], *, quiet: bool
+) -> int:
     """Run the collection and return the exit code.
+
+    Args:
+        what: task, policy and settings of the environment.
+        path: of the dataset; None for a new folder in ``runs``.
+        settings: further arguments of ``record``, with ``seed``.
+        quiet: whether to print the folder only.
 
     Raises:
         typer.Exit: after an error that was shown.
     """
     with user_errors(ValueError, ImportError):
-        factory = find_factory(request.task, request.env_kwargs)
+        factory = find_factory(what.task, what.env_kwargs)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with Interruption() as interruption:
-        job = _Job(request, factory, interruption)
+        job = _Job(what, path or free_folder(Path("runs"), what.task), settings)
         try:
-            job.run()
+            job.run(factory, interruption, quiet=quiet)
         except BaseException as error:
             if not interruption.happened:
                 job.report_failure(error)
@@ -77,27 +73,23 @@ def run(request: CollectRequest) -> int:
         if interruption.happened:
             job.report_interruption()
             return interruption.exit_code
-        job.report()
+        job.report(quiet=quiet)
     return 0
 
 
 class _Job:
     """One run of the command."""
 
-    def __init__(
-        self,
-        request: CollectRequest,
-        factory: Callable[[], Any],
-        interruption: Interruption,
-    ) -> None:
-        self._request = request
-        self._factory = factory
-        self._interruption = interruption
-        self._path = request.out or free_folder(Path("runs"), request.task)
+    def __init__(self, what: Play, path: Path, settings: Mapping[str, Any]) -> None:
+        self._what = what
+        self._path = path
+        self._settings = settings
         self._writer: Writer | None = None
         self._started = self._seconds = 0.0
 
-    def run(self) -> None:
+    def run(
+        self, factory: Callable[[], Any], interruption: Interruption, *, quiet: bool
+    ) -> None:
         """Collect until all frames are collected or a signal arrives."""
         # These imports load torch, which takes seconds. Ctrl-C works during them too.
         from marl_collect.cli.progress import ProgressDisplay
@@ -105,53 +97,46 @@ class _Job:
         from marl_collect.storage.appending import check_target
         from marl_collect.storage.recording import RecordArguments, collect_into
 
-        request = self._request
+        what, settings = self._what, self._settings
         check_target(self._path)
-        compression: Any = request.compression
-        whole = request.episodes is not None
-        total = request.episodes or request.frames
-        unit: Literal["frames", "episodes"] = "episodes" if whole else "frames"
+        unit: Literal["frames", "episodes"] = (
+            "episodes" if settings["frames"] is None else "frames"
+        )
         display = ProgressDisplay(
-            err, request.task, total, unit, enabled=not request.quiet
+            err, what.task, settings[unit], unit, enabled=not quiet
         )
 
         def started(collector: "MultiSyncCollector", writer: "Writer") -> None:
             self._writer, self._started = writer, time.perf_counter()
             display.count(collector.steps_so_far)
 
-        def wrote(episodes: "Sequence[EndedEpisode]") -> None:
+        def ended() -> None:
             self._seconds = time.perf_counter() - self._started
-            display.add(episodes)
 
         with display:
             display.say("building one environment to get its spaces")
-            policy = request.policy.build(describe(self._factory))
-            display.say(f"starting {request.workers} workers")
+            policy = what.policy.build(describe(factory))
+            display.say(f"starting {settings['num_workers']} workers")
             arguments = RecordArguments(
                 self._path,
-                self._factory,
+                factory,
                 policy,
-                frames_per_batch=request.batch_frames,
-                episodes=request.episodes,
-                frames=None if whole else request.frames,
-                num_workers=request.workers,
-                envs_per_worker=request.envs_per_worker,
-                max_frames_per_traj=request.max_frames_per_traj,
-                seed=request.seed,
-                task=request.task,
-                env_kwargs=request.env_kwargs,
-                compression=compression,
-                policy_description=request.policy.describe(),
+                max_frames_per_traj=what.max_frames_per_traj,
+                task=what.task,
+                env_kwargs=what.env_kwargs,
+                policy_description=what.policy.describe(),
+                **settings,
             )
             collect_into(
                 arguments,
                 on_start=started,
-                on_episodes=wrote,
-                interruption=self._interruption,
+                on_episodes=display.add,
+                on_end=ended,
+                interruption=interruption,
             )
 
-    def report(self) -> None:
-        """Print what was collected and where it is."""
+    def report(self, *, quiet: bool) -> None:
+        """Print what was collected and where it is; if ``quiet``, only where."""
         from rich.filesize import decimal
 
         from marl_collect.cli.summary import facts, returns_table
@@ -159,7 +144,7 @@ class _Job:
 
         assert self._writer is not None
         added = self._writer.added
-        if self._request.quiet:
+        if quiet:
             out.print(str(self._path), soft_wrap=True, highlight=False)
             return
         length = added.mean_length
@@ -168,7 +153,7 @@ class _Job:
             ("frames/s", f"{added.frames / self._seconds:,.0f}, writing included"),
             ("episodes", f"{added.episodes:,}"),
             ("mean length", "-" if length is None else f"{length:,.1f} frames"),
-            ("seed", str(self._request.seed)),
+            ("seed", str(self._settings["seed"])),
             ("written to", str(self._path)),
             ("size in memory", decimal(added.nbytes)),
             ("folder", decimal(size_of(self._path))),
@@ -193,7 +178,7 @@ class _Job:
         expected = isinstance(error, (ValueError, OSError, TypeError, KeyError))
         if not isinstance(error, Exception) or not (expected or worker_error_of(error)):
             return
-        message = explain(error, self._request.task, self._request.env_kwargs)
+        message = explain(error, self._what.task, self._what.env_kwargs)
         if self._writer is None:
             raise fail(message, USER_ERROR) from error
         raise fail(f"{message}\n{self._kept()}") from error

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from marl_collect.cli.arguments import Compression
+from marl_collect.cli.arguments import Cache, Compression
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.storage.formats import FORMATS
@@ -43,6 +43,7 @@ def inspect(
             "README.md."
         ),
     ] = None,
+    cache: Cache = None,
 ) -> None:
     """Print a summary of a dataset: task, runs, episodes, returns, value ranges.
 
@@ -65,7 +66,7 @@ def inspect(
     from marl_collect.storage.files import size_of
 
     with user_errors(OSError, ValueError):
-        dataset = open_dataset(path)
+        dataset = open_dataset(path, cache=cache)
         episodes = list(dataset.episodes())
         statistics = dataset.statistics
         panels = episode_panels(episodes) if episodes else reward_panels(dataset)
@@ -222,7 +223,7 @@ def label(
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
+    path: Annotated[Path, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     target: Annotated[
         str,
@@ -246,6 +247,7 @@ def export(
             help="Argument for the format; VALUE is JSON or text. Repeatable.",
         ),
     ] = None,
+    cache: Cache = None,
 ) -> None:
     """Export the complete episodes of a dataset to another format.
 
@@ -261,7 +263,7 @@ def export(
         settings: dict[str, Any] = parse_settings(option or [], "--option")
         if compression is not None:
             settings["compression"] = compression
-        trajectories = open_dataset(path).trajectories
+        trajectories = open_dataset(path, cache=cache).trajectories
         with ProgressDisplay(err, f"export {target}", 0, enabled=True) as display:
             written = export_dataset(
                 trajectories, target, file_format, progress=display.convert, **settings

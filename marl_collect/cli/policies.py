@@ -38,7 +38,8 @@ class PolicyRequest:
         if self.source not in (MLP, RANDOM) and not Path(self.source).exists():
             raise ValueError(
                 f"--policy {self.source}: expected mlp, random, the folder of a run of "
-                "compare, or the file of a policy, but no such path exists."
+                "compare, or the file of a policy, but no such path exists. In Python, "
+                "save_policy(path, policy, make_env) writes one."
             )
 
     def describe(self) -> dict[str, Any]:

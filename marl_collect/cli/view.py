@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marl_collect.cli.arguments import Cache
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import find_factory, is_own
 from marl_collect.core.atomic import require_folder
@@ -55,6 +56,7 @@ def view(
         int, typer.Option(min=0, max=65535, help="Server port; 0 picks a free port.")
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    cache: Cache = None,
 ) -> None:
     """View the episodes of a dataset, or training runs, in a browser.
 
@@ -75,7 +77,10 @@ def view(
             raise ValueError("--episode chooses what --save writes: add --save x.html.")
         if save is not None:
             require_folder(save)
-        answers, requests = _contents(path, task, chosen, stack, saved=save is not None)
+        open_episodes = partial(_episodes, task=task, cache=cache)
+        answers, requests = _contents(
+            path, open_episodes, chosen, stack, saved=save is not None
+        )
         if save is not None:
             with err.status("Drawing and writing the page"):
                 server.save(save, answers, requests)
@@ -93,7 +98,7 @@ def view(
 
 def _contents(
     path: str,
-    task: str | None,
+    open_episodes: "Callable[[str | Path], Episodes]",
     chosen: tuple[int, ...],
     stack: ExitStack,
     *,
@@ -107,7 +112,7 @@ def _contents(
             such task or episode.
     """
     try:
-        shown = stack.enter_context(closing(_episodes(path, task)))
+        shown = stack.enter_context(closing(open_episodes(path)))
     except FileNotFoundError:
         if not Path(path).is_dir():
             raise
@@ -123,7 +128,7 @@ def _contents(
 
     @cache
     def episodes(data: int) -> "Episodes":
-        return stack.enter_context(closing(_episodes(runs.dataset(data), task)))
+        return stack.enter_context(closing(open_episodes(runs.dataset(data))))
 
     def about(data: int | None = None) -> Any:
         return runs.about() if data is None else episodes(data).about()
@@ -146,25 +151,26 @@ def _answers(
     }
 
 
-def _episodes(path: str | Path, task: str | None) -> "Episodes":
+def _episodes(
+    path: str | Path, task: str | None, cache: Path | None = None
+) -> "Episodes":
     """Open a dataset.
 
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: if it is damaged, or there is no such task.
+        ValueError: if it is damaged, there is no such task, or it has a cache but no
+            URL.
     """
     from marl_collect.cli.viewer.episodes import Episodes
-    from marl_collect.storage.index import Index
-    from marl_collect.storage.remote import open_folder
+    from marl_collect.storage import open_dataset
 
-    folder = open_folder(path, None, None)
-    contents = Index.load(folder)
-    about = contents.description
+    trajectories = open_dataset(path, cache=cache).trajectories
+    about = trajectories.contents.description
     kwargs = dict(about.env_kwargs)
     if task is not None:
         factory = find_factory(task, kwargs, pictures=True)
-        return Episodes(folder, contents, lambda: factory)
-    return Episodes(folder, contents, partial(_recorded_factory, about.task, kwargs))
+        return Episodes(trajectories, lambda: factory)
+    return Episodes(trajectories, partial(_recorded_factory, about.task, kwargs))
 
 
 def _recorded_factory(task: str, kwargs: dict[str, Any]) -> "Callable[[], Any] | str":

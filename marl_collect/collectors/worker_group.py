@@ -59,6 +59,7 @@ class WorkerGroup:
         policy: Any,
         options: CollectorOptions,
         transport: Transport,
+        first_seeds: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         """Start all workers and wait until they can collect.
 
@@ -67,8 +68,13 @@ class WorkerGroup:
             policy: as passed by the user.
             options: of the collector.
             transport: runs the workers.
+            first_seeds: returns the seeds of the first episodes for a number of
+                environments. A policy that is called at the start sees the first
+                observations of these episodes. By default they are derived from the
+                collector's seed.
         """
         self._options = options
+        self._first_seeds = first_seeds
         self._transport = transport
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
@@ -307,11 +313,16 @@ class WorkerGroup:
         replies = self._replies(indices, messages.WorkerReady)
         first = replies[0].description if indices.start == 0 else self.description
         limit = self._options.max_frames_per_traj
+        seeds: Sequence[int] = ()
+        if self._first_seeds is not None:
+            seeds = self._first_seeds(sum(ready.size for ready in replies))
         for index, ready in zip(indices, replies, strict=True):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
             begin = self._environments
             self._environments += ready.size
-            plan = Plan(self._seed, range(begin, self._environments), limit)
+            environments = range(begin, self._environments)
+            given = tuple((seed,) for seed in seeds[begin : self._environments])
+            plan = Plan(self._seed, environments, limit, given_seeds=given)
             self._members[index].plan = plan
         for index in indices:
             self._pool.send(index, messages.UsePlan(self._members[index].plan))
@@ -583,9 +594,12 @@ class LocalTransport(Transport):
 
 
 def start_workers(
-    create_env_fn: Factory | Sequence[Factory], policy: Any, options: CollectorOptions
+    create_env_fn: Factory | Sequence[Factory],
+    policy: Any,
+    options: CollectorOptions,
+    first_seeds: Callable[[int], Sequence[int]] | None = None,
 ) -> WorkerGroup:
-    """Check the arguments and start the workers."""
+    """Check the arguments and start the workers; see ``WorkerGroup``."""
     policy = chosen_policy(policy, options)
     factories = spread(
         create_env_fn,
@@ -597,4 +611,5 @@ def start_workers(
         options.frames_of(list(map(len, factories)))
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    return WorkerGroup(factories, policy, options, LocalTransport(options))
+    transport = LocalTransport(options)
+    return WorkerGroup(factories, policy, options, transport, first_seeds)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from marl_collect.core.factories import spread
+from marl_collect.errors import imports_of
 from marl_collect.evaluation.evaluator import EvaluationArguments, evaluate
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
 from marl_collect.options import Option, parse, require
@@ -71,9 +72,10 @@ class CrossPlay:
         """Write a heat map of the means; the suffix of ``path`` selects the format.
 
         Raises:
-            ImportError: if matplotlib is not installed.
+            ImportError: if matplotlib is not installed; says what to install.
         """
-        from matplotlib.figure import Figure
+        with imports_of("plot", "A picture"):
+            from matplotlib.figure import Figure
 
         count = len(self.names)
         size = 2.5 + 0.8 * count

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Integral
 from typing import Annotated, Any, ClassVar, cast, final
@@ -174,7 +175,11 @@ class Evaluator(Closing):
         self._limit = arguments.max_frames_per_traj
         self._closed = False
         self._workers = start_workers(
-            arguments.create_env_fn, arguments.policy, _collector_options(arguments)
+            arguments.create_env_fn,
+            arguments.policy,
+            _collector_options(arguments),
+            # If a policy is called at the start, no environment is reset twice for it.
+            first_seeds=partial(_derived, self._root),
         )
         try:
             self._slots = _attached(self._workers)

@@ -1,7 +1,7 @@
 """Writes episode, step and returns above a picture, and cuts unused margins."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,36 +16,27 @@ _WIDTH_PER_SIZE = 34
 _SMALLEST = 10
 
 
-@final
-class Overlay:
-    """Writes lines of text above pictures of one size."""
+def write_above(picture: Picture, lines: Sequence[str]) -> Picture:
+    """Return the picture, enlarged if small, below a band with the lines.
 
-    def __init__(self, lines: int) -> None:
-        """Prepare for a number of lines.
-
-        Raises:
-            ImportError: if pillow is not installed; says what to install.
-        """
-        with imports_of("video", "Text in pictures"):
-            import PIL  # noqa: F401
-        self._lines = lines
-
-    def write(self, picture: Picture, lines: Sequence[str]) -> Picture:
-        """Return the picture, enlarged if small, below a band with the lines."""
+    Raises:
+        ImportError: if pillow is not installed; says what to install.
+    """
+    with imports_of("video", "Text in pictures"):
         from PIL import Image, ImageDraw, ImageFont
 
-        large = visible(picture)
-        width = large.shape[1]
-        size = max(_SMALLEST, width // _WIDTH_PER_SIZE)
-        height = round(size * 1.4) * self._lines + size // 2
-        band = Image.new("RGB", (width, height), "white")
-        draw = ImageDraw.Draw(band)
-        font = ImageFont.load_default(size)
-        for number, line in enumerate(lines):
-            corner = (size // 2, round(size * (0.2 + 1.4 * number)))
-            draw.text(corner, _cut(line, font, width - size), fill="black", font=font)
-        stacked: NDArray[np.uint8] = np.concatenate([np.asarray(band), large])
-        return stacked
+    large = visible(picture)
+    width = large.shape[1]
+    size = max(_SMALLEST, width // _WIDTH_PER_SIZE)
+    height = round(size * 1.4) * len(lines) + size // 2
+    band = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(band)
+    font = ImageFont.load_default(size)
+    for number, line in enumerate(lines):
+        corner = (size // 2, round(size * (0.2 + 1.4 * number)))
+        draw.text(corner, _cut(line, font, width - size), fill="black", font=font)
+    stacked: NDArray[np.uint8] = np.concatenate([np.asarray(band), large])
+    return stacked
 
 
 def caption(
@@ -66,19 +57,9 @@ def caption(
     return lines
 
 
-@final
-class Crop:
-    """Cuts the rows and columns at the edges that are black in the first picture."""
-
-    def __init__(self) -> None:
-        """Begin without a picture."""
-        self._box: tuple[slice, slice] | None = None
-
-    def __call__(self, picture: Picture) -> Picture:
-        """Return the part of the picture that the first one used."""
-        if self._box is None:
-            self._box = (_used(picture, 0), _used(picture, 1))
-        return picture[self._box]
+def used_part(picture: Picture) -> tuple[slice, slice]:
+    """Return the rows and columns of a picture without black ones at its edges."""
+    return _used(picture, 0), _used(picture, 1)
 
 
 def _used(picture: Picture, axis: int) -> slice:

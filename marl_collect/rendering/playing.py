@@ -12,7 +12,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
-from marl_collect.rendering.overlay import Crop, Overlay, caption
+from marl_collect.rendering.overlay import caption, used_part, write_above
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 
 
@@ -95,10 +95,11 @@ class _Filmed(EnvWrapper):
         super().__init__(env)
         self._filmed = env
         self._show = show
-        self._crop = Crop() if getattr(env, "has_unused_margin", False) else None
+        self._part: tuple[slice, slice] | None = None
+        """What the first picture used; the margin of later ones is cut, too."""
         groups = env.description.groups
         self._agents = {name: group.agents for name, group in groups.items()}
-        self._overlay = Overlay(1 + len(groups)) if overlay else None
+        self._overlay = overlay
         self._episode = -1
         self._step = 0
         self._returns: dict[str, NDArray[Any]] = {}
@@ -124,9 +125,10 @@ class _Filmed(EnvWrapper):
 
     def _picture(self) -> Picture:
         picture = take(self._filmed)
-        if self._crop is not None:
-            picture = self._crop(picture)
-        if self._overlay is None:
+        if getattr(self._filmed, "has_unused_margin", False):
+            self._part = self._part or used_part(picture)
+            picture = picture[self._part]
+        if not self._overlay:
             return picture
         lines = caption(self._episode, self._step, self._returns, self._agents)
-        return self._overlay.write(picture, lines)
+        return write_above(picture, lines)

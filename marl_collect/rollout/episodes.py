@@ -204,11 +204,17 @@ class RunningEpisodes:
         """Number of each environment's running episode."""
         return tuple(self._numbers.tolist())
 
-    @property
-    def given_ended(self) -> bool:
-        """Whether all episodes with given seeds have ended, if there are any."""
+    def are_last(self, rows: NDArray[np.int64]) -> bool:
+        """Whether all episodes with given seeds have ended once those of ``rows`` have.
+
+        False if there are no given seeds.
+        """
         counts = self._given_counts
-        return bool(len(counts)) and bool((self._numbers >= counts).all())
+        if not len(counts):
+            return False
+        ended = self._numbers.copy()
+        ended[rows] += 1
+        return bool((ended >= counts).all())
 
     def with_given_seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of ``rows`` whose running episode has a given seed."""

@@ -214,11 +214,12 @@ class Rollout:
                 self._truncate_at_limit(limits, frame)
             writer.stepped(frame)
             if done() != nobody:
-                self._begin_next_episodes(frame, writer, begins)
+                rows = self._end_episodes(frame, writer, begins)
+                if not is_async and self._episodes.are_last(rows):
+                    break  # A reset for an episode that nobody wants may take long.
+                self._begin_next_episodes(rows, frame + 1, writer)
                 limits = self._limits(begins)
                 limit = NEVER if limits is None else int(limits.min())
-                if not is_async and self._episodes.given_ended:
-                    break
             if progress.preempted():
                 break
         return frame + 1, self._suspend(slot, writer, begins, frame + 1, version)
@@ -271,18 +272,24 @@ class Rollout:
         self._last = writer.last
         return ended
 
-    def _begin_next_episodes(
+    def _end_episodes(
         self, frame: int, writer: SlotWriter, begins: NDArray[np.int64]
-    ) -> None:
-        """Begin new episodes after those that ended at ``frame``."""
+    ) -> NDArray[np.int64]:
+        """End the episodes that are done at ``frame``; return their environments."""
         (rows,) = self._done.nonzero()
         self._episodes.end(rows, begins[rows], frame + 1)
         begins[rows] = frame + 1
         writer.ended(rows, frame)
+        return rows
+
+    def _begin_next_episodes(
+        self, rows: NDArray[np.int64], frame: int, writer: SlotWriter
+    ) -> None:
+        """Begin new episodes in ``rows``, whose first frame is ``frame``."""
         self._begin(rows)
         for k in self._episodes.with_given_seeds(rows).tolist():
-            self._acting.redraw(k, frame + 1, self._generators)
-        writer.began(rows, frame + 1)
+            self._acting.redraw(k, frame, self._generators)
+        writer.began(rows, frame)
 
     def take_last(self) -> list[LastObservation]:
         """Return the next observations that the last slot does not contain."""

@@ -9,7 +9,6 @@ file                      content
 ``episodes.py``           finds episodes in batches
 ``appending.py``          appends so that a crash loses nothing; ``label``
 ``dataset.py``            opens a dataset as a list of TensorDicts
-``listing.py``            where its episodes are
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
 ``windows.py``            parts of episodes: sequences, n-step transitions

@@ -17,6 +17,7 @@ from marl_collect.storage.index import (
     JOURNAL,
     BatchEntry,
     Index,
+    Layout,
     first_line,
     journal_line,
 )
@@ -54,6 +55,7 @@ class DatasetFiles(Closing):
         self._folder = self._journal = self._data = self._segment = -1
         self._end = 0
         self._unsynced = False
+        self._last_layout: tuple[Layout | None, int] = None, 0
         self._lock = FolderLock(path / LOCK)
         try:
             # Files are opened relative to the folder, which may be moved meanwhile.
@@ -104,14 +106,17 @@ class DatasetFiles(Closing):
 
     def list(self, lines: bytes) -> None:
         """Append lines to the journal, after what was written before is on disk."""
-        self._sync_data()
-        _write_all(self._journal, [lines])
-        self._sync(self._journal)
+        self._append(lines)
         self.index.extend(lines)
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to the journal."""
         self.list(journal_line(entry, self.index.checksum)[0])
+
+    def _append(self, lines: bytes) -> None:
+        self._sync_data()
+        _write_all(self._journal, [lines])
+        self._sync(self._journal)
 
     def add(self, entry: BatchEntry, parts: Sequence[Any]) -> BatchEntry:
         """Append a batch to a data file, and list it.
@@ -126,18 +131,33 @@ class DatasetFiles(Closing):
         """
         begins_file = self._segment < 0 or self._end >= SEGMENT
         segment = self._segment + begins_file
-        layouts = self.index.layouts
-        equal = (n for n, known in enumerate(layouts) if known.equals(entry.layout))
-        number = next(equal, len(layouts))
-        if number == len(layouts):
-            self.note({"layout": entry.layout.to_json()})
+        number = self._number_of(entry.layout)
+        layout = self.index.layouts[number]
         offset = 0 if begins_file else self._end
-        entry = replace(entry, layout=layouts[number], segment=segment, offset=offset)
+        entry = replace(entry, layout=layout, segment=segment, offset=offset)
         written = self.write(segment, parts)
         if written != entry.end - offset:
             raise AssertionError((written, entry))
-        self.note({"batch": entry.to_json(number)})
+        line, checksum = journal_line(
+            {"batch": entry.to_json(number)}, self.index.checksum
+        )
+        self._append(line)
+        self.index.add(entry)
+        self.index.size += len(line)
+        self.index.checksum = checksum
         return entry
+
+    def _number_of(self, layout: Layout) -> int:
+        """Return the number of a layout; list it if no equal one is listed."""
+        last, number = self._last_layout
+        if layout is not last:
+            layouts = self.index.layouts
+            equal = (n for n, known in enumerate(layouts) if known.equals(layout))
+            number = next(equal, len(layouts))
+            if number == len(layouts):
+                self.note({"layout": layout.to_json()})
+            self._last_layout = layout, number
+        return number
 
     def remove(self, path: Path) -> None:
         """Remove a dataset without batches; the folder stays if it has other files."""

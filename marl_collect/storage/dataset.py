@@ -4,9 +4,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final, overload
-
-from tensordict import TensorDictBase
+from typing import TYPE_CHECKING, Any, final, overload
 
 from marl_collect.core import notebooks
 from marl_collect.options import method
@@ -16,7 +14,6 @@ from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames, segment_name
 from marl_collect.storage.index import Index, join_indexes, key_difference
-from marl_collect.storage.listing import EpisodeList
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
@@ -24,9 +21,12 @@ from marl_collect.storage.spans import item_numbers
 from marl_collect.storage.statistics import Statistics
 from marl_collect.storage.transitions import Transitions
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 
 @final
-class Dataset(Sequence[TensorDictBase]):
+class Dataset(Sequence["TensorDict"]):
     """The complete batches of a folder, in the order in which they were written.
 
     ``dataset[i]`` is the batch ``[B, T]``, in new memory.
@@ -72,12 +72,12 @@ class Dataset(Sequence[TensorDictBase]):
         return len(self.contents.batches)
 
     @overload
-    def __getitem__(self, index: int) -> TensorDictBase: ...
+    def __getitem__(self, index: int) -> "TensorDict": ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[TensorDictBase]: ...
+    def __getitem__(self, index: slice) -> "list[TensorDict]": ...
 
-    def __getitem__(self, index: int | slice) -> TensorDictBase | list[TensorDictBase]:
+    def __getitem__(self, index: int | slice) -> "TensorDict | list[TensorDict]":
         """Read a batch, or several.
 
         Raises:
@@ -131,8 +131,8 @@ class Dataset(Sequence[TensorDictBase]):
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        positions = self._frames.episode_spans()
-        return Trajectories(EpisodeList(self._frames, self.contents, *positions))
+        episodes = self._frames.episode_spans()
+        return Trajectories(self._frames, self.contents, *episodes)
 
     @cached_property
     def transitions(self) -> Transitions:

@@ -19,17 +19,23 @@ from marl_collect.storage.checks import DatasetError, Folder, naming
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.formats.blocks import RunBatch
 from marl_collect.storage.formats.hdf5 import encoded
-from marl_collect.storage.index import OLD_INDEX, KeyField, dtype_of, keys_from_json
+from marl_collect.storage.index import (
+    OLD_INDEX,
+    Index,
+    KeyField,
+    dtype_of,
+    keys_from_json,
+)
 from marl_collect.storage.packed import ENTRY, PackedFrames
 
 _READABLE: Final = (1, 2)
 
 
-def read_format2(path: Path) -> tuple[DatasetDescription, Iterator[RunBatch]]:
+def read_format2(path: Path) -> tuple[Index, Iterator[RunBatch]]:
     """Read a dataset of format version 1 or 2.
 
     Returns:
-        Its description and its batches.
+        What it holds, without the list of batches, and its batches.
 
     Raises:
         DatasetError: if a file is missing or damaged, or the dataset is of another
@@ -43,18 +49,20 @@ def read_format2(path: Path) -> tuple[DatasetDescription, Iterator[RunBatch]]:
         begin = content.rfind(b'"checksum"')
         if data.get("checksum") not in (None, f"{zlib.crc32(content[:begin]):08x}"):
             raise DatasetError("its checksum is wrong: it was damaged.")
-        description = DatasetDescription.from_json(data)
-        keys = keys_from_json(data["keys"])
-        runs = [RunDescription.from_json(run) for run in data["runs"]]
+        contents = Index(
+            DatasetDescription.from_json(data),
+            [RunDescription.from_json(run) for run in data["runs"]],
+            keys_from_json(data["keys"]),
+        )
 
     def batches() -> Iterator[RunBatch]:
         for entry in data["batches"]:
             with naming(path / str(entry["name"]), "a batch"):
                 number = int(entry["name"].removeprefix("batch-"))
-                tensors = _tensors(path, f"batch-{number:06d}", entry, keys)
-                yield runs[entry["run"]], number, tensors
+                tensors = _tensors(path, f"batch-{number:06d}", entry, contents.keys)
+                yield contents.runs[entry["run"]], number, tensors
 
-    return description, batches()
+    return contents, batches()
 
 
 def _tensors(

@@ -478,7 +478,7 @@ class StoredFrames:
 
     def _check(self, batches: NDArray[np.int64]) -> None:
         """Check the files of batches, and what was not verified in them yet."""
-        self._forget_changed(batches)
+        self._forget_changed(np.unique(self._segment[batches]).tolist())
         if self._verified[batches].all():
             return
         todo = np.unique(batches[~self._verified[batches]])
@@ -489,9 +489,9 @@ class StoredFrames:
             self._verify(batch)
             self._verified[batch] = True
 
-    def _forget_changed(self, batches: NDArray[np.int64]) -> None:
-        """Forget what was verified in those files of batches that have changed."""
-        for number in np.unique(self._segment[batches]).tolist():
+    def _forget_changed(self, segments: Iterable[int]) -> None:
+        """Forget what was verified in those of the data files that have changed."""
+        for number in segments:
             if self._segments[number].changed():
                 self._verified[self._segment == number] = False
 
@@ -530,7 +530,7 @@ class StoredFrames:
             DatasetError: if a file is missing, damaged, a link, or too small.
         """
         entry, segment = self._entries[batch], self._segments[self._segment[batch]]
-        self._forget_changed(np.array([batch]))
+        self._forget_changed([self._segment[batch]])
         self._verified[batch] = False
         # Usually the next batches are read too.
         ahead = min(segment.size, -(-entry.end // _AHEAD) * _AHEAD)
@@ -641,7 +641,7 @@ class StoredFrames:
         return Spans(begin, end, np.arange(len(begin) + 1)).joined()
 
     def episode_spans(self) -> tuple[EpisodeTable, Spans, NDArray[np.int64]]:
-        """Return the episodes, their frames, and the batch in which each ended.
+        """Return the episodes, their frames, and the run that wrote each.
 
         Raises:
             DatasetError: if a file is damaged, or the first frames of an episode are
@@ -680,7 +680,7 @@ class StoredFrames:
         # The parts are in the order of time now, and sorting does not change that.
         order = np.argsort(episodes, kind="stable")
         first = np.searchsorted(episodes[order], np.arange(len(table) + 1))
-        return table, Spans(begin[order], end[order], first), batches
+        return table, Spans(begin[order], end[order], first), self.runs[batches]
 
     def _row_frames(
         self, batches: NDArray[np.int64], rows: NDArray[np.int64]

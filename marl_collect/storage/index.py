@@ -287,27 +287,27 @@ class BatchEntry:
         """Number of frames, valid or not."""
         return self.shape[0] * self.shape[1]
 
-    @cached_property
+    @property
     def tails_at(self) -> int:
         """Position in the file of the first tail; the records are at ``offset``."""
         return self.offset + self.count * self.layout.stored_record
 
-    @cached_property
+    @property
     def tables_at(self) -> int:
         """Position of the first table of a packed key."""
         return self.tails_at + self.tails * self.layout.tail.size
 
-    @cached_property
+    @property
     def notes_at(self) -> int:
         """Position of the notes."""
         return self.tables_at + self.count * ENTRY * len(self.layout.packed)
 
-    @cached_property
+    @property
     def packed_at(self) -> int:
         """Position of the first packed frame."""
         return self.notes_at + self.notes
 
-    @cached_property
+    @property
     def end(self) -> int:
         """Position behind the batch."""
         return self.packed_at + sum(size for _, size in self.packed)
@@ -374,7 +374,7 @@ class Totals:
 
 @final
 class Index:
-    """The content of a journal.
+    """What a dataset or an export holds: the content of a journal.
 
     Attributes:
         description: task, groups and spaces.
@@ -383,6 +383,7 @@ class Index:
         keys: of the batches; empty before the first one.
         frame_bytes: bytes of a frame in memory.
         rewards: groups with rewards, each with its number of agents.
+        roots: by key, the root key that it repeats one frame later, if there is one.
         layouts: of the batches.
         batches: in the order of writing.
         totals: over all batches.
@@ -390,13 +391,19 @@ class Index:
         checksum: of its last line.
     """
 
-    def __init__(self, description: DatasetDescription) -> None:
-        """Begin with no run and no batch."""
+    def __init__(
+        self,
+        description: DatasetDescription,
+        runs: Iterable[RunDescription] = (),
+        keys: tuple[KeyField, ...] = (),
+        metadata: Metadata | None = None,
+    ) -> None:
+        """Begin without a batch."""
         self.size = self.checksum = 0
         self.description = description
-        self.metadata = Metadata()
-        self.runs: list[RunDescription] = []
-        self.set_keys(())
+        self.metadata = metadata or Metadata()
+        self.runs = list(runs)
+        self.set_keys(keys)
         self.layouts: list[Layout] = []
         self.batches: list[BatchEntry] = []
         self.totals = Totals()
@@ -410,6 +417,8 @@ class Index:
             for item in keys
             if len(item.key) == 3 and item.key[::2] == ("next", "reward")
         }
+        roots = {item.key: root_of(item, keys) for item in keys}
+        self.roots = {key: root for key, root in roots.items() if root is not None}
 
     def run_frames(self, run: int) -> int:
         """Return the number of frames that a run has written."""
@@ -452,11 +461,16 @@ class Index:
         elif kind == "layout" and self.keys:
             self.layouts.append(Layout.from_json(self.keys, data))
         elif kind == "batch":
-            self._take_batch(_batch(data, self))
+            self.add(_batch(data, self))
         else:
             raise DatasetError(f"An entry {kind!r} is in the wrong place.")
 
-    def _take_batch(self, entry: BatchEntry) -> None:
+    def add(self, entry: BatchEntry) -> None:
+        """Add a batch with the last or a later run, behind the batch before it.
+
+        Raises:
+            DatasetError: if it is somewhere else.
+        """
         last = self.batches[-1] if self.batches else None
         ended = (last.segment, last.end) if last else (-1, 0)
         # A batch begins where the one before it ended, or a new file.

@@ -4,15 +4,16 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self, final
-
-import torch
+from typing import TYPE_CHECKING, Final, Self, final
 
 from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
 from marl_collect.storage.index import Index
 from marl_collect.storage.remote import RemoteFolder
+
+if TYPE_CHECKING:
+    import torch
 
 MOMENTS: Final = "moments.json"
 
@@ -27,12 +28,12 @@ class Moments:
         std: standard deviation of each element.
     """
 
-    mean: torch.Tensor
-    std: torch.Tensor
+    mean: "torch.Tensor"
+    std: "torch.Tensor"
 
     @classmethod
     def of(
-        cls, count: torch.Tensor, total: torch.Tensor, squares: torch.Tensor
+        cls, count: "torch.Tensor", total: "torch.Tensor", squares: "torch.Tensor"
     ) -> Self:
         """Return the moments of values, from their number and sums in float64."""
         mean = total / count
@@ -61,6 +62,8 @@ def load_moments(folder: Folder, index: Index) -> dict[Key, Moments]:
 
 
 def _parse(content: bytes, index: Index) -> dict[Key, Moments]:
+    import torch
+
     data = json.loads(content)
     if data["journal"] != [index.size, index.checksum]:
         return {}

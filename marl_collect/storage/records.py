@@ -66,12 +66,12 @@ class RecordLayout:
         """Kind, low and high."""
         return self.kind, self.low, self.high
 
-    @property
+    @cached_property
     def bit_bytes(self) -> int:
         """Bytes of a stored record that hold bits."""
         return -(-len(self.bits) // 8)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of a stored record."""
         return self.bit_bytes + len(self.any)

@@ -17,9 +17,9 @@ from marl_collect.storage.description import Metadata, RunDescription
 from marl_collect.storage.files import check_unlocked, completed
 from marl_collect.storage.format2 import read_format2
 from marl_collect.storage.formats.blocks import (
-    Header,
     Progress,
     RunBatch,
+    contents_of,
     no_progress,
     read_blocks,
     write_blocks,
@@ -115,14 +115,12 @@ def compact(
     folder = Path(source).absolute()
     check_unlocked(folder)
     if (folder / OLD_INDEX).exists() and not (folder / JOURNAL).exists():
-        description, batches = read_format2(folder)
-        metadata = Metadata()
+        contents, batches = read_format2(folder)
     else:
         dataset = open_dataset(folder)
-        description, batches = dataset.contents.description, _batches(dataset)
-        metadata = dataset.contents.metadata
+        contents, batches = dataset.contents, _batches(dataset)
     with completed(Path(path), "compact", or_empty=True) as temporary:
-        write_runs(temporary, description, metadata, _joined(batches), compression)
+        write_runs(temporary, contents, _joined(batches), compression)
     return open_dataset(path)
 
 
@@ -193,8 +191,8 @@ def save(
         FileExistsError: if something is at ``path``.
     """
     check_compression(compression)
-    header = Header.of(trajectories)
+    contents = contents_of(trajectories)
     with completed(Path(path), "save", or_empty=True) as temporary:
-        blocks = read_blocks(trajectories, header, no_progress)
-        write_blocks(temporary, header, blocks, compression, progress)
+        blocks = read_blocks(trajectories, contents, no_progress)
+        write_blocks(temporary, contents, blocks, compression, progress)
     return open_dataset(path)

@@ -2,30 +2,33 @@
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final, Literal, cast, final, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, final, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
+from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
-from marl_collect.storage.index import KeyField
-from marl_collect.storage.listing import EpisodeList
+from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import check_count, item_numbers
+from marl_collect.storage.spans import Spans, check_count, item_numbers
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, read_padded
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 _TOLERATED_SHARE: Final = 0.1
 """Difference of a part from its share, of all episodes, that is no surprise."""
 
 
 @final
-class Trajectories(Sequence[TensorDict], Loadable):
+class Trajectories(Sequence["TensorDict"], Loadable):
     """Complete episodes, in the order in which they ended.
 
     ``trajectories[i]`` reads one episode ``[T]`` into new memory. A slice, a filter or
@@ -33,20 +36,37 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     Attributes:
         contents: description, runs and metadata of the dataset.
+        name: of the dataset in messages.
+        runs: index in ``contents.runs`` of the run that wrote each episode, ``[n]``.
     """
 
-    def __init__(self, listed: EpisodeList) -> None:
-        """Select episodes."""
-        self._list = listed
-        self._frames, self.contents = listed.frames, listed.contents
-        self._table, self._spans = listed.table, listed.spans
+    def __init__(
+        self,
+        frames: StoredFrames,
+        contents: Index,
+        table: EpisodeTable,
+        spans: Spans,
+        runs: NDArray[np.int64],
+    ) -> None:
+        """Select episodes; nothing is read yet.
+
+        Args:
+            frames: to read from.
+            contents: of the dataset.
+            table: environment, length, end and returns of each episode.
+            spans: their frames.
+            runs: the run that wrote each.
+        """
+        self._frames, self.contents, self.runs = frames, contents, runs
+        self._table, self._spans = table, spans
+        self.name = frames.name
 
     def __len__(self) -> int:
         """Number of episodes."""
         return len(self._spans)
 
     @overload
-    def __getitem__(self, index: int) -> TensorDict: ...
+    def __getitem__(self, index: int) -> "TensorDict": ...
 
     @overload
     def __getitem__(self, index: slice) -> "Trajectories": ...
@@ -62,7 +82,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         number = item_numbers(operator.index(index), len(self), "episode")
         return self._cat(number.reshape(1))
 
-    def __iter__(self) -> Iterator[TensorDict]:
+    def __iter__(self) -> "Iterator[TensorDict]":
         """Read one episode after the other."""
         return (self[i] for i in range(len(self)))
 
@@ -92,19 +112,44 @@ class Trajectories(Sequence[TensorDict], Loadable):
         the episode's actions reproduce the episode, if the environment is
         deterministic.
         """
-        return self._list.seeds
+        seeds: list[int | None] = [None] * len(self)
+        if not any(item.key == TRAJ_IDS for item in self.contents.keys):
+            return seeds
+        ids = self.first(TRAJ_IDS)
+        for run in np.unique(self.runs).tolist():
+            seed = self.contents.runs[run].seed
+            if seed is None:
+                continue
+            rows = np.flatnonzero(self.runs == run)
+            numbers = episode_seeds(seed, ids[rows] >> 32, ids[rows] & 0xFFFFFFFF)
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+                seeds[row] = number
+        return seeds
 
     @property
     def keys(self) -> tuple[KeyField, ...]:
         """Key, shape of a frame, and dtype of every tensor that is read."""
         return self._frames.keys
 
-    @property
-    def run_numbers(self) -> list[int]:
-        """Index in ``contents.runs`` of the run that wrote each episode."""
-        return cast(list[int], self._list.runs.tolist())
+    def first(self, key: Key) -> NDArray[Any]:
+        """Return one key in the first frame of each episode, ``[n, ...]``.
 
-    def cat(self) -> TensorDict:
+        Raises:
+            KeyError: if there is no such key.
+        """
+        begin = self._spans.begin[self._spans.first[:-1]]
+        return self._frames.only(key).arrays(begin)[key]
+
+    def arrays(self, index: int) -> dict[Key, NDArray[Any]]:
+        """Read an episode: every key ``[T, ...]``, without importing torch.
+
+        Raises:
+            IndexError: if there is no such episode.
+        """
+        number = item_numbers(index, len(self), "episode")
+        return self._frames.arrays(self._spans.take(number.reshape(1)).frames())
+
+    def cat(self) -> "TensorDict":
         """Read all episodes, back to back: ``[sum of lengths]``."""
         return self._cat(np.arange(len(self)))
 
@@ -119,7 +164,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Raises:
             KeyError: if a key does not exist.
         """
-        return Trajectories(replace(self._list, frames=self._frames.select(*keys)))
+        frames = self._frames.select(*keys)
+        return Trajectories(frames, self.contents, self._table, self._spans, self.runs)
 
     def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
         """Select the episodes for which ``keep`` is true."""
@@ -165,8 +211,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
         n: int,
         *,
         form: Literal["padded", "cat"] = "padded",
-        generator: torch.Generator | None = None,
-    ) -> TensorDict:
+        generator: "torch.Generator | None" = None,
+    ) -> "TensorDict":
         """Sample ``n`` episodes uniformly, with replacement.
 
         Args:
@@ -182,14 +228,16 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         if not len(self):
-            raise ValueError(f"There are no episodes to sample in {self._frames.name}.")
+            raise ValueError(f"There are no episodes to sample in {self.name}.")
+        import torch
+
         drawn = torch.randint(len(self), (n,), generator=generator).numpy()
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
         return (
-            f"Trajectories({self._frames.name!r}, {len(self)} episodes, "
+            f"Trajectories({self.name!r}, {len(self)} episodes, "
             f"{int(self.lengths.sum())} frames)"
         )
 
@@ -202,13 +250,19 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return self._table.returns[group].sum(1)
 
     def _take(self, chosen: NDArray[np.int64]) -> "Trajectories":
-        return Trajectories(self._list.take(chosen))
+        return Trajectories(
+            self._frames,
+            self.contents,
+            self._table.take(chosen),
+            self._spans.take(chosen),
+            self.runs[chosen],
+        )
 
-    def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
+    def _cat(self, chosen: NDArray[np.int64]) -> "TensorDict":
         numbers = self._spans.take(chosen).frames()
         return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+    def __getitems__(self, indices: Sequence[int]) -> "TensorDict":
         """Read episodes, padded; torch's ``DataLoader`` calls this method."""
         return self._padded(np.asarray(indices))
 
@@ -246,7 +300,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         return NSteps(self._frames, self._spans, n, gamma)
 
-    def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
+    def _padded(self, chosen: NDArray[np.int64]) -> "TensorDict":
         spans, lengths = self._spans.take(chosen), self._table.length[chosen]
         return read_padded(
             self._frames,

@@ -1,12 +1,10 @@
 """The frames of a dataset as one long list."""
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import Folder
@@ -15,6 +13,10 @@ from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.moments import Moments, load_moments, save_moments
 from marl_collect.storage.spans import Spans, check_count, item_numbers
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 _PART: Final = 20_000
 """Frames that are read at once to compute moments."""
@@ -50,7 +52,7 @@ class Transitions(Loadable):
         """Number of frames."""
         return self._count
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> "TensorDict":
         """Read frames into new memory.
 
         Args:
@@ -77,11 +79,13 @@ class Transitions(Loadable):
         frames = self._read(numbers.reshape(-1))
         return frames if numbers.ndim else frames[0]
 
-    def __getitems__(self, indices: list[int]) -> TensorDict:
+    def __getitems__(self, indices: list[int]) -> "TensorDict":
         """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""
         return self[indices]
 
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
+    def sample(
+        self, n: int, *, generator: "torch.Generator | None" = None
+    ) -> "TensorDict":
         """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
@@ -90,6 +94,8 @@ class Transitions(Loadable):
         check_count(n)
         if not len(self):
             raise ValueError(f"There are no frames to sample in {self._frames.name}.")
+        import torch
+
         return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
 
     def select(self, *keys: str | Key) -> "Transitions":
@@ -100,7 +106,7 @@ class Transitions(Loadable):
         """Return the path and the number of frames."""
         return f"Transitions({self._frames.name!r}, {len(self)} frames)"
 
-    def _read(self, numbers: NDArray[np.int64]) -> TensorDict:
+    def _read(self, numbers: NDArray[np.int64]) -> "TensorDict":
         tensors = self._frames.read(self._spans.locate(numbers))
         return self._frames.nested(tensors, [len(numbers)], time=False)
 

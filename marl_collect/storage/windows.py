@@ -2,17 +2,18 @@
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.spans import Spans, item_numbers, ranges
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 @final
@@ -58,15 +59,15 @@ class Sequences(Loadable):
         """Number of pieces."""
         return int(self._pieces[-1])
 
-    def __getitem__(self, index: int) -> TensorDict:
+    def __getitem__(self, index: int) -> "TensorDict":
         """Read one piece ``[burn_in + length]``."""
         return self.__getitems__([operator.index(index)])[0]
 
-    def __iter__(self) -> Iterator[TensorDict]:
+    def __iter__(self) -> "Iterator[TensorDict]":
         """Read one piece after the other."""
         return (self[i] for i in range(len(self)))
 
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+    def __getitems__(self, indices: Sequence[int]) -> "TensorDict":
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
         items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
@@ -131,8 +132,10 @@ class NSteps(Loadable):
         """Number of frames."""
         return int(self._episodes[-1])
 
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+    def __getitems__(self, indices: Sequence[int]) -> "TensorDict":
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
+        import torch
+
         first = item_numbers(indices, len(self), "frame")
         episode = np.searchsorted(self._episodes, first, side="right") - 1
         end = np.minimum(first + self._n, self._episodes[episode + 1])
@@ -164,7 +167,7 @@ def read_padded(
     lengths: NDArray[np.int64],
     padding: NDArray[np.int64],
     width: int,
-) -> TensorDict:
+) -> "TensorDict":
     """Read pieces ``[n, width]`` and their mask.
 
     Args:
@@ -174,6 +177,8 @@ def read_padded(
         padding: frames of zeros in front of each piece; behind it they fill the row.
         width: frames of a row.
     """
+    import torch
+
     shape = [len(lengths), width]
     column = np.arange(width)
     first = padding[:, None]

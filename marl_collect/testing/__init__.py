@@ -1,1 +1,1 @@
-"""``check_env`` validates an environment; ``PairEnv`` has a known optimum."""
+"""``check_env`` validates an environment."""

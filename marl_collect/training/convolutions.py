@@ -79,13 +79,3 @@ def convolutions(setting: str, description: EnvDescription) -> dict[str, list[in
 def _sides(leaf: Leaf) -> tuple[int, ...]:
     image = leaf.shape[-3:]
     return image[:2] if leaf.channels_last else image[1:]
-
-
-def check(setting: str) -> None:
-    """Check a setting.
-
-    Raises:
-        ValueError: if it is neither a preset nor layers.
-    """
-    if setting != AUTO:
-        layers(setting)

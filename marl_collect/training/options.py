@@ -12,7 +12,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared, did_you_mean, nearest
 from marl_collect.training.algorithms import ALGORITHMS
-from marl_collect.training.convolutions import AUTO, check, convolutions
+from marl_collect.training.convolutions import AUTO, convolutions, layers
 
 Activation = Literal["tanh", "relu", "elu"]
 
@@ -228,7 +228,8 @@ class TrainingOptions(Options):
         Literal["float32", "bfloat16"],
         Option(
             "in which the convolutions and their gradients are computed: float32 or "
-            "bfloat16. Weights and features are float32 with both"
+            "bfloat16, which is slow on processors without instructions for it. "
+            "Weights and features are float32 with both"
         ),
     ] = "float32"
     recurrent: Annotated[
@@ -287,7 +288,8 @@ class TrainingOptions(Options):
             ValueError: for a value out of bounds.
         """
         super().__post_init__()
-        check(self.conv)
+        if self.conv != AUTO:
+            layers(self.conv)  # Raises for what is no preset and no layers.
         try:
             torch.device(self.device)
         except RuntimeError as error:

@@ -5,6 +5,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run, by_setup, summarize
@@ -70,21 +71,13 @@ def curves(
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
     setups_of_runs = by_setup(runs)
     panels, colours = _panels(setups_of_runs), _colours(setups_of_runs)
     lines = _lines(random, baselines)
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(
-        figsize=(max(6, 4.6 * columns), 3.6 * rows + 0.3), layout="constrained"
-    )
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure, grid = _figure(len(panels), 2, (4.6, 3.6), sharey=True)
     shown = [value for group in panels.values() for value in _levels(group)]
     low, high = _limits(shown, list(lines.values()))
-    for axes, (name, setups) in zip(grid.flat, panels.items(), strict=False):
+    for axes, (name, setups) in zip(grid, panels.items(), strict=True):
         for index, (setup, group) in enumerate(setups.items()):
             _draw(axes, group, setup, index, colours[setup])
             for run in group if seeds else ():
@@ -104,7 +97,6 @@ def curves(
             )
         axes.set_ylim(low, high)
         _note_outside(axes, setups.values(), low, high)
-        axes.grid(alpha=0.3)
         # Above the panel, where it covers neither curves nor ticks.
         axes.legend(
             title=name,
@@ -115,10 +107,6 @@ def curves(
             ncols=2,
             frameon=False,
         )
-        axes.tick_params(labelbottom=True, labelsize=8)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
     figure.suptitle(title)
     label = "frames (steps of one environment)"
     if any(len(group) > 1 for group in setups_of_runs.values()):
@@ -139,16 +127,10 @@ def table_curves(tables: Mapping[str, Sequence[Table]], title: str) -> "Figure":
         tables: by setup, which has one colour; with rows, and the same first column.
         title: of the picture.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
     everything = [table for group in tables.values() for table in group]
     x, *columns = dict.fromkeys(name for table in everything for name in table[0])
-    wide = min(3, len(columns))
-    high = -(-len(columns) // wide)
-    figure = Figure(figsize=(max(6, 4 * wide), 2.4 * high + 0.6), layout="constrained")
-    grid = figure.subplots(high, wide, sharex=True, squeeze=False)
-    for axes, column in zip(grid.flat, columns, strict=False):
+    figure, grid = _figure(len(columns), 3, (4, 2.5), sharey=False)
+    for axes, column in zip(grid, columns, strict=True):
         for setup, colour in _colours(tables).items():
             for table in tables[setup]:
                 if column in table[0]:
@@ -157,18 +139,48 @@ def table_curves(tables: Mapping[str, Sequence[Table]], title: str) -> "Figure":
                     axes.plot(*points, color=colour, lw=0.9, marker=alone, label=setup)
         axes.set_title(column, size=9)
         axes.set_xlabel(x, size=8)
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelbottom=True, labelsize=8)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for axes in list(grid.flat)[len(columns) :]:
-        axes.set_visible(False)
-    lines = {line.get_label(): line for axes in grid.flat for line in axes.lines}
+    lines = {line.get_label(): line for axes in grid for line in axes.lines}
     if len(tables) > 1:
         figure.legend(
             lines.values(), lines, loc="outside lower center", ncols=3, fontsize=7
         )
     figure.suptitle(title)
     return figure
+
+
+def _figure(
+    count: int, columns: int, size: tuple[float, float], *, sharey: bool
+) -> tuple["Figure", list[Any]]:
+    """Return a figure with panels over frames, and the axes of these.
+
+    Args:
+        count: number of panels.
+        columns: at most so many panels are in a row.
+        size: width and height of a panel in inches.
+        sharey: whether all panels have the same vertical axis.
+
+    Raises:
+        ImportError: if matplotlib is not installed; says what to install.
+    """
+    with imports_of("plot", "A picture"):
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
+
+    wide = min(columns, count)
+    high = -(-count // wide)
+    figure = Figure(
+        figsize=(max(6, size[0] * wide), size[1] * high + 0.3), layout="constrained"
+    )
+    grid = list(
+        figure.subplots(high, wide, sharex=True, sharey=sharey, squeeze=False).flat
+    )
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    for axes in grid[:count]:
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelbottom=True, labelsize=8)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure, grid[:count]
 
 
 def svg(figure: "Figure") -> bytes:

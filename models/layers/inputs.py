@@ -154,6 +154,10 @@ class ImageInput(nn.Module):
         channels_last: whether the images are ``[height, width, channels]``.
         dtype: dtype of the result.
         stacked: whether there is a dimension of frames before each image.
+        memory_format: of the converted integers. By default images with the channels
+            last keep this order in memory, which suits convolutions that all agents
+            share. Convolutions per agent are faster on contiguous images, because they
+            join the images of all agents, and so are stacks.
     """
 
     pure_forward = True
@@ -165,11 +169,13 @@ class ImageInput(nn.Module):
         channels_last: bool = True,
         dtype: torch.dtype = torch.float32,
         stacked: bool = False,
+        memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
         super().__init__()
         self.channels_last = channels_last
         self.dtype = dtype
         self.stacked = stacked
+        self.memory_format = memory_format
 
     def forward(self, image: Tensor) -> Tensor:
         """Map ``[*, height, width, channels]`` to ``[*, channels, height, width]``.
@@ -181,12 +187,7 @@ class ImageInput(nn.Module):
         if image.dtype.is_floating_point:
             image = image.to(self.dtype)
         else:
-            # Convolutions of float32 are faster on contiguous images, those of bfloat16
-            # with the channels last.
-            order = torch.contiguous_format
-            if self.dtype == torch.bfloat16:
-                order = torch.preserve_format
-            image = image.to(self.dtype, memory_format=order).div_(255)
+            image = image.to(self.dtype, memory_format=self.memory_format).div_(255)
         return image.flatten(-4, -3) if self.stacked else image
 
     @override

@@ -12,7 +12,7 @@ from experiments.headline import OURS
 from experiments.plan import plan
 from harness.results import load
 from peers import install
-from peers.installed import installed
+from peers.installed import installed, pythons
 from reporting.page import write_page
 from reporting.reading import Reading
 from reporting.readme import between_marks, readme_table
@@ -87,13 +87,15 @@ def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
         assert all("1.00 (1.00 to 1.00)" in line for line in limits)
 
     document = tmp_path / "README.md"
-    document.write_text("a\n<!-- benchmarks/table.py -->\nold\n<!-- end -->\nb\n")
-    command = [BENCHMARKS / "table.py", path]
-    run_python(*command, "--write", document, check=True)
-    printed = run_python(*command, check=True)
-    assert between_marks(document.read_text()) == printed.stdout.strip()
+    document.write_text("a\n<!-- benchmarks/report.py -->\nold\n<!-- end -->\nb\n")
+    command = [BENCHMARKS / "report.py", path]
+    chart = tmp_path / "chart.png"
+    run_python(*command, "--readme", document, "--chart", chart, check=True)
+    assert "| multiwalker_v9, mlp | 1.00 |" in between_marks(document.read_text())
     assert document.read_text().endswith("<!-- end -->\nb\n")
-    assert "| multiwalker_v9, mlp | 1.00 |" in printed.stdout
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    printed = run_python(*command, check=True)
+    assert printed.stdout == f"{tmp_path / 'result.md'}\n"
 
 
 def test_systems_that_prefetch_are_paused_while_others_are_measured() -> None:
@@ -145,6 +147,6 @@ def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     install.main()
 
     peers = installed(tmp_path)
-    assert peers.pythons == {}
-    assert "No module named 'no_such_module_here'" in peers.report["broken"]["reason"]
-    assert "no end before the deadline" in peers.report["slow"]["reason"]
+    assert pythons(tmp_path) == {}
+    assert "No module named 'no_such_module_here'" in peers["broken"]["reason"]
+    assert "no end before the deadline" in peers["slow"]["reason"]

@@ -4,19 +4,23 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from support.processes import SOON
 from support.scripts import Program, run_python, start_python
+from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
+from marl_collect.cli.main import app
 from marl_collect.models import make_policy
-from marl_collect.storage import open_dataset
+from marl_collect.storage import Writer, open_dataset
 
 COUNTING = "workloads.counting:CountingEnv"
 
@@ -107,6 +111,28 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(
     for batch, seed in zip(dataset, spread, strict=True):
         collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
         assert (batch == collector.next()).all()
+
+
+@pytest.mark.parametrize("amount", ["--frames", "--episodes"])
+def test_the_speed_includes_the_end_of_writing(
+    amount: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, close = 0.0, Writer.close
+
+    def slow(writer: Writer) -> None:
+        nonlocal now
+        now += 100.0
+        close(writer)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic)
+    monkeypatch.setattr("marl_collect.cli.collecting.time", clock)
+    monkeypatch.setattr(Writer, "close", slow)
+    out = tmp_path / "d"
+    arguments = ["collect", COUNTING, amount, "40", "--policy", "random"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    frames = open_dataset(out).contents.totals.frames
+    assert re.search(rf"frames/s +{frames / 100:,.0f}, writing", result.output)
 
 
 RECORD = """

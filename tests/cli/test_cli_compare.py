@@ -291,7 +291,7 @@ def test_videos_have_the_overlay(tmp_path: Path) -> None:
 ODD_TASKS = """
 from marl_collect.envs import FrameStack, PettingZooEnv, PettingZooWrapper
 from workloads.counting import CountingEnv, Fault
-from marl_collect.testing.pair import PairEnv
+from workloads.pair import PairEnv
 
 
 def failing():

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from workloads.counting import CountingEnv
 
-from marl_collect.cli.collecting import CollectRequest, free_folder
+from marl_collect.cli.collecting import batch_frames, free_folder
 from marl_collect.cli.consoles import err, fail, out
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
@@ -35,21 +35,7 @@ from marl_collect.storage import EndedEpisode
 def test_batches_are_equal_and_barely_exceed_the_requested_frames(
     frames: int, workers: int, per_worker: int, asked: Any, expected: int
 ) -> None:
-    request = CollectRequest(
-        task="t",
-        env_kwargs={},
-        frames=frames,
-        workers=workers,
-        envs_per_worker=per_worker,
-        frames_per_batch=asked,
-        max_frames_per_traj=None,
-        policy=PolicyRequest("random", centralised=False, share_params=True, seed=0),
-        seed=0,
-        out=None,
-        compression="lz4",
-        quiet=True,
-    )
-    assert request.batch_frames == expected
+    assert batch_frames(frames, workers * per_worker, asked) == expected
 
 
 def test_settings_are_json_or_text() -> None:

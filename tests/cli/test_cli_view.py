@@ -34,8 +34,6 @@ from marl_collect.cli.viewer.episodes import Episodes
 from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.index import Index
 
 STACKS = """
 from marl_collect.envs import FrameStack
@@ -57,8 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def episodes(folder: Path) -> Episodes:
     """Return the episodes of a dataset whose environment is not known."""
-    files = Folder(folder)
-    return Episodes(files, Index.load(files), lambda: "There is no environment here.")
+    trajectories = open_dataset(folder).trajectories
+    return Episodes(trajectories, lambda: "There is no environment here.")
 
 
 @pytest.fixture
@@ -114,7 +112,8 @@ import json, sys
 from contextlib import ExitStack
 from marl_collect.cli import view
 view.find_factory = lambda *_, **__: None  # Other tasks may need torch.
-answers, _ = view._contents(sys.argv[1], None, (), ExitStack(), saved=False)
+episodes = lambda path: view._episodes(path, None)
+answers, _ = view._contents(sys.argv[1], episodes, (), ExitStack(), saved=False)
 part = answers["/about"](), answers["/episodes"](0), answers["/episode"](2, 0)
 print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules))]))
 """
@@ -133,8 +132,7 @@ def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
 
 def drawing(folder: Path, factory: Any) -> Episodes:
     """Return the episodes of a dataset, drawn with environments of a factory."""
-    files = Folder(folder)
-    return Episodes(files, Index.load(files), lambda: factory)
+    return Episodes(open_dataset(folder).trajectories, lambda: factory)
 
 
 def test_states_are_drawn_when_they_are_needed(

@@ -91,7 +91,7 @@ def test_an_aec_only_task_is_an_error_that_suggests_parallel_false() -> None:
 
 def test_a_module_without_the_callable_is_an_error() -> None:
     with pytest.raises(UnknownTaskError, match="has no attribute 'Nothing'"):
-        find_task("marl_collect.testing.pair:Nothing")
+        find_task("workloads.pair:Nothing")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Evaluation on whole episodes, the same number from each environment."""
 
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,33 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     one_worker = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
     two_workers = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)
     assert one_worker == two_workers
+
+
+class LoggedResets(CountingEnv):
+    """Writes a line for each reset."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self._log = log
+
+    def reset_row(self, seed: int) -> None:
+        with self._log.open("a") as file:
+            file.write(f"{seed}\n")
+        super().reset_row(seed)
+
+
+def test_an_episode_needs_one_reset(tmp_path: Path) -> None:
+    """A reset of MeltingPot takes as long as a thousand steps."""
+    log = tmp_path / "resets"
+    options: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2}
+    with Evaluator(
+        policy, partial(LoggedResets, log), **options, max_frames_per_traj=3
+    ) as evaluator:
+        first = evaluator.evaluate(episodes=8)
+        assert first.lengths == [3] * 8
+        assert len(log.read_text().split()) == 8
+        assert evaluator.evaluate(episodes=8) == first
+    assert list(Counter(log.read_text().split()).values()) == [2] * 8
 
 
 HUNTERS = partial(CountingEnv, n_prey=0)

@@ -24,7 +24,7 @@ from marl_collect.cli.main import app
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
-from marl_collect.rendering.overlay import Crop, caption
+from marl_collect.rendering.overlay import caption, used_part
 from marl_collect.rendering.pictures import to_picture, to_png
 
 # imageio's reader leaves closing a pipe to the garbage collector.
@@ -78,12 +78,23 @@ def test_captions_name_agents_or_sum_large_groups() -> None:
     ]
 
 
-def test_the_black_margin_of_the_first_picture_is_cut() -> None:
+def with_a_margin() -> CountingEnv:
+    env = CountingEnv()
     picture = np.zeros((10, 12, 3), np.uint8)
-    picture[2:5, 3:8] = 7
-    crop = Crop()
-    assert crop(picture).shape == (3, 5, 3)
-    assert crop(np.zeros_like(picture)).shape == (3, 5, 3)
+
+    def render() -> Any:  # Later pictures use more of it.
+        picture[2 : 5 + env._steps, 3:8] = 7
+        return picture
+
+    object.__setattr__(env, "render", render)
+    object.__setattr__(env, "has_unused_margin", True)
+    return env
+
+
+def test_the_black_margin_of_the_first_picture_is_cut() -> None:
+    shapes = {picture.shape for picture in play(with_a_margin, seed=5)}
+    assert shapes == {(3, 5, 3)}
+    assert used_part(np.zeros((10, 12, 3), np.uint8)) == (slice(None), slice(None))
 
 
 def drawing_its_steps() -> CountingEnv:

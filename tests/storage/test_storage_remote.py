@@ -20,9 +20,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from storage_fuzz import batches, read_all, same, write
 from storage_journal import extent, flip
 from support.scripts import run_python
+from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import open_dataset, record
+from marl_collect.cli.main import app
 from marl_collect.storage import (
     Dataset,
     DatasetError,
@@ -434,6 +436,48 @@ def test_a_cache_keeps_what_was_read(
     assert same(unpickled[:], expected[1])
     with pytest.raises(DatasetError, match="data-000000 is missing"):
         read_all(open_dataset(url, storage_options=options))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect"],
+        ["view", "--episode", "0", "--save", "page.html"],
+        ["export", "--out", "frames.hdf5"],
+    ],
+)
+def test_commands_keep_what_they_read_in_a_cache(
+    command: list[str],
+    location: tuple[str, dict[str, Any]],
+    local: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, options = location
+    copy(local, url, storage_options=options)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", options.get("endpoint_url", ""))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    name, *arguments = command
+
+    def run(*more: str) -> tuple[int, str]:
+        shutil.rmtree("frames.hdf5", ignore_errors=True)
+        Path("frames.hdf5").unlink(missing_ok=True)
+        result = CliRunner().invoke(app, [name, url, *arguments, *more])
+        return result.exit_code, result.output
+
+    assert run("--cache", "kept")[0] == 0
+    store, root = fsspec.url_to_fs(url, **options)
+    store.rm_file(f"{root}/data-000000")
+    code, output = run("--cache", "kept")
+    assert code == 0, output
+    code, output = run()
+    assert code == 2
+    assert "data-000000 is missing" in output
+    result = CliRunner().invoke(app, [name, str(local), *arguments, "--cache", "kept"])
+    assert result.exit_code == 2
+    assert "a cache is for URLs only" in " ".join(result.output.split())
 
 
 def test_a_cache_has_nothing_of_another_content(

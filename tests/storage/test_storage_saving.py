@@ -46,7 +46,7 @@ def test_the_seed_of_an_episode_follows_from_its_run(tmp_path: Path) -> None:
     write(tmp_path / "a", 2**40)
     trajectories = open_dataset(tmp_path / "a").trajectories
     ids = [int(t["collector", "traj_ids"][0]) for t in trajectories]
-    runs = [trajectories.contents.runs[run].seed for run in trajectories.run_numbers]
+    runs = [trajectories.contents.runs[run].seed for run in trajectories.runs]
     assert set(runs) == {3, 2**40}
     assert trajectories.seeds == [
         episode_seed(seed or 0, number >> 32, number & 0xFFFFFFFF)
@@ -64,7 +64,7 @@ def test_a_selection_is_saved_as_a_dataset(tmp_path: Path) -> None:
     saved.verify()
     assert len(saved.transitions) == long_episodes.lengths.sum()
     assert saved.trajectories.seeds == long_episodes.seeds
-    assert saved.trajectories.run_numbers == long_episodes.run_numbers
+    assert saved.trajectories.runs.tolist() == long_episodes.runs.tolist()
     assert (saved.trajectories.cat() == long_episodes.cat()).all()
     assert saved.contents.metadata == ABOUT
     with pytest.raises(FileExistsError):
@@ -78,8 +78,8 @@ def test_a_dataset_joined_with_itself_is_saved_as_two_runs(tmp_path: Path) -> No
     dataset = write(tmp_path / "a", 0)
     twice = concatenate([dataset, dataset]).trajectories
     saved = save(twice, tmp_path / "b")
-    assert saved.trajectories.run_numbers == twice.run_numbers
-    assert set(twice.run_numbers) == {0, 1}
+    assert saved.trajectories.runs.tolist() == twice.runs.tolist()
+    assert set(twice.runs.tolist()) == {0, 1}
     assert (saved.trajectories.cat() == twice.cat()).all()
 
 

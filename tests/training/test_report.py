@@ -1,6 +1,8 @@
 """Tables of a comparison, and what its reports say in words."""
 
 import io
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from marl_collect.errors import MissingPackageError
+from marl_collect.evaluation import CrossPlay
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.plots import curves
@@ -116,6 +120,22 @@ def test_evaluations_outside_of_the_axis_are_written_into_the_picture() -> None:
         ["untrained: up to 900, above"],
         ["untrained: down to -900, below"],
     ]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: curves([finished_run()], "a task"),
+        lambda: CrossPlay(("a",), np.zeros((1, 1, 3))).plot("matrix.png"),
+    ],
+    ids=["curves", "matrix"],
+)
+def test_without_matplotlib_the_error_names_the_extra(
+    draw: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingPackageError, match=r"marl-collect\[plot\]"):
+        draw()
 
 
 def test_two_tables_fit_a_terminal_of_80_columns() -> None:

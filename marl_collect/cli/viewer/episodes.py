@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, Key
 from marl_collect.core.signature import ACTS, NOBODY, POLICY_ID
 from marl_collect.rendering.pictures import to_picture, to_png
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index
-from marl_collect.storage.listing import EpisodeList
+from marl_collect.storage import Trajectories
 
 FRAMES: Final = 2_000
 """Frames of an episode that are sent at once; the page asks for the others."""
@@ -43,21 +40,18 @@ class Episodes:
     """The complete episodes of a dataset, as the page asks for them.
 
     Args:
-        folder: of the dataset.
-        contents: its journal.
+        trajectories: the episodes.
         find_factory: returns a factory of the environment, to draw episodes without
             stored pictures by repeating their actions; or why there is none.
     """
 
     def __init__(
         self,
-        folder: Folder,
-        contents: Index,
+        trajectories: Trajectories,
         find_factory: Callable[[], Callable[[], Any] | str],
     ) -> None:
-        self._contents = contents
-        self._frames = StoredFrames(folder.named(), [(folder, contents)])
-        self._list = EpisodeList(self._frames, contents, *self._frames.episode_spans())
+        self._list, self._table = trajectories, trajectories.episodes
+        self._contents = contents = trajectories.contents
         self._find_factory = find_factory
         groups = contents.description.environment.groups
         self._agents = [
@@ -66,7 +60,7 @@ class Episodes:
         self._shapes = {field.key: tuple(field.shape) for field in contents.keys}
         self._stored = list(self._stored_pictures())
         # Requests for the pictures of an episode come one after the other.
-        self._episode = lru_cache(1)(self._read)
+        self._episode = lru_cache(1)(trajectories.arrays)
         self._drawer = _Drawer()
 
     def close(self) -> None:
@@ -79,7 +73,7 @@ class Episodes:
         groups = contents.description.environment.groups
         return {
             "title": contents.description.task,
-            "name": self._frames.name,
+            "name": self._list.name,
             "frames": contents.totals.frames,
             "episodes": len(self._list),
             "agents": [
@@ -98,7 +92,7 @@ class Episodes:
         """
         numbers = np.arange(len(self._list)) if chosen is None else chosen
         part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
-        table = self._list.table
+        table = self._table
         returns = np.concatenate([table.returns[g][part] for g in table.returns], 1)
         return {
             "next": begin + len(part) if begin + len(part) < len(numbers) else None,
@@ -114,10 +108,10 @@ class Episodes:
         """Return ``FRAMES`` frames of an episode, from frame ``begin`` on."""
         frames = self._episode(number)
         end = begin + FRAMES
-        run = self._run_numbers[number]
+        run = int(self._list.runs[number])
         return {
             "begin": begin,
-            "length": int(self._list.table.length[number]),
+            "length": int(self._table.length[number]),
             "frames": FRAMES,
             "seed": self._seeds[number],
             "run": run,
@@ -157,7 +151,7 @@ class Episodes:
 
     def pictures(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield source and frame of every picture of an episode that can be drawn."""
-        last = int(self._list.table.length[number]) - 1
+        last = int(self._table.length[number]) - 1
         try:
             # All of them, because the last one may be the first that cannot be drawn.
             drawn = self.picture(number, 0, last)
@@ -170,7 +164,7 @@ class Episodes:
 
     def parts(self, number: int) -> range:
         """Return the first frames of the parts in which an episode is sent."""
-        return range(0, int(self._list.table.length[number]), FRAMES)
+        return range(0, int(self._table.length[number]), FRAMES)
 
     def known(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
         """Return these episodes; without any, the best, the median and the worst.
@@ -182,10 +176,10 @@ class Episodes:
         for number in chosen:
             if number >= n:
                 raise ValueError(
-                    f"There is no episode {number}: {self._frames.name} has {n} "
+                    f"There is no episode {number}: {self._list.name} has {n} "
                     "complete episodes, numbered from 0."
                 )
-        order = np.argsort(-self._list.table.team_returns, kind="stable").tolist()
+        order = np.argsort(-self._table.team_returns, kind="stable").tolist()
         typical = [order[i] for i in (0, n // 2, -1)] if n else []
         return chosen or tuple(dict.fromkeys(typical))
 
@@ -198,13 +192,9 @@ class Episodes:
         return self._list.seeds
 
     @cached_property
-    def _run_numbers(self) -> list[int]:
-        return self._list.runs.tolist()
-
-    @cached_property
     def _policies(self) -> tuple[list[str], NDArray[np.int64]]:
         """Names of policies, and which each agent has in each episode, ``[n, a]``."""
-        runs = np.array(self._run_numbers, np.int64)
+        runs = self._list.runs
         whose = np.zeros((len(runs), len(self._agents)), np.int64)
         labels: dict[str, int] = {}
         first = {
@@ -246,9 +236,6 @@ class Episodes:
     @cached_property
     def _factory(self) -> Callable[[], Any] | str:
         return self._find_factory()
-
-    def _read(self, number: int) -> Mapping[Any, NDArray[Any]]:
-        return self._frames.arrays(self._list.spans.take(np.array([number])).frames())
 
     def _agent(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.encoding import repeats
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import KeyField, keys_from_json, root_of
+from marl_collect.storage.index import Index, Totals, keys_from_json
 from marl_collect.storage.packed import Compression
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
@@ -48,105 +48,73 @@ def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
     del done, total, ended
 
 
-@final
-@dataclass(frozen=True)
-class Header:
-    """What is known about all episodes of an export.
+def contents_of(trajectories: Trajectories) -> Index:
+    """Describe an export of episodes: their runs, keys, metadata, and totals.
 
-    Attributes:
-        description: task, groups and spaces.
-        runs: the runs that wrote the episodes.
-        keys: key, shape of a frame, and dtype of every tensor.
-        episodes: number of episodes.
-        frames: number of their frames.
-        metadata: author, license and the like.
+    Raises:
+        ValueError: if there are no episodes, or a key has a dtype that NumPy lacks.
+        KeyError: if keys that say where episodes end were not selected.
     """
-
-    description: DatasetDescription
-    runs: tuple[RunDescription, ...]
-    keys: tuple[KeyField, ...]
-    episodes: int
-    frames: int
-    metadata: Metadata
-
-    @classmethod
-    def of(cls, trajectories: Trajectories) -> Self:
-        """Describe a selection of episodes.
-
-        Raises:
-            ValueError: if there are no episodes, or a key has a dtype that NumPy lacks.
-            KeyError: if keys that say where episodes end were not selected.
-        """
-        if not len(trajectories):
-            raise ValueError(
-                f"There are no complete episodes to export in {trajectories!r}."
+    if not len(trajectories):
+        raise ValueError(
+            f"There are no complete episodes to export in {trajectories!r}."
+        )
+    names = {field.key for field in trajectories.keys}
+    for key in _NEEDED:
+        if key not in names:
+            raise KeyError(
+                f"The episodes have no {'/'.join(key)}, which says where they end: "
+                "select it too, or export all keys."
             )
-        keys = trajectories.keys
-        names = {field.key for field in keys}
-        for key in _NEEDED:
-            if key not in names:
-                raise KeyError(
-                    f"The episodes have no {'/'.join(key)}, which says where they end: "
-                    "select it too, or export all keys."
-                )
-        for field in keys:
-            if not hasattr(np, field.dtype.replace("bool", "bool_")):
-                raise ValueError(
-                    f"{'/'.join(field.key)} has the dtype {field.dtype}, which other "
-                    "formats do not have: leave the key out with select()."
-                )
-        frames = int(trajectories.lengths.sum())
-        contents = trajectories.contents
-        return cls(
-            contents.description,
-            tuple(contents.runs),
-            keys,
-            len(trajectories),
-            frames,
-            contents.metadata,
-        )
+    for field in trajectories.keys:
+        if not hasattr(np, field.dtype.replace("bool", "bool_")):
+            raise ValueError(
+                f"{'/'.join(field.key)} has the dtype {field.dtype}, which other "
+                "formats do not have: leave the key out with select()."
+            )
+    whole = trajectories.contents
+    frames = int(trajectories.lengths.sum())
+    contents = Index(whole.description, whole.runs, trajectories.keys, whole.metadata)
+    contents.totals = Totals(frames, episodes=len(trajectories))
+    return contents
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the header as JSON values."""
-        return {
-            **self.description.to_json(),
-            "runs": [run.to_json() for run in self.runs],
-            "keys": [key.to_json() for key in self.keys],
-            "episodes": self.episodes,
-            "frames": self.frames,
-            "metadata": self.metadata.to_json(),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the header from the output of ``to_json``."""
-        return cls(
-            DatasetDescription.from_json(data),
-            tuple(RunDescription.from_json(run) for run in data["runs"]),
-            keys_from_json(data["keys"]),
-            data["episodes"],
-            data["frames"],
-            Metadata.from_json(data.get("metadata", {})),
-        )
+def header_to_json(contents: Index) -> dict[str, Any]:
+    """Return the description of an export as JSON values."""
+    return {
+        **contents.description.to_json(),
+        "runs": [run.to_json() for run in contents.runs],
+        "keys": [key.to_json() for key in contents.keys],
+        "episodes": contents.totals.episodes,
+        "frames": contents.totals.frames,
+        "metadata": contents.metadata.to_json(),
+    }
 
-    def cuts(
-        self, lengths: Sequence[int], runs: Sequence[int]
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the first episode of each block, and the one after its last."""
-        frame = sum(field.nbytes for field in self.keys)
-        most = max(1, min(_FRAMES, _BYTES // max(1, frame)))
-        begin = frames = 0
-        for i, (run, length) in enumerate(zip(runs, lengths, strict=True)):
-            if i > begin and (run != runs[begin] or frames + length > most):
-                yield begin, i
-                begin, frames = i, 0
-            frames += length
-        yield begin, len(lengths)
 
-    def root_of(self, key: Key) -> Key | None:
-        """Return the root key that ``key`` repeats one frame later, if there is one."""
-        (item,) = (field for field in self.keys if field.key == key)
-        return root_of(item, self.keys)
+def header_from_json(data: Mapping[str, Any]) -> Index:
+    """Return the description of an export from ``header_to_json``."""
+    contents = Index(
+        DatasetDescription.from_json(data),
+        [RunDescription.from_json(run) for run in data["runs"]],
+        keys_from_json(data["keys"]),
+        Metadata.from_json(data.get("metadata", {})),
+    )
+    contents.totals = Totals(data["frames"], episodes=data["episodes"])
+    return contents
+
+
+def cuts(
+    contents: Index, lengths: Sequence[int], runs: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the first episode of each block, and the one after its last."""
+    most = max(1, min(_FRAMES, _BYTES // max(1, contents.frame_bytes)))
+    begin = frames = 0
+    for i, (run, length) in enumerate(zip(runs, lengths, strict=True)):
+        if i > begin and (run != runs[begin] or frames + length > most):
+            yield begin, i
+            begin, frames = i, 0
+        frames += length
+    yield begin, len(lengths)
 
 
 @final
@@ -157,7 +125,7 @@ class Block:
     Attributes:
         frames: every key, ``[sum of lengths, ...]``.
         lengths: frames of each episode.
-        run: index of the run in the header.
+        run: index of the run in the description of the export.
         seeds: seed that each episode was reset with, None if it is unknown; they are
             exported, and empty in an import.
     """
@@ -181,22 +149,23 @@ class Block:
 
 
 def read_blocks(
-    trajectories: Trajectories, header: Header, progress: Progress
+    trajectories: Trajectories, contents: Index, progress: Progress
 ) -> Iterator[Block]:
     """Read the episodes of a dataset."""
-    runs, done = trajectories.run_numbers, 0
-    progress(0, header.frames, ())
-    for begin, end in header.cuts(trajectories.lengths.tolist(), runs):
+    runs, done = trajectories.runs.tolist(), 0
+    total = contents.totals.frames
+    progress(0, total, ())
+    for begin, end in cuts(contents, trajectories.lengths.tolist(), runs):
         chosen = trajectories[begin:end]
         lengths = chosen.lengths.tolist()
         yield Block(flatten(chosen.cat()), lengths, runs[begin], chosen.seeds)
         done += sum(lengths)
-        progress(done, header.frames, chosen.episodes)
+        progress(done, total, chosen.episodes)
 
 
 def write_blocks(
     path: Path,
-    header: Header,
+    contents: Index,
     blocks: Iterator[Block],
     compression: Compression,
     progress: Progress,
@@ -204,41 +173,39 @@ def write_blocks(
     """Write episodes to a new dataset.
 
     Raises:
-        ValueError: if a block has other keys than the header says, an episode does not
+        ValueError: if a block has other keys than ``contents``, an episode does not
             end where the block says, or episodes are missing.
     """
+    totals = contents.totals
     episodes = done = 0
 
     def batches() -> Iterator[RunBatch]:
         nonlocal episodes
         for number, block in enumerate(blocks):
-            _check(header, block, episodes)
+            _check(contents, block, episodes)
             episodes += len(block.lengths)
             tensors = {key: t.unsqueeze(0) for key, t in block.frames.items()}
             # One dataset may be joined twice, with equal runs and ids of episodes.
-            yield header.runs[block.run], number + block.run, tensors
+            yield contents.runs[block.run], number + block.run, tensors
 
     def report(frames: int, ended: Sequence[EndedEpisode]) -> None:
         nonlocal done
         done += frames
-        progress(done, header.frames, ended)
+        progress(done, totals.frames, ended)
 
-    progress(0, header.frames, ())
-    write_runs(
-        path, header.description, header.metadata, batches(), compression, report
-    )
-    if (episodes, done) != (header.episodes, header.frames):
+    progress(0, totals.frames, ())
+    write_runs(path, contents, batches(), compression, report)
+    if (episodes, done) != (totals.episodes, totals.frames):
         raise ValueError(
             f"The source has {episodes:,} episodes with {done:,} frames, but its "
-            f"header says {header.episodes:,} with {header.frames:,}: a part is "
+            f"header says {totals.episodes:,} with {totals.frames:,}: a part is "
             "missing."
         )
 
 
 def write_runs(
     path: Path,
-    description: DatasetDescription,
-    metadata: Metadata,
+    contents: Index,
     batches: Iterator[RunBatch],
     compression: Compression,
     report: Callable[[int, Sequence[EndedEpisode]], None] | None = None,
@@ -247,13 +214,12 @@ def write_runs(
 
     Args:
         path: of the dataset.
-        description: of the dataset.
-        metadata: of the dataset.
+        contents: description and metadata of the dataset.
         batches: in the order of writing.
         compression: of large frames.
         report: called with the frames of each batch, and the episodes that ended in it.
     """
-    groups = description.environment.groups
+    groups = contents.description.environment.groups
     n_agents = {name: group.n_agents for name, group in groups.items()}
     before: RunDescription | None = None
     following = -1
@@ -264,9 +230,9 @@ def write_runs(
                 writer = stack.enter_context(
                     Writer(
                         path,
-                        description,
+                        contents.description,
                         run,
-                        metadata=metadata,
+                        metadata=contents.metadata,
                         compression=compression,
                     )
                 )
@@ -300,9 +266,9 @@ def with_next(
     return after
 
 
-def _check(header: Header, block: Block, before: int) -> None:
+def _check(contents: Index, block: Block, before: int) -> None:
     frames = sum(block.lengths)
-    for field in header.keys:
+    for field in contents.keys:
         tensor = block.frames.get(field.key)
         actual = None if tensor is None else (*tensor.shape, str(tensor.dtype)[6:])
         if actual != (frames, *field.shape, field.dtype):

@@ -19,9 +19,16 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
+from marl_collect.storage.formats.blocks import (
+    Block,
+    cuts,
+    header_from_json,
+    header_to_json,
+    stored_next,
+    with_next,
+)
 from marl_collect.storage.formats.registry import Format, Source
-from marl_collect.storage.index import KeyField
+from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.packed import check_compression
 
 _FORMAT: Final = "marl_collect episodes"
@@ -36,7 +43,7 @@ _UNSAFE: Final = re.compile(r'[/<>:"|?*\\ %\x00-\x1f\x7f]')
 
 def _export(
     path: Path,
-    header: Header,
+    contents: Index,
     blocks: Iterator[Block],
     target: Path,
     *,
@@ -51,21 +58,20 @@ def _export(
         filters |= {"shuffle": True, "compression": compression}
     with h5py.File(path, "w", libver="latest") as file:
         file.attrs["format"], file.attrs["version"] = _FORMAT, _VERSION
-        file["header"] = json.dumps(header.to_json())
-        roots = {field.key: header.root_of(field.key) for field in header.keys}
+        file["header"] = json.dumps(header_to_json(contents))
         arrays = {
             field.key: _create(
-                file, header, field, filters, grows=roots[field.key] is not None
+                file, contents, field, filters, grows=field.key in contents.roots
             )
-            for field in header.keys
+            for field in contents.keys
         }
-        stored: dict[Key, list[NDArray[np.int64]]] = {k: [] for k in roots if roots[k]}
+        stored: dict[Key, list[NDArray[np.int64]]] = {k: [] for k in contents.roots}
         episodes: list[tuple[int, int, int]] = []
         begin = 0
         for block in blocks:
             end = begin + sum(block.lengths)
             for key, array in arrays.items():
-                values, root = block.frames[key].numpy(), roots[key]
+                values, root = block.frames[key].numpy(), contents.roots.get(key)
                 if root is None:
                     array[begin:end] = values
                     continue
@@ -89,10 +95,10 @@ def _export(
 
 
 def _create(
-    file: Any, header: Header, field: KeyField, filters: dict[str, Any], *, grows: bool
+    file: Any, contents: Index, field: KeyField, filters: dict[str, Any], *, grows: bool
 ) -> Any:
     """Create the array of a key; one that grows has a row per episode or more."""
-    rows = header.episodes if grows else header.frames
+    rows = contents.totals.episodes if grows else contents.totals.frames
     # One row may be an image, and thousands of rows a few bytes.
     chunk = (max(1, min(rows, _CHUNK // max(1, field.nbytes))), *field.shape)
     empty = 0 in field.shape
@@ -126,11 +132,11 @@ def _open(path: str) -> Source:
                 f"marl_collect reads version {_VERSION}. Install a newer one."
             )
         with naming(file, "a complete export"):
-            header = Header.from_json(json.loads(_array(data, "header")[()]))
-    return header, _read(file, header)
+            contents = header_from_json(json.loads(_array(data, "header")[()]))
+    return contents, _read(file, contents)
 
 
-def _read(path: Path, header: Header) -> Iterator[Block]:
+def _read(path: Path, contents: Index) -> Iterator[Block]:
     import h5py
 
     with h5py.File(path) as file, naming(path, "a complete export"):
@@ -138,17 +144,16 @@ def _read(path: Path, header: Header) -> Iterator[Block]:
             _array(file, f"episodes/{name}")[:] for name in ("length", "run")
         )
         stored = {
-            field.key: _array(file, _name_of("stored", field.key))[:]
-            if _name_of("stored", field.key) in file
+            key: _array(file, _name_of("stored", key))[:]
+            if _name_of("stored", key) in file
             else np.cumsum(lengths) - 1
-            for field in header.keys
-            if header.root_of(field.key) is not None
+            for key in contents.roots
         }
-        for first, last in header.cuts(lengths, runs):
+        for first, last in cuts(contents, lengths, runs):
             begin = int(lengths[:first].sum())
             end = begin + int(lengths[first:last].sum())
             frames: dict[Key, torch.Tensor] = {}
-            for field in header.keys:
+            for field in contents.keys:
                 array = _array(file, _name_of("frames", field.key))
                 if field.key not in stored:
                     frames[field.key] = torch.from_numpy(array[begin:end])

@@ -21,9 +21,16 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.formats.blocks import Block, Header, stored_next, with_next
+from marl_collect.storage.formats.blocks import (
+    Block,
+    cuts,
+    header_from_json,
+    header_to_json,
+    stored_next,
+    with_next,
+)
 from marl_collect.storage.formats.registry import Format, Source
-from marl_collect.storage.index import KeyField
+from marl_collect.storage.index import Index, KeyField
 
 _HEADER: Final = "marl_collect.json"
 _CARD: Final = "README.md"
@@ -35,14 +42,14 @@ _PICTURE: Final = 8
 _EPISODE, _FRAME, _RUN = "episode", "frame", "run"
 
 
-def _export(path: Path, header: Header, blocks: Iterator[Block], target: Path) -> None:
+def _export(path: Path, contents: Index, blocks: Iterator[Block], target: Path) -> None:
     (path / _DATA).mkdir(parents=True)
-    _write_shards(path / _DATA, header, blocks)
-    (path / _HEADER).write_text(json.dumps(header.to_json()), encoding="utf-8")
-    (path / _CARD).write_text(_card(header, target.name), encoding="utf-8")
+    _write_shards(path / _DATA, contents, blocks)
+    (path / _HEADER).write_text(json.dumps(header_to_json(contents)), encoding="utf-8")
+    (path / _CARD).write_text(_card(contents, target.name), encoding="utf-8")
 
 
-def _write_shards(folder: Path, header: Header, blocks: Iterator[Block]) -> None:
+def _write_shards(folder: Path, contents: Index, blocks: Iterator[Block]) -> None:
     """Write Parquet files, with each block as one group of rows."""
     from pyarrow import parquet
 
@@ -50,7 +57,7 @@ def _write_shards(folder: Path, header: Header, blocks: Iterator[Block]) -> None
     file: Any = None
     with ExitStack() as stack:
         for block in blocks:
-            table = _table(header, block, episodes)
+            table = _table(contents, block, episodes)
             columns = zip(table.column_names, table.schema.types, strict=True)
             features = {name: _feature(kind) for name, kind in columns}
             about = json.dumps({"info": {"features": features}})
@@ -66,7 +73,7 @@ def _write_shards(folder: Path, header: Header, blocks: Iterator[Block]) -> None
                 file, shards = None, shards + 1
 
 
-def _table(header: Header, block: Block, episodes: int) -> Any:
+def _table(contents: Index, block: Block, episodes: int) -> Any:
     """Return a block as a table; ``episodes`` are before it."""
     import pyarrow as pa
 
@@ -78,8 +85,8 @@ def _table(header: Header, block: Block, episodes: int) -> Any:
         _FRAME: pa.array(np.arange(lengths.sum()) - np.repeat(starts, lengths)),
         _RUN: pa.array(np.full(lengths.sum(), block.run)),
     }
-    for field in header.keys:
-        values, root = block.frames[field.key], header.root_of(field.key)
+    for field in contents.keys:
+        values, root = block.frames[field.key], contents.roots.get(field.key)
         rows = None
         if root is not None:
             rows = stored_next(block.frames[root], values, block.ends)
@@ -181,14 +188,14 @@ def _feature(kind: Any) -> dict[str, Any]:
     return {"dtype": name, "_type": "Value"}
 
 
-def _card(header: Header, name: str) -> str:
+def _card(contents: Index, name: str) -> str:
     """Return the dataset card: YAML for the Hub, and a text."""
-    about = header.description
+    about, totals = contents.description, contents.totals
     groups = "\n".join(
         f"| {group} | {', '.join(g.agents)} | `{g.observation}` | `{g.action}` |"
         for group, g in about.environment.groups.items()
     )
-    labels = header.metadata
+    labels = contents.metadata
     named = f"license: {json.dumps(labels.license)}\n" if labels.license else ""
     tags = "".join(f"- {json.dumps(tag)}\n" for tag in labels.tags)
     texts = [labels.description, labels.author and f"Author: {labels.author}."]
@@ -208,7 +215,7 @@ tags:
 
 # {name}
 
-{written}{header.episodes:,} complete episodes of `{about.task}`, {header.frames:,}
+{written}{totals.episodes:,} complete episodes of `{about.task}`, {totals.frames:,}
 frames.
 
 | group | agents | observation of an agent | action |
@@ -216,7 +223,7 @@ frames.
 {groups}
 
 A row is one frame; `{_EPISODE}` and `{_FRAME}` count from 0. Columns are named after
-keys, such as `{_name(header.keys[0].key)}`. What a step returns is under `next`. If a
+keys, such as `{_name(contents.keys[0].key)}`. What a step returns is under `next`. If a
 column exists without `next` too, its values under `next` are null unless they differ
 from the next row: they are stored at the end of episodes.
 
@@ -242,11 +249,11 @@ def _open(source: str) -> Source:
             "huggingface`: other datasets do not say which columns are observations."
         )
     with naming(file, "the header of an export"):
-        header = Header.from_json(json.loads(file.read_text(encoding="utf-8")))
-    return header, _read(folder, header)
+        contents = header_from_json(json.loads(file.read_text(encoding="utf-8")))
+    return contents, _read(folder, contents)
 
 
-def _read(folder: Path, header: Header) -> Iterator[Block]:
+def _read(folder: Path, contents: Index) -> Iterator[Block]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -262,13 +269,13 @@ def _read(folder: Path, header: Header) -> Iterator[Block]:
                 cut = int(np.searchsorted(episode, episode[-1]))
                 rest = table.slice(cut)
                 if cut:
-                    yield from _blocks(header, table.slice(0, cut))
+                    yield from _blocks(contents, table.slice(0, cut))
     if rest is not None:
         with naming(folder, "a complete export"):
-            yield from _blocks(header, rest)
+            yield from _blocks(contents, rest)
 
 
-def _blocks(header: Header, table: Any) -> Iterator[Block]:
+def _blocks(contents: Index, table: Any) -> Iterator[Block]:
     episode, frame = (table[name].to_numpy() for name in (_EPISODE, _FRAME))
     _, starts, lengths = np.unique(episode, return_index=True, return_counts=True)
     expected = np.arange(len(episode)) - np.repeat(starts, lengths)
@@ -276,14 +283,14 @@ def _blocks(header: Header, table: Any) -> Iterator[Block]:
         raise DatasetError("its rows are not the frames of whole episodes in order.")
     runs = table[_RUN].to_numpy()[starts]
     ends = np.append(starts, len(episode))
-    for first, last in header.cuts(lengths.tolist(), runs.tolist()):
+    for first, last in cuts(contents, lengths.tolist(), runs.tolist()):
         rows = table.slice(ends[first], ends[last] - ends[first]).combine_chunks()
         frames: dict[Key, torch.Tensor] = {}
         repeats: dict[Key, tuple[Key, Any]] = {}
-        for field in header.keys:
+        for field in contents.keys:
             column = rows[_name(field.key)].combine_chunks()
             values, stored = _from_arrow(field, column)
-            root = header.root_of(field.key)
+            root = contents.roots.get(field.key)
             if root is None:
                 frames[field.key] = values
             else:

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
 from marl_collect.storage.description import DatasetDescription
-from marl_collect.storage.formats.blocks import Block, Header
+from marl_collect.storage.formats.blocks import Block, header_to_json
 from marl_collect.storage.formats.hdf5 import COMPRESSIONS
 from marl_collect.storage.formats.registry import Format
+from marl_collect.storage.index import Index
 from marl_collect.storage.packed import check_compression
 
 _FILE: Final = "main_data.hdf5"
@@ -47,7 +48,7 @@ _Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key]
 
 def _export(
     path: Path,
-    header: Header,
+    contents: Index,
     blocks: Iterator[Block],
     target: Path,
     *,
@@ -58,11 +59,11 @@ def _export(
     from minari.serialization import serialize_space
     from minari.storage.datasets_root_dir import get_dataset_path
 
-    sources, dtypes = _sources(header)
-    groups = list(header.description.environment.groups)
+    sources, dtypes = _sources(contents)
+    groups = list(contents.description.environment.groups)
     folder = path / "data"
     folder.mkdir(parents=True)
-    observed, acting = _spaces(header.description.environment)
+    observed, acting = _spaces(contents.description.environment)
     number = 0
     # The newest version of the file format needs far fewer bytes per array.
     with h5py.File(folder / _FILE, "w", track_order=True, libver="latest") as file:
@@ -76,7 +77,7 @@ def _export(
                 group.attrs["total_steps"] = len(team)
                 if seed is not None:
                     group.attrs["seed"] = seed
-                if len(header.runs) > 1:
+                if len(contents.runs) > 1:
                     group.attrs["run"] = block.run
                 _write(group, "rewards", team, compression)
                 for name, (read, key) in sources.items():
@@ -89,14 +90,14 @@ def _export(
         "minari_version": _VERSION,
         "data_format": "hdf5",
         "jpeg_encoding": False,
-        "total_episodes": header.episodes,
-        "total_steps": header.frames,
+        "total_episodes": contents.totals.episodes,
+        "total_steps": contents.totals.frames,
         "observation_space": serialize_space(observed),
         "action_space": serialize_space(acting),
-        "env_spec": _env_spec(header.description),
-        _OURS: header.to_json(),
+        "env_spec": _env_spec(contents.description),
+        _OURS: header_to_json(contents),
     }
-    about = header.metadata
+    about = contents.metadata
     if about.author:
         metadata["author"] = about.author
     if about.description:
@@ -130,13 +131,13 @@ def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
     return spaces.Dict(observed | dict(environment.root)), spaces.Dict(acting)
 
 
-def _sources(header: Header) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any]]]:
+def _sources(contents: Index) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any]]]:
     """Return where each array of Minari is from, and the dtypes of some, by path.
 
     Raises:
         KeyError: if the export lacks a key that Minari needs.
     """
-    environment = header.description.environment
+    environment = contents.description.environment
     observed, acting = _spaces(environment)
     sources: dict[Key, _Source] = {
         ("terminations",): (_flat, ("next", "terminated")),
@@ -150,8 +151,8 @@ def _sources(header: Header) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any
     for name, space in acting.spaces.items():
         for leaf, path, dtype in _leaves(space, (name, "action"), ("actions", name)):
             sources[path], dtypes[path] = (_plain, leaf), dtype
-    _check({field.key for field in header.keys}, sources)
-    return sources | _infos(header, {key for _, key in sources.values()}), dtypes
+    _check({field.key for field in contents.keys}, sources)
+    return sources | _infos(contents, {key for _, key in sources.values()}), dtypes
 
 
 def _check(keys: set[Key], sources: Mapping[Key, _Source]) -> None:
@@ -170,20 +171,22 @@ def _check(keys: set[Key], sources: Mapping[Key, _Source]) -> None:
             )
 
 
-def _infos(header: Header, needed: set[Key]) -> dict[Key, _Source]:
+def _infos(contents: Index, needed: set[Key]) -> dict[Key, _Source]:
     """Return where Minari's infos are from: all keys that are not needed elsewhere."""
     infos: dict[Key, _Source] = {}
-    keys = {field.key for field in header.keys}
-    for field in header.keys:
+    keys = {field.key for field in contents.keys}
+    for field in contents.keys:
         key = field.key
         base = key[1:] if key[0] == "next" else key
         if base in needed or key in needed or _follows(keys, base, key):
             continue
         if base == key:
             after = ("next", *key)
-            paired = after in keys and header.root_of(after) is not None
-            infos["infos", *key] = _with_last if paired else _plain, key
-        elif header.root_of(key) is None:
+            infos["infos", *key] = (
+                _with_last if after in contents.roots else _plain,
+                key,
+            )
+        elif key not in contents.roots:
             infos["infos", *(key if base in keys else base)] = _with_zeros, key
     return infos
 

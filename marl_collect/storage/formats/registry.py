@@ -15,19 +15,20 @@ from marl_collect.storage.files import completed
 from marl_collect.storage.formats import FORMATS
 from marl_collect.storage.formats.blocks import (
     Block,
-    Header,
     Progress,
+    contents_of,
     no_progress,
     read_blocks,
     write_blocks,
 )
+from marl_collect.storage.index import Index
 from marl_collect.storage.packed import Compression, check_compression
 from marl_collect.storage.selection import Trajectories
 
 _SPARE: Final = 16 * 2**20
 """Bytes that are kept free for what writing adds to the numbers."""
 
-Source = tuple[Header, Iterator[Block]]
+Source = tuple[Index, Iterator[Block]]
 """Episodes to import: their description, and the blocks, read one by one."""
 
 
@@ -40,7 +41,7 @@ class Format:
         summary: what it is, in a few words.
         extra: the extra of this package that installs what it needs.
         packages: the modules that it imports.
-        export: ``(path, header, blocks, target)`` writes to the new file or folder
+        export: ``(path, contents, blocks, target)`` writes to the new file or folder
             ``path``, which is renamed to ``target`` afterwards. Its keyword arguments
             are the settings of the format. None if episodes cannot be exported.
         open: opens what ``path`` names, and reads no episode yet. None if episodes
@@ -124,13 +125,13 @@ def export_dataset(
                 f"{', '.join(chosen.settings) or 'none'}."
             )
     trajectories = source.trajectories if isinstance(source, Dataset) else source
-    header = Header.of(trajectories)
+    contents = contents_of(trajectories)
     target = chosen.locate(str(out))
     with completed(target, "export") as temporary:
-        blocks = read_blocks(trajectories, header, progress)
+        blocks = read_blocks(trajectories, contents, progress)
         # `temporary` does not exist yet.
         roomy = _while_there_is_room(blocks, temporary.parent)
-        chosen.export(temporary, header, roomy, target, **settings)
+        chosen.export(temporary, contents, roomy, target, **settings)
     return target
 
 
@@ -169,10 +170,10 @@ def import_dataset(
     chosen = find_format(format)
     if chosen.open is None:
         raise ValueError(f"The format {format} can be exported, but not imported.")
-    header, blocks = chosen.open(str(source))
+    contents, blocks = chosen.open(str(source))
     target = Path(out)
     with completed(target, "import") as temporary:
-        write_blocks(temporary, header, blocks, compression, progress)
+        write_blocks(temporary, contents, blocks, compression, progress)
     return open_dataset(target)
 
 

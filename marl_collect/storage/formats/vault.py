@@ -15,7 +15,6 @@ action, and what the action led to, but not the observation after it:
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -34,12 +33,12 @@ from marl_collect.core.description import (
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.description import (
     DatasetDescription,
-    Metadata,
     RunDescription,
 )
-from marl_collect.storage.formats.blocks import Block, Header
+from marl_collect.storage.formats.blocks import Block, cuts
 from marl_collect.storage.formats.registry import Format, Source
-from marl_collect.storage.index import KeyField
+from marl_collect.storage.index import Index, KeyField, Totals
+from marl_collect.storage.spans import ranges
 
 _METADATA: Final = "metadata.json"
 _SHAPES: Final = "structure_shape"
@@ -68,31 +67,16 @@ _CACHE: Final = 2**26
 Arrays = dict[Key, NDArray[Any]]
 
 
-@final
-@dataclass(frozen=True)
-class _Episode:
-    """An episode of a vault.
+_Episodes = NDArray[np.void]
+"""Episodes of a vault, each with
 
-    Attributes:
-        row: its row.
-        start: its first step.
-        frames: number of its transitions.
-        ends: ``[N]``, the frame in which each agent ends. It is -1 for an agent that
-            has no transition.
-        terminated: ``[N]``, whether each agent terminated; the others are truncated.
-    """
-
-    row: int
-    start: int
-    frames: int
-    ends: NDArray[np.int64]
-    terminated: NDArray[np.bool_]
-
-    @property
-    def stop(self) -> int:
-        """Return the step after the last one that is read."""
-        # Unless all agents have terminated, one more step has the last observation.
-        return self.start + self.frames + (not self.terminated.all())
+- ``row`` and ``start``: its row, and its first step in it,
+- ``frames``: number of its transitions,
+- ``stop``: the step after the last one that is read. Unless all agents have terminated,
+  one more step than transitions has the last observation.
+- ``ends`` ``[N]``: the frame in which each agent ends, -1 without a transition,
+- ``terminated`` ``[N]``: whether each agent terminated; the others are truncated.
+"""
 
 
 @final
@@ -227,17 +211,25 @@ def _open(source: str) -> Source:
             f"NAME/UID that flashbax has written.{hint}"
         )
     vault = _Vault(folder)
-    episodes = [episode for episode in _episodes(vault) if episode.frames]
-    if not episodes:
+    kind = np.dtype(
+        [
+            *((name, np.int64) for name in ("row", "start", "frames", "stop")),
+            ("ends", np.int64, (vault.agents,)),
+            ("terminated", np.bool_, (vault.agents,)),
+        ]
+    )
+    episodes: _Episodes = np.array(list(_episodes(vault)), kind)
+    episodes = episodes[episodes["frames"] > 0]
+    if not len(episodes):
         raise DatasetError(
             f"{folder} has no transition: {vault.steps:,} steps are written."
         )
-    header = _header(vault, episodes)
-    return header, _read(vault, header, episodes)
+    contents = _contents(vault, episodes)
+    return contents, _read(vault, contents, episodes)
 
 
-def _episodes(vault: _Vault) -> Iterator[_Episode]:
-    """Find the episodes; one ends when every agent has ended."""
+def _episodes(vault: _Vault) -> Iterator[tuple[Any, ...]]:
+    """Find the ``_Episodes``; one ends when every agent has ended."""
     for row in range(vault.rows):
         begin = 0
         at = np.full(vault.agents, -1)
@@ -266,7 +258,7 @@ def _episode(
     stop: int,
     at: NDArray[np.int64],
     by_terminal: NDArray[np.bool_],
-) -> _Episode:
+) -> tuple[Any, ...]:
     """Return the episode of the steps ``[start, stop)``.
 
     Args:
@@ -281,10 +273,11 @@ def _episode(
     # The observation after a truncation is unknown, so the agent ends a frame earlier.
     truncated_at = np.where((at >= 0) & ~by_terminal, at - 1, frames - 1)
     ends = np.where(terminated, at, truncated_at)
-    return _Episode(row, start, frames, ends, terminated)
+    last = start + frames + (not terminated.all())
+    return row, start, frames, last, ends, terminated
 
 
-def _header(vault: _Vault, episodes: list[_Episode]) -> Header:
+def _contents(vault: _Vault, episodes: _Episodes) -> Index:
     """Describe the vault: one group, and spaces that follow from the arrays."""
     folder = vault.folder.absolute()
     task = folder.parent.name.removesuffix(".vlt")
@@ -314,8 +307,9 @@ def _header(vault: _Vault, episodes: list[_Episode]) -> Header:
         options={"vault": f"{folder.parent.name}/{folder.name}", **about},
         versions={"vault": str(vault.metadata["version"])},
     )
-    frames = sum(episode.frames for episode in episodes)
-    return Header(description, (run,), keys, len(episodes), frames, Metadata())
+    contents = Index(description, [run], keys)
+    contents.totals = Totals(int(episodes["frames"].sum()), episodes=len(episodes))
+    return contents
 
 
 def _box(vault: _Vault, name: str) -> spaces.Box:
@@ -343,32 +337,30 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
     return spaces.Discrete(largest + 1)
 
 
-def _read(vault: _Vault, header: Header, episodes: list[_Episode]) -> Iterator[Block]:
+def _read(vault: _Vault, contents: Index, episodes: _Episodes) -> Iterator[Block]:
     """Read the episodes in blocks; a block is part of one row."""
-    fields = {field.key: field for field in header.keys}
-    lengths = [episode.frames for episode in episodes]
-    rows = [episode.row for episode in episodes]
-    for first, last in header.cuts(lengths, rows):
-        some = episodes[first:last]
-        arrays = _join(vault, header, some)
+    lengths = episodes["frames"].tolist()
+    for first, last in cuts(contents, lengths, episodes["row"].tolist()):
+        arrays = _join(vault, contents, episodes[first:last])
         arrays[TRAJ_IDS] = np.repeat(np.arange(first, last), lengths[first:last])
         frames = {
-            key: torch.from_numpy(
-                arrays[key].astype(field.dtype).reshape(-1, *field.shape)
+            field.key: torch.from_numpy(
+                arrays[field.key].astype(field.dtype).reshape(-1, *field.shape)
             )
-            for key, field in fields.items()
+            for field in contents.keys
         }
         yield Block(frames, lengths[first:last])
 
 
-def _join(vault: _Vault, header: Header, some: list[_Episode]) -> Arrays:
+def _join(vault: _Vault, contents: Index, some: _Episodes) -> Arrays:
     """Return the frames of episodes of one row, back to back."""
-    row, start, stop = some[0].row, some[0].start, some[-1].stop
-    lengths = np.array([episode.frames for episode in some])
-    frame = np.concatenate([np.arange(length) for length in lengths])
-    offsets = np.array([episode.start - start for episode in some])
-    now = np.repeat(offsets, lengths) + frame
-    over = np.array([episode.terminated.all() for episode in some])
+    row, start, stop = (
+        int(some[at][name]) for at, name in ((0, "row"), (0, "start"), (-1, "stop"))
+    )
+    lengths = some["frames"]
+    frame = ranges(np.zeros_like(lengths), lengths)
+    now = np.repeat(some["start"] - start, lengths) + frame
+    over = some["terminated"].all(1)
     unknown = (frame == np.repeat(lengths, lengths) - 1) & np.repeat(over, lengths)
     after = np.where(unknown, now, now + 1)
 
@@ -382,13 +374,13 @@ def _join(vault: _Vault, header: Header, some: list[_Episode]) -> Arrays:
         frames["next", *key][unknown] = 0
     frames["next", _GROUP, "reward"] = vault.read(_REWARDS, row, start, stop)[now]
     actions = vault.read(_ACTIONS, row, start, stop)[now]
-    space = header.description.environment.groups[_GROUP].action
+    space = contents.description.environment.groups[_GROUP].action
     if isinstance(space, spaces.Discrete):
         _check_actions(vault, actions, int(space.n))
     frames[_GROUP, "action"] = actions
 
-    ends = np.repeat(np.stack([e.ends for e in some]), lengths, axis=0)
-    terminated = np.repeat(np.stack([e.terminated for e in some]), lengths, axis=0)
+    ends = np.repeat(some["ends"], lengths, axis=0)
+    terminated = np.repeat(some["terminated"], lengths, axis=0)
     for prefix, done in (
         ((), frame[:, None] > ends),
         (("next",), frame[:, None] >= ends),

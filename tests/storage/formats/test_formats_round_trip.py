@@ -16,13 +16,13 @@ from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import (
     Dataset,
     DatasetDescription,
-    Metadata,
     export_dataset,
     import_dataset,
 )
 from marl_collect.storage.files import size_of
 from marl_collect.storage.formats import blocks
 from marl_collect.storage.formats.registry import find_format
+from marl_collect.storage.index import Index
 
 
 def many_groups() -> Any:
@@ -138,7 +138,7 @@ def test_a_block_has_episodes_of_one_run_and_not_too_many_frames(
 ) -> None:
     monkeypatch.setattr(blocks, "_FRAMES", 10)
     description = DatasetDescription("counting", CountingEnv().description)
-    header = blocks.Header(description, (), (), 6, 26, Metadata())
+    contents = Index(description)
     runs = [0, 0, 0, 0, 0, 1]
-    cuts = [*header.cuts([4, 4, 4, 12, 1, 1], runs)]
+    cuts = [*blocks.cuts(contents, [4, 4, 4, 12, 1, 1], runs)]
     assert cuts == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
