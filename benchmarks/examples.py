@@ -73,6 +73,12 @@ STUDIES = {
         "return of a visitor in coins",
         seeds=8,
     ),
+    "mappo_meltingpot_bfloat16": Study(
+        "mappo_meltingpot.py --substrate coins --workers 1 --envs 16 --frames 60800 "
+        "--conv-dtype bfloat16",
+        VISITOR,
+        "return of a visitor in coins, bfloat16",
+    ),
     "mappo_meltingpot_commons": Study(
         "mappo_meltingpot.py --substrate commons_harvest__open --workers 1 --envs 8 "
         "--batch 800 --minibatch 4 --limit 200 --frames 16000 --every 5 --games 8",

@@ -44,6 +44,7 @@ parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--limit", type=int, default=500, help="frames per episode")
 parser.add_argument("--every", type=int, default=10, help="batches per evaluation")
 parser.add_argument("--games", type=int, default=16, help="per evaluation")
+parser.add_argument("--conv-dtype", choices=["float32", "bfloat16"], default="float32")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--envs", type=int, default=8, help="per worker")
 parser.add_argument("--seed", type=int, default=0)
@@ -74,7 +75,12 @@ network = {
     "recurrent": "gru",
     "hidden_size": 64,
     # Sprites are 8 pixels wide, so the first layer sees one at a time.
-    "conv": {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)},
+    "conv": {
+        "num_cells": (16, 32),
+        "kernel_sizes": (8, 3),
+        "strides": (8, 1),
+        "dtype": getattr(torch, args.conv_dtype),
+    },
 }
 policy = make_policy(description, **network)
 critic = make_critic(description, centralised=True, **network)
