@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from workloads.counting import CountingEnv
 
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.factories import build
 from marl_collect.errors import ClosedError
 from marl_collect.evaluation.evaluator import Evaluator, evaluate
@@ -39,17 +40,16 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     assert one_worker == two_workers
 
 
-class LoggedResets(CountingEnv):
+class LoggedResets(EnvWrapper):
     """Writes a line for each reset."""
 
     def __init__(self, log: Path) -> None:
-        super().__init__()
+        super().__init__(CountingEnv())
         self._log = log
 
-    def reset_row(self, seed: int) -> None:
+    def after_reset(self, begun: Any, seed: Any) -> None:
         with self._log.open("a") as file:
             file.write(f"{seed}\n")
-        super().reset_row(seed)
 
 
 def test_an_episode_needs_one_reset(tmp_path: Path) -> None:
