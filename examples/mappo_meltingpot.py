@@ -69,18 +69,14 @@ names = args.observations or None
 make_env = partial(MeltingpotEnv, args.substrate, observations=names)
 description = describe(make_env)
 groups = list(description.groups)
+dtype = {"dtype": getattr(torch, args.conv_dtype)}
 network = {
     "agent_ids": True,
     "num_cells": (64,),
     "recurrent": "gru",
     "hidden_size": 64,
     # Sprites are 8 pixels wide, so the first layer sees one at a time.
-    "conv": {
-        "num_cells": (16, 32),
-        "kernel_sizes": (8, 3),
-        "strides": (8, 1),
-        "dtype": getattr(torch, args.conv_dtype),
-    },
+    "conv": {"num_cells": (16, 32), "kernel_sizes": (8, 3), "strides": (8, 1)} | dtype,
 }
 policy = make_policy(description, **network)
 critic = make_critic(description, centralised=True, **network)
@@ -184,13 +180,8 @@ def visit(visitor):
 HEADER = "frames", "visitor", "error", "random", "error_of_random"
 rows: list[tuple[float, ...]] = []
 states: dict[str, torch.Tensor] = {}
-parts = {
-    "policy": policy,
-    "critic": critic,
-    "optimizer": optimizer,
-    "rows": rows,
-    "states": states,
-}
+parts = {"policy": policy, "critic": critic, "optimizer": optimizer}
+parts |= {"rows": rows, "states": states}
 random = visit(None)
 print("random actions: return {:.2f}, standard error {:.2f}".format(*random))
 with (
