@@ -52,7 +52,7 @@ class Plan:
             noise.
         given_seeds: seeds of each environment's first episodes, which replace the
             derived ones. The noise of these episodes is derived from their seeds, and
-            the rollout may end when all of them have.
+            the rollout ends when all of them have, unless it replaces a lost one.
     """
 
     seed: int
@@ -207,10 +207,11 @@ class RunningEpisodes:
     def are_last(self, rows: NDArray[np.int64]) -> bool:
         """Whether all episodes with given seeds have ended once those of ``rows`` have.
 
-        False if there are no given seeds.
+        False if there are no given seeds, and in a worker that was restarted: it plays
+        further episodes in place of those that were lost.
         """
         counts = self._given_counts
-        if not len(counts):
+        if not len(counts) or self.plan.episodes:
             return False
         ended = self._numbers.copy()
         ended[rows] += 1

@@ -1,5 +1,7 @@
 """Evaluation on whole episodes, the same number from each environment."""
 
+import os
+import signal
 import warnings
 from collections import Counter
 from functools import partial
@@ -64,6 +66,40 @@ def test_an_episode_needs_one_reset(tmp_path: Path) -> None:
         assert len(log.read_text().split()) == 8
         assert evaluator.evaluate(episodes=8) == first
     assert list(Counter(log.read_text().split()).values()) == [2] * 8
+
+
+class DiesOnce(EnvWrapper):
+    """Kills its process in the second episode; writes a line for each process."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(CountingEnv(min_length=150, max_length=150, deaths=False))
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        self._is_first = len(log.read_text().split()) == 1
+        self._episodes = self._steps = 0
+
+    def after_reset(self, begun: Any, seed: Any) -> None:
+        self._episodes += 1
+        self._steps = 0
+
+    def before_step(self) -> None:
+        assert self._steps < 150, "an episode is stepped after its end"
+        self._steps += 1
+        if self._is_first and self._episodes == 2 and self._steps == 80:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_episode_that_was_lost_with_its_worker_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "processes"
+    evaluation = evaluate(
+        policy,
+        partial(DiesOnce, log),
+        episodes=3,
+        num_workers=1,
+        on_worker_failure="restart",
+    )
+    assert evaluation.lengths == [150] * 3
+    assert len(set(log.read_text().split())) == 2
 
 
 HUNTERS = partial(CountingEnv, n_prey=0)
