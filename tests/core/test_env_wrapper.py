@@ -192,7 +192,7 @@ def worlds(**options: Any) -> CountingWorlds:
 def test_wrapped_worlds_give_the_data_of_wrapped_environments(
     wrapper: Callable[[Any], Any], options: dict[str, Any]
 ) -> None:
-    keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 90 * K, "seed": 5}
+    keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 60 * K, "seed": 5}
     singles = [lambda: wrapper(counting(**options))] * K
     with (
         Collector(singles, **keywords) as expected,

@@ -54,8 +54,8 @@ def test_many_worlds_give_the_data_of_single_environments(
 ) -> None:
     size = MANY + 2
     keywords: Any = {
-        "frames_per_batch": 20 * size,
-        "total_frames": 40 * size,
+        "frames_per_batch": 12 * size,
+        "total_frames": 24 * size,
         "seed": 3,
         "max_frames_per_traj": limit,
         "compact_obs": compact,

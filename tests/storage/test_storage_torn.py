@@ -75,7 +75,7 @@ def test_a_writer_goes_on_after_a_torn_journal(
     begin = journal.index(b'{"batch"')
     draw = random.Random(0)
     cuts = {*range(begin - 12, begin + 3), *range(len(journal) - 3, len(journal))}
-    for cut in sorted({*cuts, *draw.sample(range(begin, len(journal)), 15)}):
+    for cut in sorted({*cuts, *draw.sample(range(begin, len(journal)), 8)}):
         path = tmp_path / str(cut)
         shutil.copytree(source, path)
         os.truncate(path / JOURNAL, cut)
@@ -101,7 +101,7 @@ def test_a_write_that_was_torn_in_the_data(
     begin = extent(source, 1)[1].offset
     end = (source / DATA).stat().st_size
     draw = random.Random(1)
-    some = draw.sample(range(begin, end), 20)
+    some = draw.sample(range(begin, end), 10)
     for cut in sorted({begin, begin + 1, end - 1, end, *some}):
         path = tmp_path / str(cut)
         shutil.copytree(source, path)

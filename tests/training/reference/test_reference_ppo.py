@@ -17,7 +17,7 @@ from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
-CASES = 32
+CASES = 24
 FRAMES = 12
 ENVIRONMENTS = 3
 
