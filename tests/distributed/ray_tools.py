@@ -103,12 +103,18 @@ def wait_until_nothing_is_in_use() -> None:
     """Wait until no actor holds a CPU, and no object is left, on the whole cluster."""
     import ray
 
+    in_use: dict[str, float] = {}
+
     def nothing() -> bool:
         total, free = ray.cluster_resources(), ray.available_resources()
-        names = ("CPU", "object_store_memory")
-        return all(total.get(name, 0) == free.get(name, 0) for name in names)
+        for name in ("CPU", "object_store_memory"):
+            in_use[name] = total.get(name, 0) - free.get(name, 0)
+        return not any(in_use.values())
 
-    wait_until(nothing, "actors or objects are left")
+    try:
+        wait_until(nothing)
+    except AssertionError as error:
+        raise AssertionError(f"actors or objects are left: {in_use}") from error
 
 
 def kill(pid: int) -> None:

@@ -47,8 +47,8 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
     *[("mpe2", task, {}, 125) for task in PARTICLES],
     *[("mpe2", task, {"continuous_actions": True}, 125) for task in PARTICLES],
     ("mpe2", "simple_spread_v3", {"terminate_on_success": True, "N": 2}, 500),
-    ("Box2D", "multiwalker_v9", {}, 500),
-    ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}, 500),
+    ("Box2D", "multiwalker_v9", {}, 300),
+    ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}, 300),
     (
         "Box2D",
         "multiwalker_v9",
@@ -57,8 +57,8 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
     ),
     ("Box2D", "multiwalker_v9", {"n_walkers": 1, "max_cycles": 20}, 100),
     ("pygame", "pursuit_v5", {"max_cycles": 30, "n_pursuers": 3, "n_evaders": 4}, 200),
-    ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 5}, 500),
-    ("pygame", "rps_v2", {}, 500),
+    ("pygame", "knights_archers_zombies_v11", {"spawn_delay": 5}, 300),
+    ("pygame", "rps_v2", {}, 150),
     ("pymunk", "pistonball_v6", {"n_pistons": 4, "max_cycles": 40}, 200),
     ("pygame", "cooperative_pong_v6", {"max_cycles": 40}, 200),
 ]

@@ -22,6 +22,7 @@ WORLDS = [
         respawns=True,
         done_on_any=False,
         length=12,
+        state=True,
     ),
     World(groups=(Group(n=3, mask="info"),), turns=True, deaths=6, length=12),
 ]
@@ -37,10 +38,10 @@ def budget(examples: int) -> Any:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
-    for world in WORLDS:
-        if KINDS[name].suits(world):
-            case = Case(world, name, each=2, frames=6, events=((), ()))
-            assert check(case) == 36 or KINDS[name].refused
+    suitable = [world for world in WORLDS if KINDS[name].suits(world)]
+    for world in suitable[-3:]:  # The first world is for those that suit few others.
+        case = Case(world, name, each=2, frames=6, events=((),))
+        assert check(case) == 24 or KINDS[name].refused
 
 
 def test_a_resumed_collector_of_two_groups_keeps_who_acts() -> None:
@@ -61,7 +62,7 @@ def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> N
     assert check(case) > 0
 
 
-@budget(75)
+@budget(50)
 @given(cases(("Collector",)))
 def test_collector(case: Case) -> None:
     check(case)

@@ -265,18 +265,18 @@ def environment(name: str) -> Any:
 def collect(
     name: str, *, interaction_type: Any = RANDOM, fused: bool | None = True
 ) -> TensorDict:
-    """Return four batches of three environments, on the given path; None for any."""
+    """Return two batches of three environments, on the given path; None for any."""
     torch.manual_seed(0)
     policy = POLICIES[name]()
     torch.manual_seed(1)
     with Collector(
         [environment(name)] * 3,
         policy,
-        frames_per_batch=3 * 17,
+        frames_per_batch=3 * 14,
         seed=0,
         exploration_type=interaction_type,
     ) as collector:
-        batches = [collector.next().clone() for _ in range(4)]
+        batches = [collector.next().clone() for _ in range(2)]
         (explained,) = collector.explain()
     if fused is not None:
         assert explained.startswith("Fused" if fused else "Not fused"), explained

@@ -25,7 +25,7 @@ from marl_collect.training.value_decomposition import ValueLearner
 
 GAMMA = 0.99
 LENGTH = 20
-LAMBDAS = (0.0, 0.5, 0.95, 1.0)
+LAMBDAS = (0.0, 0.95, 1.0)
 SETUPS = [
     f"{algorithm}-{seeing}-{sharing}"
     for algorithm in ("ippo", "mappo")
