@@ -1,6 +1,7 @@
 """Appends to the files of a dataset, so that a crash loses nothing that was listed."""
 
 import errno
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, Final, final
 from marl_collect.core.closing import Closing
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.description import DatasetDescription, Metadata, difference
-from marl_collect.storage.files import LOCK, FolderLock
+from marl_collect.storage.files import LOCK, FolderLock, begin_sync
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
     JOURNAL,
@@ -26,6 +27,9 @@ from marl_collect.storage.remote import check_local
 SEGMENT: Final = 2**30
 """Bytes of a data file from which on the next batch begins a new one. Object stores
 upload a file as a whole."""
+_WRITE_BACK: Final = 2**22
+"""Bytes that the disk begins to write while the next ones are read and checked. Linux
+alone would begin after seconds, or with the sync, which then waits for all of them."""
 
 
 @final
@@ -54,6 +58,7 @@ class DatasetFiles(Closing):
         self._durable = durable
         self._folder = self._journal = self._data = self._segment = -1
         self._end = 0
+        self._begun = 0  # The disk writes the data file up to here.
         self._unsynced = False
         self._last_layout: tuple[Layout | None, int] = None, 0
         self._lock = FolderLock(path / LOCK)
@@ -102,18 +107,23 @@ class DatasetFiles(Closing):
         self._unsynced = True
         written = _write_all(self._data, parts)
         self._end += written
+        if self._end - self._begun >= _WRITE_BACK:
+            begin_sync(self._data, self._begun, self._end)
+            self._begun = self._end
         return written
-
-    def list(self, lines: bytes) -> None:
-        """Append lines to the journal, after what was written before is on disk."""
-        self._append(lines)
-        self.index.extend(lines)
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to the journal."""
-        self.list(journal_line(entry, self.index.checksum)[0])
+        line, checksum = journal_line(entry, self.index.checksum)
+        self.list(line)
+        # As a reader gets it: lists instead of tuples.
+        self.index.take(json.loads(line[9:]), self.index.size + len(line), checksum)
 
-    def _append(self, lines: bytes) -> None:
+    def list(self, lines: bytes) -> None:
+        """Append lines to the journal, after what was written before is on disk.
+
+        They are not added to ``index``.
+        """
         self._sync_data()
         _write_all(self._journal, [lines])
         self._sync(self._journal)
@@ -141,10 +151,8 @@ class DatasetFiles(Closing):
         line, checksum = journal_line(
             {"batch": entry.to_json(number)}, self.index.checksum
         )
-        self._append(line)
-        self.index.add(entry)
-        self.index.size += len(line)
-        self.index.checksum = checksum
+        self.list(line)
+        self.index.add(entry, self.index.size + len(line), checksum)
         return entry
 
     def _number_of(self, layout: Layout) -> int:
@@ -195,7 +203,7 @@ class DatasetFiles(Closing):
             os.close(self._data)
             self._data = -1
         self._data = self._open(segment_name(number), end)
-        self._segment, self._end = number, end
+        self._segment, self._end, self._begun = number, end, end
 
     def _open(self, name: str, end: int) -> int:
         """Open a file for appending behind its first ``end`` bytes."""

@@ -1,6 +1,7 @@
 """Copies datasets to object stores, from them, and between folders."""
 
 import tempfile
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from marl_collect.storage.appending import DatasetFiles, check_target
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.frames import segment_name
-from marl_collect.storage.index import JOURNAL, journal_lines
+from marl_collect.storage.index import JOURNAL, Index
 from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
 
 _SYNCED: Final = 2**26
@@ -66,23 +67,24 @@ def copy(
 
 def _write(dataset: Dataset, content: bytes, target: Folder) -> int:
     """Copy what a folder of this machine lacks; ``content`` is the source's journal."""
+    ((_, index),) = dataset.parts
     check_target(target.path)
     target.path.mkdir(parents=True, exist_ok=True)
     # Without the first line, a copy that is killed could not go on.
     first = content[: content.index(b"\n") + 1]
     with DatasetFiles(target.path, first) as files:
         done = _listed(dataset, content, target)
-        missing, last = _missing(dataset, content, done)
+        missing = _missing(index, done)
         waiting = 0
-        for batch, end in missing.items():
+        for batch in missing:
             stored = dataset.stored_bytes(batch)
-            files.write(dataset.contents.batches[batch].segment, [stored])
+            files.write(index.batches[batch].segment, [stored])
             waiting += len(stored)
             if waiting >= _SYNCED:
-                files.list(content[done:end])
-                done, waiting = end, 0
-        if done < last:
-            files.list(content[done:last])
+                files.list(content[done : index.listed[batch]])
+                done, waiting = index.listed[batch], 0
+        if done < index.size:
+            files.list(content[done : index.size])
     return len(missing)
 
 
@@ -111,18 +113,18 @@ def _upload(dataset: Dataset, content: bytes, target: RemoteFolder) -> int:
     if not done:  # Without a journal, a copy that is killed could not go on.
         done = content.index(b"\n") + 1
         upload(done)
-    missing, last = _missing(dataset, content, done)
-    for batch, end in missing.items():
+    missing = _missing(index, done)
+    for batch in missing:
         dataset.stored_bytes(batch)  # Checks it.
         segment = index.batches[batch].segment
         changed.add(segment)
         following = index.batches[batch + 1 : batch + 2]
         is_last = bool(following) and following[0].segment != segment
         if is_last and len(changed) >= _AT_ONCE:
-            upload(end)
-            done = end
-    if done < last:
-        upload(last)
+            done = index.listed[batch]
+            upload(done)
+    if done < index.size:
+        upload(index.size)
     return len(missing)
 
 
@@ -142,21 +144,6 @@ def _listed(dataset: Dataset, content: bytes, target: Folder) -> int:
     return done
 
 
-def _missing(dataset: Dataset, content: bytes, done: int) -> tuple[dict[int, int], int]:
-    """Return what is listed behind the first bytes of a journal.
-
-    Returns:
-        Each batch, with the position behind its line, and the position behind the last
-        line: what a writer has added since the dataset was opened is left out.
-    """
-    missing: dict[int, int] = {}
-    batch, last = 0, done
-    for entry, end, _ in journal_lines(content):
-        if "batch" in entry:
-            if batch == len(dataset):
-                break
-            if end > done:
-                missing[batch] = end
-            batch += 1
-        last = max(last, end)
-    return missing, last
+def _missing(index: Index, done: int) -> range:
+    """Return the batches that are listed behind the first bytes of a journal."""
+    return range(bisect_right(index.listed, done), len(index.batches))

@@ -1,5 +1,6 @@
 """Folders that reach the disk completely or not at all, and locks."""
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -15,6 +16,8 @@ from marl_collect.core.closing import Closing
 from marl_collect.storage.remote import check_local
 
 LOCK: Final = ".lock"
+_SYNC_FILE_RANGE_WRITE: Final = 2
+"""From ``<fcntl.h>``."""
 
 
 def remove(path: Path) -> None:
@@ -40,6 +43,20 @@ def sync_tree(folder: Path) -> None:
         for name in names:
             sync(Path(parent, name), os.O_RDWR)
         sync_folder(Path(parent))
+
+
+def begin_sync(descriptor: int, begin: int, end: int) -> None:
+    """Let the disk write a range of a file without waiting for it.
+
+    A later sync, which is still needed, waits for the rest only. Not every file system
+    can do this, so failures are ignored.
+    """
+    ctypes.CDLL(None).sync_file_range(
+        descriptor,
+        ctypes.c_int64(begin),
+        ctypes.c_int64(end - begin),
+        _SYNC_FILE_RANGE_WRITE,
+    )
 
 
 def rename_synced(temporary: Path, final: Path) -> None:

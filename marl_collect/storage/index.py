@@ -302,12 +302,12 @@ class BatchEntry:
         """Position of the notes."""
         return self.tables_at + self.count * ENTRY * len(self.layout.packed)
 
-    @property
+    @cached_property
     def packed_at(self) -> int:
         """Position of the first packed frame."""
         return self.notes_at + self.notes
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Position behind the batch."""
         return self.packed_at + sum(size for _, size in self.packed)
@@ -382,10 +382,12 @@ class Index:
         runs: the runs, in the order in which they began.
         keys: of the batches; empty before the first one.
         frame_bytes: bytes of a frame in memory.
+        ragged: whether a mask tells which frames are valid; otherwise all are.
         rewards: groups with rewards, each with its number of agents.
         roots: by key, the root key that it repeats one frame later, if there is one.
         layouts: of the batches.
         batches: in the order of writing.
+        listed: for each batch, the bytes of the journal including its line.
         totals: over all batches.
         size: bytes of the journal.
         checksum: of its last line.
@@ -406,12 +408,14 @@ class Index:
         self.set_keys(keys)
         self.layouts: list[Layout] = []
         self.batches: list[BatchEntry] = []
+        self.listed: list[int] = []
         self.totals = Totals()
 
     def set_keys(self, keys: tuple[KeyField, ...]) -> None:
         """Set the keys of the batches, and what follows from them."""
         self.keys = keys
         self.frame_bytes = sum(item.nbytes for item in keys)
+        self.ragged = any(item.key == VALID for item in keys)
         self.rewards = {
             item.key[1]: item.shape[0]
             for item in keys
@@ -444,8 +448,13 @@ class Index:
             sums.setdefault(entry.segment, []).append(text)
         return {segment: " ".join(texts) for segment, texts in sums.items()}
 
-    def take(self, entry: Mapping[str, Any]) -> None:
+    def take(self, entry: Mapping[str, Any], size: int, checksum: int) -> None:
         """Add an entry of the journal, and check it.
+
+        Args:
+            entry: JSON values.
+            size: bytes of the journal including its line.
+            checksum: of its line.
 
         Raises:
             DatasetError: if it contradicts the entries before it.
@@ -461,12 +470,18 @@ class Index:
         elif kind == "layout" and self.keys:
             self.layouts.append(Layout.from_json(self.keys, data))
         elif kind == "batch":
-            self.add(_batch(data, self))
+            self.add(_batch(data, self), size, checksum)
         else:
             raise DatasetError(f"An entry {kind!r} is in the wrong place.")
+        self.size, self.checksum = size, checksum
 
-    def add(self, entry: BatchEntry) -> None:
+    def add(self, entry: BatchEntry, size: int, checksum: int) -> None:
         """Add a batch with the last or a later run, behind the batch before it.
+
+        Args:
+            entry: of the batch.
+            size: bytes of the journal including its line.
+            checksum: of its line.
 
         Raises:
             DatasetError: if it is somewhere else.
@@ -488,18 +503,9 @@ class Index:
         if entry.return_sums.keys() != self.rewards.keys():
             raise DatasetError("The groups with returns are not those with rewards.")
         self.batches.append(entry)
+        self.listed.append(size)
         self.totals = self.totals.plus(entry, self.frame_bytes)
-
-    def extend(self, lines: bytes) -> None:
-        """Add the entries of further lines of the journal, and check them.
-
-        Raises:
-            DatasetError: if one is damaged, or contradicts the entries before it.
-        """
-        begin = self.size
-        for entry, end, checksum in journal_lines(lines, self.checksum):
-            self.take(entry)
-            self.size, self.checksum = begin + end, checksum
+        self.size, self.checksum = size, checksum
 
     @classmethod
     def parse(cls, content: bytes) -> "Index":
@@ -508,7 +514,7 @@ class Index:
         Raises:
             Exception: if it is damaged or no journal, or has another version.
         """
-        lines = journal_lines(content)
+        lines = _journal_lines(content)
         header, size, checksum = next(lines, ({}, 0, 0))
         if header.get("format") != FORMAT:
             raise DatasetError("it does not begin with the description of a dataset.")
@@ -519,8 +525,8 @@ class Index:
             )
         index = cls(DatasetDescription.from_json(header))
         index.size, index.checksum = size, checksum
-        for entry, index.size, index.checksum in lines:
-            index.take(entry)
+        for entry, size, checksum in lines:
+            index.take(entry, size, checksum)
         return index
 
     @classmethod
@@ -570,16 +576,9 @@ def join_indexes(indexes: Sequence[Index]) -> Index:
     return joined
 
 
-def journal_lines(
-    content: bytes, checksum: int = 0
-) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each entry, the position behind its line, and its checksum.
-
-    Args:
-        content: lines of a journal.
-        checksum: of the line before them; 0 for the first one.
-    """
-    end = 0
+def _journal_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield each entry, the position behind its line, and its checksum."""
+    end = checksum = 0
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         checksum = zlib.crc32(line[9:], checksum)
         if line[:9] != b"%08x " % checksum:
@@ -672,8 +671,7 @@ def _batch(data: Mapping[str, Any], index: Index) -> BatchEntry:
         integer(data, "notes"),
         integer(data, "checksum"),
     )
-    ragged = any(item.key == VALID for item in index.keys)
-    if not ragged and entry.frames != entry.count:
+    if not index.ragged and entry.frames != entry.count:
         raise DatasetError(
             f"A batch has {entry.frames} frames, but its shape is [{size}, {frames}]."
         )

@@ -1,7 +1,6 @@
 """Writes datasets anew: joined, with larger batches, or with some of the episodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -68,22 +67,18 @@ def merge(datasets: Sequence[Dataset | str | Path], path: str | Path) -> Dataset
 
 def _copy_batches(joined: Dataset, folder: Path) -> Index:
     """Write the batches, as they are, to an empty folder; return what is listed."""
-    batch = 0
-    first = first_line(joined.contents.description)
+    contents = joined.contents
+    first = first_line(contents.description)
     # All is on disk before the folder gets its name.
     with DatasetFiles(folder, first, durable=False) as files:
-        if joined.contents.metadata != Metadata():
-            files.note({"metadata": joined.contents.metadata.to_json()})
-        for _, contents in joined.parts:
-            runs = len(files.index.runs)
-            for run in contents.runs:
-                files.note({"run": run.to_json()})
-            if contents.keys and not files.index.keys:
-                files.note({"keys": [key.to_json() for key in contents.keys]})
-            for entry in contents.batches:
-                content = joined.stored_bytes(batch)
-                files.add(replace(entry, run=runs + entry.run), [content])
-                batch += 1
+        if contents.metadata != Metadata():
+            files.note({"metadata": contents.metadata.to_json()})
+        for run in contents.runs:
+            files.note({"run": run.to_json()})
+        if contents.keys:
+            files.note({"keys": [key.to_json() for key in contents.keys]})
+        for batch, entry in enumerate(contents.batches):
+            files.add(entry, [joined.stored_bytes(batch)])
         return files.index
 
 
