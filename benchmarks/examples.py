@@ -120,7 +120,7 @@ STUDIES = {
         "return per walker in training",
     ),
     "population_matrix_game": Study(
-        "population_matrix_game.py --workers 1",
+        "population_matrix_game.py --workers 1 --frames 440000",
         {f"m{member}": f"member {member}" for member in range(3)}
         | {"random": "random actions"},
         "reward per 1,000 frames",

@@ -48,15 +48,14 @@ def sync_tree(folder: Path) -> None:
 def begin_sync(descriptor: int, begin: int, end: int) -> None:
     """Let the disk write a range of a file without waiting for it.
 
-    A later sync, which is still needed, waits for the rest only. Not every file system
-    can do this, so failures are ignored.
+    A later sync, which is still needed, waits for the rest only. Not every system and
+    file system can do this, so failures are ignored.
     """
-    ctypes.CDLL(None).sync_file_range(
-        descriptor,
-        ctypes.c_int64(begin),
-        ctypes.c_int64(end - begin),
-        _SYNC_FILE_RANGE_WRITE,
-    )
+    # Linux has it, other systems do not.
+    sync_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if sync_range is not None:
+        offset, size = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+        sync_range(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def rename_synced(temporary: Path, final: Path) -> None:
