@@ -1,9 +1,12 @@
 """Several datasets read like one, as a view and after a merge."""
 
+import itertools
 import os
 import shutil
 import signal
+from ctypes import c_int64
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,9 @@ from marl_collect.storage import (
     DatasetError,
     RunDescription,
     Writer,
+    appending,
     concatenate,
+    files,
     merge,
 )
 
@@ -101,6 +106,35 @@ def test_joined_datasets_are_loaded_in_epochs(
     assert joined.trajectories.sample(5).shape[0] == 5
     best = joined.trajectories.split_by_return([0.5])[1]
     assert 0 < len(best) < len(joined.trajectories)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_the_disk_writes_while_a_merge_reads(
+    datasets: list[Dataset],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    supported: bool,
+) -> None:
+    ranges: list[tuple[int, int]] = []
+
+    class Library:
+        def __init__(self, _: Any) -> None:
+            if supported:
+                self.sync_file_range = self._note
+
+        def _note(self, file: int, begin: Any, size: Any, _: int) -> None:
+            assert os.fstat(file).st_size >= begin.value + size.value
+            ranges.append((begin.value, begin.value + size.value))
+
+    monkeypatch.setattr(files, "ctypes", SimpleNamespace(CDLL=Library, c_int64=c_int64))
+    monkeypatch.setattr(appending, "_WRITE_BACK", 1000)
+    merged = merge(datasets, tmp_path / "all")
+    merged.verify()
+    assert len(ranges) > 1 or not supported
+    # Each range begins where the one before it ended.
+    for (_, end), (begin, _) in itertools.pairwise([(0, 0), *ranges]):
+        assert begin == end
 
 
 def test_a_view_of_a_view_has_all_folders(datasets: list[Dataset]) -> None:
