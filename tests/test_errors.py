@@ -243,7 +243,7 @@ def test_of_long_texts_the_middle_is_left_out_and_the_type_stays(kind: str) -> N
 
 
 def test_a_large_exception_that_is_no_text_arrives_as_text() -> None:
-    failure = capture(ValueError("large", bytes(1 << 22)))
+    failure = capture(ValueError("large", bytes(17 << 20)))
     assert len(pickle.dumps(failure)) < 1_000_000
     error = travel(failure)
     assert type(error) is WorkerError

@@ -183,7 +183,7 @@ def test_random_damage_raises_an_error_or_gives_correct_data(
     outcome = fuzz(tmp_path / "d", 40, seed=5, opened=opened)
     assert outcome.wrong == []
     assert outcome.errors + outcome.right == 40
-    assert outcome.errors > 12
+    assert outcome.errors > 13
 
 
 KILLED = """
