@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processless import listed, summary
@@ -273,7 +274,7 @@ class Node:
 
 def test_the_scheduler_forgets_what_has_run() -> None:
     options = {"dist": "loadgroup", "tx": ["popen", "popen"]}
-    config = types.SimpleNamespace(
+    config: Any = types.SimpleNamespace(
         getoption=options.get,
         getvalue=options.get,
         option=types.SimpleNamespace(loadscopereorder=True),
