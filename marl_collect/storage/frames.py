@@ -28,7 +28,7 @@ from marl_collect.storage.index import (
     dtype_of,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
-from marl_collect.storage.records import Bytes, Column
+from marl_collect.storage.records import Bytes
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.statistics import Range, read_notes
 
@@ -207,13 +207,11 @@ class StoredFrames:
             before = self._joined.get(kind, layout)
             self._joined[kind] = layout.fitting(before.record, before.tail)
         self._kind = np.array(self._kinds, np.int64)[self._layout]
-        self._columns: dict[int, _Columns] = {}
-        self._whole: dict[tuple[int, bool], Column] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
         unknown = np.zeros_like(self._verified)
-        return self.__dict__ | {"_verified": unknown, "_packed": {}, "_columns": {}}
+        return self.__dict__ | {"_verified": unknown, "_packed": {}}
 
     def select(self, *keys: str | Key) -> "StoredFrames":
         """Return the same frames with these keys, and those below them, only.
@@ -237,7 +235,7 @@ class StoredFrames:
     def _with(self, keys: Iterable[KeyField]) -> "StoredFrames":
         selected = object.__new__(StoredFrames)
         # Maps and what was verified are shared.
-        selected.__dict__.update(self.__dict__, keys=tuple(keys), _columns={})
+        selected.__dict__.update(self.__dict__, keys=tuple(keys))
         return selected
 
     def __len__(self) -> int:
@@ -313,35 +311,60 @@ class StoredFrames:
         self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
     ) -> dict[Key, Bytes]:
         """Read frames of batches whose layouts are of one kind."""
-        layout = self._joined[kind]
-        columns = self._columns.get(kind)
-        if columns is None:
-            columns = self._columns[kind] = _Columns(layout, self.keys)
-        content: dict[Key, Bytes] = {}
-        if columns.tails:
-            self._read_pairs(columns, frames, batches, content)
-        elif columns.records:
-            stored = self._stored(batches, frames - self.starts[batches], tails=False)
-            for key, column in columns.records.items():
-                content[key] = column.read(stored)
-        for key in columns.packed:
-            content[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
-        if columns.packed:
-            self._unpack(columns.packed, frames, batches, content)
+        layout, n = self._joined[kind], len(frames)
+        sizes = {item.key: item.nbytes for item in self.keys}
+        # Next keys whose usual value is in the records, by root key.
+        shared = {key[1:]: key for key in layout.follows if key in sizes}
+        packed = [key for key in layout.packed if key in sizes]
+        content: dict[Key, Bytes] = {
+            key: np.empty((n, sizes[key]), np.uint8) for key in packed
+        }
+        if packed:
+            self._unpack(packed, frames, batches, content)
+        in_records = [key for key in layout.records if key in sizes or key in shared]
+        if not in_records:
+            return content
+        stored = self._stored(batches, frames - self.starts[batches], tails=False)
+        following = with_tail = np.empty(0, np.int64)
+        if shared:
+            stored, following, with_tail, tails = self._with_following(
+                layout, stored, frames, batches
+            )
+        for key in in_records:
+            values = layout.record.column(*layout.records[key]).read(stored)
+            content[key] = values[:n]
+            after_key = shared.get(key)
+            if after_key is None:
+                continue
+            after = content[after_key] = values.take(following, 0)
+            if len(with_tail):
+                column = layout.tail.column(*layout.tails[after_key])
+                after[with_tail] = column.read(tails)
         return content
 
-    def _read_pairs(
+    def _with_following(
         self,
-        columns: "_Columns",
+        layout: Layout,
+        stored: Bytes,
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
-        content: dict[Key, Bytes],
-    ) -> None:
-        """Read records, and the next values, which most frames share with records."""
+    ) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64], Bytes]:
+        """Read the next values of frames, which most frames share with records.
+
+        Args:
+            layout: of the records.
+            stored: the records ``[n, size]`` of the frames.
+            frames: ``[n]``, their numbers.
+            batches: ``[n]``, their batches.
+
+        Returns:
+            The records, behind them the following ones that are not among them; for
+            each frame, which of these records follows it; which frames have a tail
+            instead; and these tails.
+        """
         n = len(frames)
         numbers = frames - self.starts[batches]
-        stored = self._stored(batches, numbers, tails=False)
-        tail = columns.tail.read(stored).view("<u4")[:, 0]
+        tail = layout.record.column(0, TAIL).read(stored).view("<u4")[:, 0]
         follows = tail == 0
         with_tail = np.flatnonzero(tail)
         if (follows & ((numbers + 1) % self._length[batches] == 0)).any() or (
@@ -356,25 +379,13 @@ class StoredFrames:
         absent = np.flatnonzero(follows & ~adjacent)
         following = np.arange(1, n + 1)
         following[absent] = np.arange(n, n + len(absent))
-        following[with_tail] = 0  # Replaced below.
+        following[with_tail] = 0  # The value is replaced by that of the tail.
         if len(absent):
             others = self._stored(batches[absent], numbers[absent] + 1, tails=False)
             stored = np.concatenate([stored, others])
         tail_numbers = tail[with_tail].astype(np.int64) - 1
         tails = self._stored(batches[with_tail], tail_numbers, tails=True)
-        for key, column in columns.records.items():
-            after_key = columns.shared.get(key)
-            if after_key is None:
-                content[key] = column.read(stored[:n])
-                continue
-            if column.constant is None:
-                values = column.read(stored)
-                content[key], after = values[:n], values.take(following, 0)
-            else:
-                content[key], after = column.read(stored[:n]), column.read(stored[:n])
-            content[after_key] = after
-            if len(with_tail):
-                after[with_tail] = columns.tails[after_key].read(tails)
+        return stored, following, with_tail, tails
 
     def _stored(
         self, batches: NDArray[np.int64], numbers: NDArray[np.int64], *, tails: bool
@@ -406,11 +417,8 @@ class StoredFrames:
                 at = begins[some] + numbers[chosen] * source.size
                 stored = self._gather(self._segment[some], at, source.size)
             if source is not target:
-                column = self._whole.get((number, tails))
-                if column is None:
-                    column = Column(source, 0, len(source.kind))
-                    self._whole[number, tails] = column
-                stored = target.encode(column.read(stored))
+                whole = source.column(0, len(source.kind))
+                stored = target.encode(whole.read(stored))
             if len(chosen) == len(batches):
                 return stored
             if out is None:
@@ -693,35 +701,6 @@ class StoredFrames:
                 chosen = batches == batch
                 counts[chosen] = self.valid(batch)[rows[chosen]]
         return counts
-
-
-@final
-class _Columns:
-    """How the wanted keys are read in one layout.
-
-    Attributes:
-        sizes: bytes of a frame, by key.
-        records: what to read of records; the roots of wanted next keys included.
-        shared: next keys whose usual value is in records, by root key.
-        tails: what to read of tails.
-        tail: the number of a record's tail.
-        packed: the wanted packed keys.
-    """
-
-    def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
-        self.sizes = {item.key: item.nbytes for item in keys}
-        self.shared = {key[1:]: key for key in layout.follows if key in self.sizes}
-        wanted = {*self.sizes, *self.shared}
-        self.records = {
-            key: Column(layout.record, *bounds)
-            for key, bounds in layout.records.items()
-            if key in wanted
-        }
-        self.tails = {
-            key: Column(layout.tail, *layout.tails[key]) for key in self.shared.values()
-        }
-        self.tail = Column(layout.record, 0, TAIL)
-        self.packed = [key for key in layout.packed if key in self.sizes]
 
 
 def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

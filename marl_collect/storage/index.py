@@ -144,18 +144,13 @@ class Layout:
         self.keys = keys
         self.packed = tuple(packed)
         self.follows = tuple(follows)
-        self.records: dict[Key, tuple[int, int]] = {}
-        self.tails: dict[Key, tuple[int, int]] = {}
-        self.record_size, self.tail_size = TAIL, 0
-        for item in keys:
-            if item.key in self.follows:
-                end = self.tail_size + item.nbytes
-                self.tails[item.key] = self.tail_size, end
-                self.tail_size = end
-            elif item.key not in self.packed:
-                end = self.record_size + item.nbytes
-                self.records[item.key] = self.record_size, end
-                self.record_size = end
+        apart = {*self.packed, *self.follows}
+        self.records, self.record_size = _placed(
+            (item for item in keys if item.key not in apart), TAIL
+        )
+        self.tails, self.tail_size = _placed(
+            (item for item in keys if item.key in self.follows), 0
+        )
         self.is_new = record is None
         self.record = record or NOTHING
         self.tail = tail or NOTHING
@@ -245,6 +240,17 @@ class Layout:
             RecordLayout.from_json(data["record"], placed.record_size),
             RecordLayout.from_json(data["tail"], placed.tail_size),
         )
+
+
+def _placed(
+    items: Iterable[KeyField], end: int
+) -> tuple[dict[Key, tuple[int, int]], int]:
+    """Place keys one behind the other; return the bytes of each, and the last end."""
+    positions = {}
+    for item in items:
+        positions[item.key] = end, end + item.nbytes
+        end += item.nbytes
+    return positions, end
 
 
 @final
