@@ -430,6 +430,19 @@ class Index:
         roots = {item.key: root_of(item, keys) for item in keys}
         self.roots = {key: root for key, root in roots.items() if root is not None}
 
+    def difference(self, other: "Index") -> tuple[str, Any, Any] | None:
+        """Return what prevents batches of another index here; None if nothing does.
+
+        Returns:
+            The first setting, space or key that differs, its value here, and there.
+        """
+        found = difference(self.description.to_json(), other.description.to_json())
+        if (
+            found is None and self.keys and other.keys
+        ):  # There are none without batches.
+            return key_difference(self.keys, other.keys)
+        return found
+
     def run_frames(self, run: int) -> int:
         """Return the number of frames that a run has written."""
         return sum(entry.frames for entry in self.batches if entry.run == run)
