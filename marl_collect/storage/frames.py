@@ -249,7 +249,7 @@ class StoredFrames:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
         content = self._content(numbers)
-        return {item.key: _tensor(item, content[item.key]) for item in self.keys}
+        return {item.key: tensor_of(item, content[item.key]) for item in self.keys}
 
     def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
         """Copy frames as ``read`` does, without torch; float32 instead of bfloat16.
@@ -261,7 +261,7 @@ class StoredFrames:
         return {
             item.key: _array(content[item.key], item.shape, ARRAYS[item.dtype])
             if item.dtype in ARRAYS
-            else _tensor(item, content[item.key]).float().numpy()
+            else tensor_of(item, content[item.key]).float().numpy()
             for item in self.keys
         }
 
@@ -710,7 +710,7 @@ def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return content.view(dtype).reshape(-1, *shape)
 
 
-def _tensor(item: KeyField, content: Bytes) -> "torch.Tensor":
+def tensor_of(item: KeyField, content: Bytes) -> "torch.Tensor":
     """Return the bytes ``[n, size]`` of frames of one key as a tensor."""
     import torch
 

@@ -436,12 +436,11 @@ class Index:
         Returns:
             The first setting, space or key that differs, its value here, and there.
         """
-        found = difference(self.description.to_json(), other.description.to_json())
-        if (
-            found is None and self.keys and other.keys
-        ):  # There are none without batches.
+        first, second = self.description.to_json(), other.description.to_json()
+        different = difference(first, second)
+        if different is None and self.keys and other.keys:  # None without batches.
             return key_difference(self.keys, other.keys)
-        return found
+        return different
 
     def run_frames(self, run: int) -> int:
         """Return the number of frames that a run has written."""
