@@ -29,6 +29,7 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes
+from marl_collect.storage.remote import RemoteFolder
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.statistics import Range, read_notes
 
@@ -80,8 +81,8 @@ class Segment:
             DatasetError: if it is missing, a link, or too small.
         """
         status = self.folder.locate(self.name, self.size)
-        if self.folder.private:
-            return False
+        if isinstance(self.folder, RemoteFolder):
+            return False  # Others only add equal blocks to a cache.
         identity = (status.st_ino, status.st_size, status.st_mtime_ns)
         if identity == self._identity:
             return False

@@ -115,7 +115,8 @@ def compact(
         dataset = open_dataset(folder)
         contents, batches = dataset.contents, _batches(dataset)
     with completed(Path(path), "compact", or_empty=True) as temporary:
-        write_runs(temporary, contents, _joined(batches), compression)
+        for _ in write_runs(temporary, contents, _joined(batches), compression):
+            pass
     return open_dataset(path)
 
 

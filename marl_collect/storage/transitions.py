@@ -12,7 +12,7 @@ from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.moments import Moments, load_moments, save_moments
-from marl_collect.storage.spans import Spans, check_count, item_numbers
+from marl_collect.storage.spans import Spans, draw, item_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +91,8 @@ class Transitions(Loadable):
         Raises:
             ValueError: if there are no frames, or if ``n`` is invalid.
         """
-        check_count(n)
-        if not len(self):
-            raise ValueError(f"There are no frames to sample in {self._frames.name}.")
-        import torch
-
-        return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
+        what = f"frames to sample in {self._frames.name}"
+        return self._read(draw(n, len(self), what, generator))
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""

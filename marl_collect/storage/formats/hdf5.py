@@ -109,12 +109,9 @@ def _create(
     )
 
 
-def _open(path: str) -> Source:
+def _open(file: Path) -> Source:
     import h5py
 
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist, or is not a file.")
     if not h5py.is_hdf5(file):
         raise DatasetError(f"{file} is not an HDF5 file.")
     with h5py.File(file) as data:
@@ -196,4 +193,5 @@ FORMAT: Final = Format(
     packages=("h5py",),
     export=_export,
     open=_open,
+    is_file=True,
 )

@@ -226,10 +226,7 @@ frames = load_dataset("parquet", data_dir="{name}/{_DATA}", split="train")
 """
 
 
-def _open(source: str) -> Source:
-    folder = Path(source)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+def _open(folder: Path) -> Source:
     file = folder / _HEADER
     if not file.is_file():
         raise DatasetError(
