@@ -112,7 +112,7 @@ class DatasetFiles(Closing):
             self._begun = self._end
         return written
 
-    def note(self, entry: Mapping[str, Any]) -> None:
+    def list_entry(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to the journal."""
         line, checksum = journal_line(entry, self.index.checksum)
         self.list(line)
@@ -163,7 +163,7 @@ class DatasetFiles(Closing):
             equal = (n for n, known in enumerate(layouts) if known.equals(layout))
             number = next(equal, len(layouts))
             if number == len(layouts):
-                self.note({"layout": layout.to_json()})
+                self.list_entry({"layout": layout.to_json()})
             self._last_layout = layout, number
         return number
 
@@ -306,5 +306,5 @@ def label(
     with DatasetFiles(folder, first_line(about)) as files:
         metadata = replace(files.index.metadata, **changes)
         metadata = Metadata.from_json(metadata.to_json())  # Checks the types.
-        files.note({"metadata": metadata.to_json()})
+        files.list_entry({"metadata": metadata.to_json()})
     return metadata

@@ -199,15 +199,15 @@ class StoredFrames:
         counts = self._rows * self._length
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
-        # Each kind of layout has a number, and one layout for all of its contents.
-        kinds = list(dict.fromkeys(layout.kind for layout in self._layouts))
-        self._kinds = [kinds.index(layout.kind) for layout in self._layouts]
-        self._joined: dict[int, Layout] = {}
-        for kind, layout in zip(self._kinds, self._layouts, strict=True):
+        # One layout for the contents of all that have equal placements.
+        joined: dict[Any, Layout] = {}
+        for layout in self._layouts:
             # Usually a later layout can store all that earlier ones can.
-            before = self._joined.get(kind, layout)
-            self._joined[kind] = layout.fitting(before.record, before.tail)
-        self._kind = np.array(self._kinds, np.int64)[self._layout]
+            before = joined.get(layout.placement, layout)
+            joined[layout.placement] = layout.fitting(before.record, before.tail)
+        self._joined = list(joined.values())
+        order = [[*joined].index(layout.placement) for layout in self._layouts]
+        self._placement = np.array(order, np.int64)[self._layout]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
@@ -270,16 +270,17 @@ class StoredFrames:
         """Copy the bytes ``[n, size]`` of each key of some frames."""
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
-        kinds = self._kind[batches]
-        if len(kinds) and (kinds == kinds[0]).all():
-            return self._read(int(kinds[0]), numbers, batches)
+        placements = self._placement[batches]
+        if len(placements) and (placements == placements[0]).all():
+            return self._read(self._joined[placements[0]], numbers, batches)
         out = {
             item.key: np.empty((len(numbers), item.nbytes), np.uint8)
             for item in self.keys
         }
-        for kind in np.unique(kinds).tolist():
-            chosen = np.flatnonzero(kinds == kind)
-            some = self._read(kind, numbers[chosen], batches[chosen])
+        for placement in np.unique(placements).tolist():
+            chosen = np.flatnonzero(placements == placement)
+            layout = self._joined[placement]
+            some = self._read(layout, numbers[chosen], batches[chosen])
             for key, rows in out.items():
                 rows[chosen] = some[key]
         return out
@@ -309,10 +310,10 @@ class StoredFrames:
         return assemble(shaped, shape, self._groups, time=time, kind=Sample)
 
     def _read(
-        self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
+        self, layout: Layout, frames: NDArray[np.int64], batches: NDArray[np.int64]
     ) -> dict[Key, Bytes]:
-        """Read frames of batches whose layouts are of one kind."""
-        layout, n = self._joined[kind], len(frames)
+        """Read frames of batches; ``layout`` is the joined one of their placement."""
+        n = len(frames)
         sizes = {item.key: item.nbytes for item in self.keys}
         # Next keys whose usual value is in the records, by root key.
         shared = {key[1:]: key for key in layout.follows if key in sizes}
@@ -325,7 +326,8 @@ class StoredFrames:
         in_records = [key for key in layout.records if key in sizes or key in shared]
         if not in_records:
             return content
-        stored = self._stored(batches, frames - self.starts[batches], tails=False)
+        numbers = frames - self.starts[batches]
+        stored = self._stored(layout, batches, numbers, tails=False)
         following = with_tail = np.empty(0, np.int64)
         if shared:
             stored, following, with_tail, tails = self._with_following(
@@ -382,29 +384,33 @@ class StoredFrames:
         following[absent] = np.arange(n, n + len(absent))
         following[with_tail] = 0  # The value is replaced by that of the tail.
         if len(absent):
-            others = self._stored(batches[absent], numbers[absent] + 1, tails=False)
-            stored = np.concatenate([stored, others])
+            others = batches[absent], numbers[absent] + 1
+            added = self._stored(layout, *others, tails=False)
+            stored = np.concatenate([stored, added])
         tail_numbers = tail[with_tail].astype(np.int64) - 1
-        tails = self._stored(batches[with_tail], tail_numbers, tails=True)
+        tails = self._stored(layout, batches[with_tail], tail_numbers, tails=True)
         return stored, following, with_tail, tails
 
     def _stored(
-        self, batches: NDArray[np.int64], numbers: NDArray[np.int64], *, tails: bool
+        self,
+        target_layout: Layout,
+        batches: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        *,
+        tails: bool,
     ) -> Bytes:
-        """Copy records or tails of one kind, as its joined layout stores them.
+        """Copy records or tails.
 
         Args:
+            target_layout: how they are returned.
             batches: of each.
             numbers: in its batch.
             tails: whether to copy tails.
         """
         begins = self._tails if tails else self._records
         layouts = self._layout[batches]
-        if not len(layouts):
-            return np.empty((0, 0), np.uint8)
-        joined = self._joined[self._kinds[int(layouts[0])]]
-        target = joined.tail if tails else joined.record
-        out: Bytes | None = None
+        target = target_layout.tail if tails else target_layout.record
+        out = np.empty((len(batches), target.size), np.uint8)
         for number in np.unique(layouts).tolist():
             layout = self._layouts[number]
             source = layout.tail if tails else layout.record
@@ -422,10 +428,7 @@ class StoredFrames:
                 stored = target.encode(whole.read(stored))
             if len(chosen) == len(batches):
                 return stored
-            if out is None:
-                out = np.empty((len(batches), target.size), np.uint8)
             out[chosen] = stored
-        assert out is not None
         return out
 
     def _gather(

@@ -193,14 +193,14 @@ class Layout:
         return needed if self.is_new else current.joined(needed, wide)
 
     @property
-    def kind(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    def placement(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
         """Equal for layouts with the same keys in the same parts of a batch."""
         return self.packed, self.follows
 
     def equals(self, other: "Layout") -> bool:
         """Return whether a batch of one layout can be read with the other."""
         return (
-            self.kind == other.kind
+            self.placement == other.placement
             and self.record.equals(other.record)
             and self.tail.equals(other.tail)
         )

@@ -132,17 +132,13 @@ class Transitions(Loadable):
         return {item.key: moments[item.key] for item in chosen.keys}
 
     def _compute(self, chosen: StoredFrames) -> dict[Key, Moments]:
-        sums: dict[Key, list[torch.Tensor]] = {}
+        sums: dict[Key, list[Any]] = {item.key: [0, 0, 0] for item in chosen.keys}
         for begin in range(0, len(self), _PART):
             numbers = np.arange(begin, min(begin + _PART, len(self)))
             for key, tensor in chosen.read(self._spans.locate(numbers)).items():
                 values = tensor.double()
                 if self._frames.in_group(key):
                     values = values.flatten(0, 1)
-                part = [values.new_tensor(len(values)), values.sum(0)]
-                part.append(values.square().sum(0))
-                old = sums.get(key)
-                if old is not None:
-                    part = [a + b for a, b in zip(old, part, strict=True)]
-                sums[key] = part
+                part = len(values), values.sum(0), values.square().sum(0)
+                sums[key] = [a + b for a, b in zip(sums[key], part, strict=True)]
         return {key: Moments.of(*values) for key, values in sums.items()}
