@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
+from marl_collect.storage.card import groups_table
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.formats.blocks import (
     Block,
@@ -179,10 +180,6 @@ def _feature(kind: Any) -> dict[str, Any]:
 def _card(contents: Index, name: str) -> str:
     """Return the dataset card: YAML for the Hub, and a text."""
     about, totals = contents.description, contents.totals
-    groups = "\n".join(
-        f"| {group} | {', '.join(g.agents)} | `{g.observation}` | `{g.action}` |"
-        for group, g in about.environment.groups.items()
-    )
     labels = contents.metadata
     named = f"license: {json.dumps(labels.license)}\n" if labels.license else ""
     tags = "".join(f"- {json.dumps(tag)}\n" for tag in labels.tags)
@@ -206,9 +203,7 @@ tags:
 {written}{totals.episodes:,} complete episodes of `{about.task}`, {totals.frames:,}
 frames.
 
-| group | agents | observation of an agent | action |
-|---|---|---|---|
-{groups}
+{groups_table(about.environment)}
 
 A row is one frame; `{_EPISODE}` and `{_FRAME}` count from 0. Columns are named after
 keys, such as `{_name(contents.keys[0].key)}`. What a step returns is under `next`. If a
