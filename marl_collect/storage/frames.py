@@ -28,7 +28,7 @@ from marl_collect.storage.index import (
     dtype_of,
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
-from marl_collect.storage.records import Bytes
+from marl_collect.storage.records import Bytes, Column
 from marl_collect.storage.remote import RemoteFolder
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.statistics import Range, read_notes
@@ -208,6 +208,7 @@ class StoredFrames:
         self._joined = list(joined.values())
         order = [[*joined].index(layout.placement) for layout in self._layouts]
         self._placement = np.array(order, np.int64)[self._layout]
+        self._plans: dict[Layout, Any] = {}  # What to read in joined layouts.
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
@@ -236,7 +237,7 @@ class StoredFrames:
     def _with(self, keys: Iterable[KeyField]) -> "StoredFrames":
         selected = object.__new__(StoredFrames)
         # Maps and what was verified are shared.
-        selected.__dict__.update(self.__dict__, keys=tuple(keys))
+        selected.__dict__.update(self.__dict__, keys=tuple(keys), _plans={})
         return selected
 
     def __len__(self) -> int:
@@ -314,17 +315,13 @@ class StoredFrames:
     ) -> dict[Key, Bytes]:
         """Read frames of batches; ``layout`` is the joined one of their placement."""
         n = len(frames)
-        sizes = {item.key: item.nbytes for item in self.keys}
-        # Next keys whose usual value is in the records, by root key.
-        shared = {key[1:]: key for key in layout.follows if key in sizes}
-        packed = [key for key in layout.packed if key in sizes]
+        packed, columns, shared = self._wanted(layout)
         content: dict[Key, Bytes] = {
-            key: np.empty((n, sizes[key]), np.uint8) for key in packed
+            key: np.empty((n, size), np.uint8) for key, size in packed.items()
         }
         if packed:
-            self._unpack(packed, frames, batches, content)
-        in_records = [key for key in layout.records if key in sizes or key in shared]
-        if not in_records:
+            self._unpack(list(packed), frames, batches, content)
+        if not columns:
             return content
         numbers = frames - self.starts[batches]
         stored = self._stored(layout, batches, numbers, tails=False)
@@ -333,17 +330,46 @@ class StoredFrames:
             stored, following, with_tail, tails = self._with_following(
                 layout, stored, frames, batches
             )
-        for key in in_records:
-            values = layout.record.column(*layout.records[key]).read(stored)
-            content[key] = values[:n]
-            after_key = shared.get(key)
-            if after_key is None:
+        for key, column in columns.items():
+            if key not in shared:
+                content[key] = column.read(stored[:n])
                 continue
-            after = content[after_key] = values.take(following, 0)
+            after_key, tail_column = shared[key]
+            if column.is_constant:  # Filling rows is faster than choosing them.
+                content[key], after = column.read(stored[:n]), column.read(stored[:n])
+            else:
+                values = column.read(stored)
+                content[key], after = values[:n], values.take(following, 0)
+            content[after_key] = after
             if len(with_tail):
-                column = layout.tail.column(*layout.tails[after_key])
-                after[with_tail] = column.read(tails)
+                after[with_tail] = tail_column.read(tails)
         return content
+
+    def _wanted(
+        self, layout: Layout
+    ) -> tuple[dict[Key, int], dict[Key, Column], dict[Key, tuple[Key, Column]]]:
+        """Return what to read in a layout, by key.
+
+        Returns:
+            The bytes of packed frames; the columns of records, with the roots of next
+            keys; and by root key the next keys whose usual value is in the records,
+            with the columns of tails.
+        """
+        if layout not in self._plans:
+            sizes = {item.key: item.nbytes for item in self.keys}
+            shared = {
+                key[1:]: (key, layout.tail.column(*layout.tails[key]))
+                for key in layout.follows
+                if key in sizes
+            }
+            packed = {key: sizes[key] for key in layout.packed if key in sizes}
+            columns = {
+                key: layout.record.column(*bounds)
+                for key, bounds in layout.records.items()
+                if key in sizes or key in shared
+            }
+            self._plans[layout] = packed, columns, shared
+        return self._plans[layout]
 
     def _with_following(
         self,
@@ -411,6 +437,8 @@ class StoredFrames:
         layouts = self._layout[batches]
         target = target_layout.tail if tails else target_layout.record
         out = np.empty((len(batches), target.size), np.uint8)
+        if not len(batches):  # Often there are no tails.
+            return out
         for number in np.unique(layouts).tolist():
             layout = self._layouts[number]
             source = layout.tail if tails else layout.record

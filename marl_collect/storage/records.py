@@ -162,7 +162,11 @@ NOTHING: Final = RecordLayout.of(np.empty((1, 0), np.uint8))
 
 @final
 class Column:
-    """Reads consecutive bytes of records, such as those of one key."""
+    """Reads consecutive bytes of records, such as those of one key.
+
+    Attributes:
+        is_constant: whether the bytes are equal in all records.
+    """
 
     def __init__(self, layout: RecordLayout, begin: int, end: int) -> None:
         """Prepare reading the bytes ``[begin, end)``."""
@@ -171,6 +175,7 @@ class Column:
         bits = np.cumsum(layout.kind == _TWO) - 1
         stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
         bits, stored = bits[begin:end], stored[begin:end]
+        self.is_constant = bool((kind == _CONSTANT).all())
         # Where each byte is: in the record, behind it those of bits, then constants.
         self._two = np.flatnonzero(kind == _TWO)
         if len(self._two):
