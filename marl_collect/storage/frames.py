@@ -323,13 +323,13 @@ class StoredFrames:
             self._unpack(list(packed), frames, batches, content)
         if not columns:
             return content
-        numbers = frames - self.starts[batches]
-        stored = self._stored(layout, batches, numbers, tails=False)
-        following = with_tail = np.empty(0, np.int64)
         if shared:
             stored, following, with_tail, tails = self._with_following(
-                layout, stored, frames, batches
+                layout, frames, batches
             )
+        else:
+            numbers = frames - self.starts[batches]
+            stored = self._stored(layout, batches, numbers, tails=False)
         for key, column in columns.items():
             if key not in shared:
                 content[key] = column.read(stored[:n])
@@ -374,25 +374,27 @@ class StoredFrames:
     def _with_following(
         self,
         layout: Layout,
-        stored: Bytes,
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
     ) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64], Bytes]:
-        """Read the next values of frames, which most frames share with records.
+        """Copy records, and those that follow them, which have most next values.
 
         Args:
-            layout: of the records.
-            stored: the records ``[n, size]`` of the frames.
-            frames: ``[n]``, their numbers.
+            layout: of what is returned.
+            frames: ``[n]``, numbers of the frames.
             batches: ``[n]``, their batches.
 
         Returns:
             The records, behind them the following ones that are not among them; for
             each frame, which of these records follows it; which frames have a tail
             instead; and these tails.
+
+        Raises:
+            DatasetError: if a record has no following record and no tail.
         """
         n = len(frames)
         numbers = frames - self.starts[batches]
+        stored = self._stored(layout, batches, numbers, tails=False)
         tail = layout.record.column(0, TAIL).read(stored).view("<u4")[:, 0]
         follows = tail == 0
         with_tail = np.flatnonzero(tail)
