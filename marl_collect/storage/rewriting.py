@@ -115,8 +115,7 @@ def compact(
         dataset = open_dataset(folder)
         contents, batches = dataset.contents, _batches(dataset)
     with completed(Path(path), "compact", or_empty=True) as temporary:
-        for _ in write_runs(temporary, contents, _joined(batches), compression):
-            pass
+        write_runs(temporary, contents, _joined(batches), compression)
     return open_dataset(path)
 
 

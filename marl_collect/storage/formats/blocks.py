@@ -225,10 +225,13 @@ def write_blocks(
             # One dataset may be joined twice, with equal runs and ids of episodes.
             yield contents.runs[block.run], number + block.run, tensors
 
-    progress(0, totals.frames, ())
-    for frames, ended in write_runs(path, contents, batches(), compression):
+    def report(frames: int, ended: Sequence[EndedEpisode]) -> None:
+        nonlocal done
         done += frames
         progress(done, totals.frames, ended)
+
+    progress(0, totals.frames, ())
+    write_runs(path, contents, batches(), compression, report)
     if (episodes, done) != (totals.episodes, totals.frames):
         raise ValueError(
             f"The source has {episodes:,} episodes with {done:,} frames, but its "
@@ -242,17 +245,16 @@ def write_runs(
     contents: Index,
     batches: Iterator[RunBatch],
     compression: Compression,
-) -> Iterator[tuple[int, Sequence[EndedEpisode]]]:
+    report: Callable[[int, Sequence[EndedEpisode]], None] | None = None,
+) -> None:
     """Write batches of several runs to a new dataset.
-
-    Yields the frames of each batch, and the episodes that ended in it, when it is
-    written.
 
     Args:
         path: of the dataset.
         contents: description and metadata of the dataset.
         batches: in the order of writing.
         compression: of large frames.
+        report: called with the frames of each batch, and the episodes that ended in it.
     """
     groups = contents.description.environment.groups
     n_agents = {name: group.n_agents for name, group in groups.items()}
@@ -274,7 +276,9 @@ def write_runs(
             before, following = run, number + 1
             size, length = next(iter(tensors.values())).shape[:2]
             batch = assemble(tensors, [size, length], n_agents, time=True)
-            yield size * length, writer.add(batch)
+            ended = writer.add(batch)
+            if report is not None:
+                report(size * length, ended)
 
 
 def _check(contents: Index, block: Block, before: int) -> None:
