@@ -261,7 +261,7 @@ class WorkerGroup:
                 member.plan, seed=seed, episodes=(), given_seeds=chosen
             )
             member.running = ()
-            self._pool.send(index, messages.UsePlan(member.plan))
+            self._pool.send(index, member.plan)
 
     # State
 
@@ -319,7 +319,7 @@ class WorkerGroup:
             plan = Plan(self._seed, environments, limit, given_seeds=given)
             self._members[index].plan = plan
         for index in indices:
-            self._pool.send(index, messages.UsePlan(self._members[index].plan))
+            self._pool.send(index, self._members[index].plan)
         return first
 
     def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
@@ -485,7 +485,7 @@ class WorkerGroup:
         member, who = self._members[index], f"worker {index}"
         (ready,) = self._replies([index], messages.WorkerReady)
         check_alike(self.description, ready.description, who, "before")
-        self._pool.send(index, messages.UsePlan(member.plan))
+        self._pool.send(index, member.plan)
         (policy,) = self._ask(
             [index], self.weights.command(index), messages.PolicyReady
         )
