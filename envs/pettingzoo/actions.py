@@ -159,7 +159,7 @@ def _one_hot(rows: _Rows, space: spaces.Discrete) -> Reader:
     return lambda: list(one_hot.numbers(rows.array, rows.acting) + start)
 
 
-def _integers(rows: _Rows, space: Space) -> Reader:
+def _integers(rows: _Rows, space: Any) -> Reader:
     """Read MultiDiscrete and MultiBinary actions."""
     discrete = isinstance(space, spaces.MultiDiscrete)
     n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)

@@ -72,7 +72,7 @@ class WorkerHandle:
     # Process
 
     def confirm(self, deadline: float) -> None:
-        """Wait until the process is known to run; see ``Child.confirm``."""
+        """Wait until the process is known to run; see ``ForkedChild``."""
         self._child.confirm(deadline)
 
     @property
