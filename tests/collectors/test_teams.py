@@ -90,3 +90,9 @@ def test_no_batch_can_become_staler_than_the_limit(
     limit: int, ready: list[int], expected: list[list[int]]
 ) -> None:
     assert started(ScriptedWorkers(3, ready), limit, batches=3) == expected
+
+
+def test_a_batch_that_is_begun_before_a_delivery_is_stale_from_the_start() -> None:
+    """The user may update the weights after the delivery, which comes first."""
+    workers = ScriptedWorkers(2, ready=[0, 1, 0])
+    assert started(workers, 2, batches=3) == [[0, 1, 0], [], [1, 0]]
