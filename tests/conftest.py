@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["support.by_value", "support.processless"]
+pytest_plugins = ["support.by_value", "support.processless", "support.scheduling"]
 
 # Read when the libraries are first imported, in workers too.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

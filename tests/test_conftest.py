@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
 from support.processless import listed, summary
+from support.scheduling import pytest_xdist_make_scheduler
 from support.scripts import run_python
 
 pytestmark = pytest.mark.timeout(600)  # Each starts a test run, or two.
@@ -65,6 +67,7 @@ def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
 PROCESSES = """
 import multiprocessing
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -113,6 +116,16 @@ def test_forks():
 def test_spawns():
     multiprocessing.get_context("spawn").Process(target=print).start()
 
+def test_asks_a_shell():
+    os.system("true")
+
+def test_opens_a_terminal():
+    if pty.fork()[0] == 0:
+        os._exit(0)
+
+def test_replaces_this_one():
+    os.execvp(COMMAND[0], COMMAND)
+
 def test_starts_it_in_a_thread():
     thread = threading.Thread(target=subprocess.run, args=(COMMAND,))
     thread.start()
@@ -124,10 +137,13 @@ def test_needs_none():
 
 
 STARTING = (
+    "asks_a_shell",
     "fails_after_it",
     "forks",
     "hides_it",
+    "opens_a_terminal",
     "passes_before_it",
+    "replaces_this_one",
     "spawns",
     "starts_it_in_a_thread",
     "uses_it_again",
@@ -142,7 +158,9 @@ def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
     options = ("-n1", "-W", "ignore")
     process = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
     assert process.returncode == pytest.ExitCode.OK, process.stdout + process.stderr
-    assert re.search(r" 3 passed,( \d+ warnings?,)? 8 starts a process", process.stdout)
+    assert re.search(
+        r" 3 passed,( \d+ warnings?,)? 11 starts a process", process.stdout
+    )
     process = run_alone(
         tmp_path, PROCESSES, "true", "--list-processes", "-k", "forks", *options
     )
@@ -153,7 +171,7 @@ def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
     body = PROCESSES + "\ndef test_fails():\n    assert False\n"
     process = run_alone(tmp_path, body, "true", "--fast")
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed, 2 passed, 8 deselected" in process.stdout
+    assert "1 failed, 2 passed, 11 deselected" in process.stdout
     assert not (tmp_path / "started").exists()
     process = run_alone(tmp_path, body, "true", "--processes", "--collect-only", "-q")
     assert set(re.findall(r"::test_(\w+)", process.stdout)) == set(STARTING)
@@ -164,7 +182,7 @@ def test_fast_fails_with_tests_that_start_a_process_and_are_not_listed(
 ) -> None:
     process = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "5 failed, 3 passed, 3 errors" in process.stdout
+    assert "8 failed, 3 passed, 3 errors" in process.stdout
     assert "run pytest --list-processes test_sample.py" in process.stdout
     assert not (tmp_path / "started").exists()
 
@@ -235,3 +253,47 @@ def test_a_process_with_ray_is_not_forked(tmp_path: Path) -> None:
     ], process.stdout
     assert "mark the test `forks`" in process.stdout
     assert ", in fork\n" in process.stdout
+
+
+class Node:
+    """Receives the indices of tests, as a process of pytest-xdist does."""
+
+    shutting_down = False
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.gateway = types.SimpleNamespace(id="a process")
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.left += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_the_scheduler_forgets_what_has_run() -> None:
+    options = {"dist": "loadgroup", "tx": ["popen", "popen"]}
+    config = types.SimpleNamespace(
+        getoption=options.get,
+        getvalue=options.get,
+        option=types.SimpleNamespace(loadscopereorder=True),
+    )
+    scheduler = pytest_xdist_make_scheduler(config, None)
+    tests = [f"test_a.py::test_{i}" for i in range(9)] + ["a::x@group", "a::y@group"]
+    nodes = [Node(), Node()]
+    for node in nodes:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, tests)
+    scheduler.schedule()
+    ran = []
+    while any(node.left for node in nodes):
+        for node in nodes:
+            if node.left:
+                index = node.left.pop(0)
+                ran.append(tests[index])
+                scheduler.mark_test_complete(node, index)
+                assert len(scheduler.assigned_work[node]) <= 3
+    assert sorted(ran) == sorted(tests)
+    assert not scheduler.has_pending
+    assert not any(scheduler.assigned_work.values())
+    assert all(node.shutting_down for node in nodes)

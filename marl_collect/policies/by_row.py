@@ -39,7 +39,12 @@ from marl_collect.policies.fused.recordable import (
 from marl_collect.policies.fused.runner import FusedRunner, copying
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.noise import NoiseStream
-from marl_collect.policies.probe import input_keys, output_keys, undisturbed
+from marl_collect.policies.probe import (
+    ProbeResult,
+    input_keys,
+    output_keys,
+    undisturbed,
+)
 from marl_collect.policies.runner import Generators
 from marl_collect.weights.fingerprint import Fingerprint
 
@@ -273,6 +278,7 @@ class _GroupRows:
         self._how = how
         self._frames = 0
         self._runs: dict[tuple[int, int], _Run] = {}
+        self._probed: dict[int, ProbeResult] = {}
         self._run(0, 1)
 
     def begin(self, frames: int) -> None:
@@ -311,8 +317,12 @@ class _GroupRows:
 
     def _run(self, number: int, size: int) -> "_Run":
         if (number, size) not in self._runs:
-            policy = self._part.alone(number)
-            run = _Run(policy, self._description, size, self._how, self._memory)
+            module = ModuleRunner(
+                self._part.alone(number), self._description, size, how=self._how
+            )
+            probed = self._probed.get(number)
+            run = _Run(module, self._description, self._memory, probed)
+            self._probed[number] = module.probed
             if self._frames:
                 run.runner.start(self._frames)
             self._runs[number, size] = run
@@ -325,28 +335,38 @@ class _Run:
 
     def __init__(
         self,
-        policy: nn.Module,
+        module: ModuleRunner,
         description: EnvDescription,
-        size: int,
-        how: InteractionType | None,
         memory: Row,
+        probed: ProbeResult | None,
     ) -> None:
+        """Prepare the runs.
+
+        Args:
+            module: runs the policy for one agent, on as many rows.
+            description: of the environments, for this agent alone.
+            memory: of the step loop.
+            probed: what a probe of the same policy on other numbers of rows found.
+        """
         (self._group,) = description.groups
         self._n_agents = memory[self._group, "done"].shape[1]
-        self._size = size
+        self._size = size = module.size
         self._own = allocate(description.row(), (size,))
         for key in description.observed():
             # Something to probe the policy with.
             source = memory[key][:1, :1] if key[0] == self._group else memory[key][:1]
             self._own[key][...] = source
-        self._module = ModuleRunner(policy, description, size, how=how)
-        self.runner = FusedRunner(self._module, description, how)
-        with _code_of_users():  # The probe has already worked for the whole policy.
-            self.runner.probe(self._own)
+        self._module = module
+        self.runner = FusedRunner(module, description, module.how)
+        if probed is not None:
+            module.probed = probed
+        else:
+            with _code_of_users():  # The probe has worked for the whole policy.
+                self.runner.probe(self._own)
         signature = self.runner.signature
         self._own |= allocate(signature.memory(description), (size,))
         self.runner.bind(self._own)
-        read = input_keys(policy)
+        read = input_keys(module.policy)
         self._read = [
             key
             for key in self._own

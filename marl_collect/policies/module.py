@@ -81,6 +81,15 @@ class ModuleRunner(PolicyRunner):
             )
 
     @property
+    def probed(self) -> ProbeResult:
+        """What ``probe`` found. It does not depend on ``size``, and may be set."""
+        return self._probed
+
+    @probed.setter
+    def probed(self, result: ProbeResult) -> None:
+        self._probed = result
+
+    @property
     def signature(self) -> PolicySignature:
         """The signature that ``probe`` found."""
         return self._probed.signature

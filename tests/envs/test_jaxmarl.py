@@ -21,6 +21,8 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import JaxMarlEnv
 from marl_collect.envs.jaxmarl.provider import FAMILY
 
+# Another process would import the library and trace its functions again, in seconds.
+pytestmark = pytest.mark.xdist_group("jaxmarl")
 WORLDS, SEED = 4, 3
 TAG: Any = (
     "MPE_simple_tag_v3",

@@ -15,6 +15,7 @@ from marl_collect import ParallelEnv
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies import by_row
+from marl_collect.policies.module import ModuleRunner
 
 ENVIRONMENTS = 6
 ALONE = "Runs on the rows of its agents only."
@@ -251,6 +252,31 @@ def test_runs_compute_enough_rows(flops: float) -> None:
 def test_layers_that_treat_rows_alike_are_allowed(all_rows: Any) -> None:
     build = partial(two, plain, network=after(lambda _, size: nn.LayerNorm(size)))
     same(collect(alone(plain, build()), 1), collect(all_rows(plain, build()), 1))
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_a_policy_is_probed_once_for_all_numbers_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probed, sizes = [], set()
+    probe = ModuleRunner.probe
+
+    def counting(runner: ModuleRunner, memory: Any) -> None:
+        probed.append(runner.policy)
+        probe(runner, memory)
+
+    bind = ModuleRunner.bind
+
+    def noting(runner: ModuleRunner, memory: Any) -> None:
+        sizes.add(runner.size)
+        bind(runner, memory)
+
+    monkeypatch.setattr(ModuleRunner, "probe", counting)
+    monkeypatch.setattr(ModuleRunner, "bind", noting)
+    with alone(plain, two(plain)) as collector:
+        collector.next()
+    assert len(sizes) > 2
+    assert len({id(policy) for policy in probed}) == len(probed)
 
 
 @pytest.mark.usefixtures("all_worth_it")

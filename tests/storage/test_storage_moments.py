@@ -1,6 +1,7 @@
 """Moments that are kept in the folder of a dataset."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,18 @@ OBSERVATION = ("hunter", "observation")
 FILE = "moments.json"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset without moments, of which each test gets a copy."""
+    folder = tmp_path_factory.mktemp("written") / "d"
+    write(folder)
+    return folder
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(written: Path, tmp_path: Path) -> Path:
     """A dataset without moments."""
-    write(tmp_path / "d")
-    return tmp_path / "d"
+    return shutil.copytree(written, tmp_path / "d")
 
 
 def names(folder: Path) -> set[str]:

@@ -5,15 +5,16 @@ It refuses to start a process, and a test that tries fails, so that the list is
 complete. ``pytest --list-processes FILES`` writes the lines of these files anew: it
 begins every test, and leaves it where it or a fixture starts a process.
 
-Starts are seen through Python's audit events. Processes that a running one starts for
-us, as the fork server and Ray do, need no event: the running one was not started.
+The functions that start a process are replaced. Processes that a running one starts
+for us, as the fork server and Ray do, need no call: the running one was not started.
 """
 
+import functools
 import importlib
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,17 +25,19 @@ _HEADER: Final = """\
 # Tests that start a process: files, functions, and cases of functions.
 # Written by `pytest --list-processes FILES`.
 """
-_EVENTS: Final = frozenset(
-    (
-        "os.exec",
-        "os.fork",
-        "os.forkpty",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.system",
-        "subprocess.Popen",
-    )
-)
+_STARTS: Final = {
+    "_posixsubprocess": ("fork_exec",),  # Called by `multiprocessing`.
+    "os": (
+        *("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp"),
+        "system",
+    ),
+    "subprocess": ("_fork_exec",),
+}
+"""Functions that start a process, by module; all others of Python call one of them.
+
+An audit hook would see them too, but Python calls it for every ``id()`` as well, which
+copies of modules and walks through their state use all the time.
+"""
 _LOOK_UPS: Final = ("ctypes.util", "glfw.library", "platform", "uuid")
 """Modules that ask a program, such as ``ldconfig`` or ``uname``, when libraries are
 imported. No test is about that."""
@@ -59,20 +62,19 @@ class Guard:
         self._refused = False
         self._left = False
         self._running = False
-        sys.addaudithook(self._audit)
-        # `multiprocessing` calls this function itself, which raises no audit event.
-        module: Any = importlib.import_module("_posixsubprocess")
-        start = module.fork_exec
+        for name, functions in _STARTS.items():
+            module: Any = importlib.import_module(name)
+            for function in functions:
+                refusing = self._refusing(f"{name}.{function}", vars(module)[function])
+                setattr(module, function, refusing)
 
-        def fork_exec(*args: Any) -> int:
-            self._refuse("multiprocessing")
-            return start(*args)
+    def _refusing(self, name: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(start)
+        def refusing(*args: Any, **kwargs: Any) -> Any:
+            self._refuse(name)
+            return start(*args, **kwargs)
 
-        module.fork_exec = fork_exec
-
-    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._running and event in _EVENTS:
-            self._refuse(event)
+        return refusing
 
     def _refuse(self, what: str) -> None:
         if not self._running or _looks_up():

@@ -76,7 +76,7 @@ class Program:
         changing: list[TensorOp] = []
         for operation in needed:
             depends = operation.random or varying & (
-                operation.reads() | operation.makes() | operation.writes()
+                operation.reads | operation.makes | operation.writes
             )
             (changing if depends else constant).append(operation)
         self._varying = varying
@@ -114,7 +114,7 @@ class Program:
         """
         candidates: dict[int, NumpyCalls] = {}
         for index, (operation, calls) in enumerate(self._steps):
-            if calls and not operation.random and not operation.writes():
+            if calls and not operation.random and not operation.writes:
                 candidate = numpy_calls(operation, n_envs, self._is_constant)
                 if candidate is not None:
                     candidates[index] = candidate
@@ -183,24 +183,23 @@ def _segments(steps: Iterable[tuple[TensorOp, list[Call]]]) -> list[Segment]:
     return [*segments, (collected, None)]
 
 
-def _needed(operations: Sequence[TensorOp], wanted: set[int]) -> list[TensorOp]:
-    wanted = set(wanted)
+def _needed(operations: Sequence[TensorOp], wanted: frozenset[int]) -> list[TensorOp]:
     needed: list[TensorOp] = []
     for operation in reversed(operations):
-        if is_guard(operation) or wanted & (operation.makes() | operation.writes()):
-            wanted |= operation.reads()
+        if is_guard(operation) or wanted & (operation.makes | operation.writes):
+            wanted |= operation.reads
             needed.append(operation)
     return needed[::-1]
 
 
-def _varying(operations: Sequence[TensorOp], inputs: set[int]) -> set[int]:
+def _varying(operations: Sequence[TensorOp], inputs: frozenset[int]) -> set[int]:
     """Return the storages whose contents differ between runs of a slot."""
     varying = set(inputs)
     for operation in operations:
-        varying |= operation.writes()
+        varying |= operation.writes
     for operation in operations:
-        if operation.random or varying & operation.reads():
-            varying |= operation.makes()
+        if operation.random or varying & operation.reads:
+            varying |= operation.makes
     return varying
 
 
@@ -226,9 +225,9 @@ def _guard(operation: TensorOp) -> Call:
 
 def repeat(operation: TensorOp) -> Call | None:
     """Return a call that computes the operation's results again; None for a view."""
-    if operation.writes():
+    if operation.writes:
         return _in_place(operation)
-    is_view = not operation.makes() - operation.reads()
+    is_view = not operation.makes - operation.reads
     if is_view or operation.name.startswith(("empty", "new_empty")):
         return None
     results = list(tensors(operation.result))

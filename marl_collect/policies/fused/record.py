@@ -8,6 +8,7 @@ repeated, into the same memory.
 import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar, final
 
 import torch
@@ -37,7 +38,7 @@ class TensorOp:
     kwargs: Mapping[str, Any]
     result: Any
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the operator, such as ``addmm``."""
         return str(self.function._schema.name).rpartition("::")[2]  # noqa: SLF001
@@ -47,22 +48,25 @@ class TensorOp:
         """Whether it draws from a generator of torch."""
         return torch.Tag.nondeterministic_seeded in self.function.tags
 
-    def reads(self) -> set[int]:
-        """Storages of the tensors among the arguments."""
+    @cached_property
+    def reads(self) -> frozenset[int]:
+        """Storages of the tensors among the arguments, which the operation keeps."""
         return storages((self.args, self.kwargs))
 
-    def makes(self) -> set[int]:
+    @cached_property
+    def makes(self) -> frozenset[int]:
         """Storages of the resulting tensors, which may have existed before."""
         return storages(self.result)
 
-    def writes(self) -> set[int]:
+    @cached_property
+    def writes(self) -> frozenset[int]:
         """Storages that it changes."""
         written: set[int] = set()
         for index, argument in enumerate(self.function._schema.arguments):  # noqa: SLF001
             if argument.alias_info is not None and argument.alias_info.is_write:
                 passed = self.args[index : index + 1]
                 written |= storages((passed, self.kwargs.get(argument.name)))
-        return written
+        return frozenset(written)
 
 
 class OperationObserver(TorchDispatchMode, abc.ABC):
@@ -111,10 +115,10 @@ class Recorder(OperationObserver):
             # The operation that made the tensor could not write to it again.
             reason = f"{function} changes the shape of a tensor in place"
             raise NotRepeatableError(reason)
-        if operation.writes() - self._made:
+        if operation.writes - self._made:
             reason = f"{function} changes an input or a buffer in place"
             raise NotRepeatableError(reason)
-        self._made |= operation.makes() - operation.reads()
+        self._made |= operation.makes - operation.reads
         self.operations.append(operation)
 
 
@@ -136,12 +140,12 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())
 
 
-def storages(tree: Any) -> set[int]:
+def storages(tree: Any) -> frozenset[int]:
     """Return the addresses of the memory of all tensors in a tree of arguments.
 
     Tensors without memory are left out.
     """
-    return {t.untyped_storage().data_ptr() for t in tensors(tree)} - {0}
+    return frozenset(t.untyped_storage().data_ptr() for t in tensors(tree)) - {0}
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -79,7 +79,7 @@ def _log_softmax(x: torch.Tensor, dim: int, result: torch.Tensor) -> list[Tensor
 
 def _changed(operations: Sequence[TensorOp]) -> set[int]:
     """Return the storages that an operation writes to; others keep their values."""
-    return set[int]().union(*(operation.writes() for operation in operations))
+    return set[int]().union(*(operation.writes for operation in operations))
 
 
 def with_dense_operands(
@@ -118,7 +118,7 @@ def with_dense_operands(
 def _gains(operation: TensorOp) -> bool:
     elementwise = torch.Tag.pointwise in operation.function.tags
     softmax = operation.name in ("_softmax", "_log_softmax")
-    return (elementwise or softmax) and not operation.writes()
+    return (elementwise or softmax) and not operation.writes
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
