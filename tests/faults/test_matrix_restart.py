@@ -228,8 +228,8 @@ for kind in KINDS:
     with kind(
         [CountingEnv] * 2, constant(), frames_per_batch=20, on_worker_failure="restart"
     ) as collector:
-        for _ in range(6):
-            collector.next()
+        for k in range(6):
+            next_from(collector, k % 2)
         files = descriptors()
         for k in range(6):
             pid = collector.worker_pids[k % 2]
