@@ -106,21 +106,23 @@ class Clock:
 
 
 class ClosingClock:
-    """Replaces the clock of closing: all limits pass at once when a condition holds.
+    """Replaces the clock of closing: its limits pass when a condition holds.
 
-    Until then the true clock counts, so give limits that it does not reach.
+    Close within 1000 seconds, which the true clock does not reach. The first leap is to
+    SIGTERM, the second one to SIGKILL.
 
     Attributes:
-        leaps_when: whether they pass now.
+        leaps: how many there were.
     """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, leaps_when: Callable[[], bool]
     ) -> None:
         """Replace the clock until the end of the test."""
-        self.leaps_when = leaps_when
+        self.leaps = 0
+        self._leaps_when = leaps_when
+        self._has_begun = False
         self._real: Final = time.monotonic
-        self._ahead = 0.0
         monkeypatch.setattr(closing, "time", SimpleNamespace(monotonic=self._monotonic))
         poll = SimpleNamespace(poll=lambda: _ImpatientPoll(self._monotonic))
         monkeypatch.setattr(
@@ -129,9 +131,11 @@ class ClosingClock:
         wait_for_ends(monkeypatch)
 
     def _monotonic(self) -> float:
-        if not self._ahead and self.leaps_when():
-            self._ahead = 1e6
-        return self._real() + self._ahead
+        # The limits are measured from the first reading.
+        if self._has_begun and self._leaps_when():
+            self.leaps += 1
+        self._has_begun = True
+        return self._real() + 900 * self.leaps
 
 
 class _ImpatientPoll:
