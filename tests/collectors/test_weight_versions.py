@@ -91,7 +91,7 @@ def test_an_update_of_some_workers_takes_effect_while_others_collect() -> None:
     ) as collector:
         collector.next()
         collector.update_policy_weights_(weight(1.0), worker_ids=1)
-        pairs = set()
+        pairs: set[tuple[int, float]] = set()
         batches = 0
         while batches < 12 or len(pairs) < 2:  # All of them may be of one worker.
             batch = collector.next()
