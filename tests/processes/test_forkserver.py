@@ -293,7 +293,7 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
             path.touch()
 
     def nest(worker: Any, argument: Any) -> None:
-        cleanup = importlib.import_module("marl_collect.processes.cleanup")
+        cleanup: Any = importlib.import_module("marl_collect.processes.cleanup")
         cleanup._EXIT_SECONDS = SOON  # However slow this machine is.
         pool = WorkerPool(close_slowly, [tmp_path / "closed"])
         vars(sys.modules["marl_collect"])["kept"] = pool  # Until the process ends.
