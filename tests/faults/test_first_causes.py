@@ -28,6 +28,7 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.processes.status_board import PREEMPT
 
@@ -333,7 +334,12 @@ def test_a_hang_in_an_attribute_of_parallel_env_is_noticed(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limit of a close without an error too long for a test."""
-    for close in (CollectorBase.shutdown, Evaluator.close, EnvProcesses.close):
+    for close in (
+        CollectorBase.shutdown,
+        Evaluator.close,
+        EnvProcesses.close,
+        ParallelBatch.close,
+    ):
         monkeypatch.setattr(close, "__defaults__", (1000.0,))
 
 
@@ -604,6 +610,7 @@ def test_a_crash_or_a_hang_in_close_is_a_warning(
     assert len(record) == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_crash_or_a_hang_in_close_of_parallel_env_is_a_warning() -> None:
     make = [lambda: CountingEnv(fault=Fault("kill", "close")), CountingEnv]
     env = ParallelEnv(2, make, num_processes=2)

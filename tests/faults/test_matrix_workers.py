@@ -122,7 +122,7 @@ def test_an_error_while_closing_is_a_warning(kind: Any) -> None:
     pids = collector.worker_pids
     collector.next()
     with pytest.warns(RuntimeWarning, match="fault in close"):
-        collector.shutdown()
+        collector.shutdown(timeout=10 * SOON)
     assert all(map(gone, pids))
 
 
