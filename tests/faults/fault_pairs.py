@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -46,6 +47,7 @@ from marl_collect.distributed import RayCollector
 from marl_collect.errors import ClosedError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.processes.worker_handle import WorkerHandle
 from marl_collect.storage import DatasetDescription, Writer
 
 TIMEOUT: Final = 1.0
@@ -58,7 +60,8 @@ PROMISED: Final = 5.0
 """Seconds from an error to its report that docs/faults.md promises."""
 
 LATER: Final = 0.3
-"""Seconds between the first fault and the second one, if that is no close."""
+"""Seconds between both faults on Ray, if the second one is no close. Elsewhere it comes
+as soon as the trainer has noticed the first one, which may take any time."""
 
 MIB: Final = 1 << 20
 
@@ -174,6 +177,15 @@ def in_close(pair: Pair, folder: Path) -> Callable[[], None]:
     return IN_CLOSE[pair.second]
 
 
+def wait_for_the_first(pair: Pair, folder: Path) -> None:
+    """Wait in a step until the first fault has come first; see ``LATER``."""
+    on_ray = pair.subject == "Ray"
+    while not (folder / ("struck" if on_ray else "noticed")).exists():
+        threading.Event().wait(0.005)
+    if on_ray:
+        threading.Event().wait(LATER)
+
+
 def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
     """Return the factories of both environments."""
     fault, _ = FIRST[pair.first]
@@ -186,9 +198,7 @@ def factories(pair: Pair, folder: Path) -> list[Callable[[], CountingEnv]]:
         fault.strike()
 
     def later() -> None:
-        while not struck.exists():
-            threading.Event().wait(0.005)
-        threading.Event().wait(LATER)
+        wait_for_the_first(pair, folder)
         LATER_FAULTS[pair.second]()
 
     def broken() -> CountingEnv:
@@ -327,6 +337,27 @@ SUBJECTS: Final[dict[str, Subject]] = {
 }
 
 
+@contextlib.contextmanager
+def noting_failures(noticed: Path) -> Iterator[None]:
+    """Create a file when the trainer reads the failure or the end of a worker."""
+
+    def noting(read: Callable[[WorkerHandle], Any]) -> Callable[[WorkerHandle], Any]:
+        def read_and_note(handle: WorkerHandle) -> Any:
+            try:
+                return read(handle)
+            except Exception:
+                noticed.touch()
+                raise
+
+        return read_and_note
+
+    with contextlib.ExitStack() as stack:
+        for name in ("take", "read_ahead"):
+            patched = noting(getattr(WorkerHandle, name))
+            stack.enter_context(mock.patch.object(WorkerHandle, name, patched))
+        yield
+
+
 def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
     """Let a pair of faults happen and check what follows; return the seconds.
 
@@ -347,7 +378,10 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
             clock.runs_when = lambda: (
                 (folder / "struck").exists() and clock.quiet == {pair.worker}
             )
-        with SUBJECTS[pair.subject](pair, folder) as (pids, use):
+        with (
+            noting_failures(folder / "noticed"),
+            SUBJECTS[pair.subject](pair, folder) as (pids, use),
+        ):
             error, seconds = first_error(pair, folder, use)
             check_cause(pair, error)
             limit = PROMISED + slack + (TIMEOUT if expected(pair) == "hung" else 0.0)
