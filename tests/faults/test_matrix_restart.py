@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from fault_tools import KINDS, constant, faulty_once, next_from
+from support.clocks import LIMIT, Clock, hangs_in_c
 from support.processes import wait_until_gone
 from support.scripts import run_python
 from tensordict import TensorDict
@@ -50,13 +51,17 @@ def worker_of(batch: TensorDict) -> int:
     ids=["kill", "exit", "raise", "raise in reset", "hang"],
 )
 def test_a_worker_that_fails_is_replaced(
-    kind: Any, fault: Fault, tmp_path: Path
+    kind: Any, fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    factory = faulty_once(tmp_path / "failed", fault.kind, fault.phase, at=fault.at)
-    options = {"on_worker_failure": "restart", "seed": 0}
-    if fault.kind is stuck:
-        options["timeout"] = 3.0
+    hung, clock = tmp_path / "hung", Clock(monkeypatch)
+    harm = hangs_in_c(hung) if fault.kind is stuck else fault.kind
+    factory = faulty_once(tmp_path / "failed", harm, fault.phase, at=fault.at)
+    options = {"on_worker_failure": "restart", "seed": 0, "timeout": LIMIT}
     with kind([CountingEnv, factory], frames_per_batch=20, **options) as collector:
+        pids = collector.worker_pids
+        clock.runs_when = lambda: (
+            hung.exists() and clock.quiet == {1} and collector.worker_pids == pids
+        )
         last: dict[int, int] = {}
         while collector.stats()["restarts"] < 1 or collector.frames < 200:
             ids = collector.next()["collector", "traj_ids"]
@@ -228,8 +233,8 @@ for kind in KINDS:
     with kind(
         [CountingEnv] * 2, constant(), frames_per_batch=20, on_worker_failure="restart"
     ) as collector:
-        for _ in range(6):
-            collector.next()
+        for k in range(6):
+            next_from(collector, k % 2)
         files = descriptors()
         for k in range(6):
             pid = collector.worker_pids[k % 2]
