@@ -424,7 +424,7 @@ def waiting_in_each_batch(folder: Path, frames: int) -> CountingEnv:
 
 
 def test_the_first_actor_that_is_done_delivers_first(tmp_path: Path) -> None:
-    """In each of its batches actor 0 waits for two batches of actor 1."""
+    """Actor 0 waits in each of its batches until actor 1 is two batches ahead."""
     order: list[int] = []
     with RayCollector(
         [partial(waiting_in_each_batch, tmp_path, 20), masked],
@@ -442,7 +442,7 @@ def test_the_first_actor_that_is_done_delivers_first(tmp_path: Path) -> None:
             assert (batch["hunter", "bias"][..., 0] == batch["policy_version"]).all()
             batches.append(batch.clone())
             order += environments(batch)
-            if order.count(1) == 2 * (order.count(0) + 1):
+            if order.count(1) == order.count(0) + 2:
                 (tmp_path / f"{order.count(0)}").touch()
             del batch
             train(collector)
