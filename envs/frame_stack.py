@@ -20,7 +20,6 @@ from marl_collect.core.description import (
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.env_wrapper import EnvWrapper
 
-Array = NDArray[Any]
 Space = spaces.Space[Any]
 
 

@@ -64,6 +64,19 @@ def _the_same_draws_in_every_run() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _time_to_die() -> Iterator[None]:
+    """Let closing wait until killed workers have ended.
+
+    It waits for 3 seconds otherwise, in which a busy machine may not get to it.
+    """
+    from marl_collect.processes import closing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closing, "_KILL_SECONDS", 100.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
     """Restore the handlers: an interrupted command leaves signals ignored."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.jaxmarl import library
-from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
 
 with imports_of("jaxmarl", "JaxMarlEnv"):
@@ -70,17 +70,8 @@ class JaxMarlEnv(BatchedEnv):
             AgentSpec(a, a, "", 0, _observed(seen[a]), _action(env, a), masked)
             for a in agents
         ]
-        by_name = {spec.name: spec for spec in specs}
-        self._members = group_agents(specs, group_map, parallel=True)
-        groups = {
-            group: GroupDescription(
-                tuple(members),
-                by_name[members[0]].observation,
-                by_name[members[0]].action,
-                action_mask=self._legal is not None,
-            )
-            for group, members in self._members.items()
-        }
+        groups = describe_groups(specs, group_map)
+        self._members = {name: group.agents for name, group in groups.items()}
         self._has_state = "world_state" in seen
         root = {"state": _observed(seen["world_state"])} if self._has_state else {}
         limit = library.episode_limit(task, env)

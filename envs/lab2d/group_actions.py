@@ -1,6 +1,5 @@
 """Converts the actions in a group's row to Lab2d's named actions."""
 
-import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -8,7 +7,6 @@ from typing import Any, final
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from marl_collect.core.description import Key, Row
 from marl_collect.envs.common import OneHot
@@ -81,30 +79,8 @@ class ActionSpec:
         return np.array([high - low + 1 for _, low, high in self.discrete], np.int64)
 
 
-class GroupActions(abc.ABC):
-    """Writes the actions of one group's players to Lab2d."""
-
-    @property
-    @abc.abstractmethod
-    def space(self) -> spaces.Space[Any]:
-        """The action space of one player."""
-
-    @abc.abstractmethod
-    def attach(self, world: Lab2dWorld) -> None:
-        """Look up the index of each action in ``world``. Call it after every build."""
-
-    @abc.abstractmethod
-    def write(self, row: Row) -> None:
-        """Write the row's actions to the world. Continuous actions are clipped.
-
-        Raises:
-            ValueError: if a discrete action is out of range, a row that must be
-                one-hot is not, or a continuous action is NaN.
-        """
-
-
 @final
-class TableGroupActions(GroupActions):
+class TableGroupActions:
     """Every player chooses a row of the same table."""
 
     def __init__(self, table: Table, players: PlayerGroup) -> None:
@@ -116,16 +92,21 @@ class TableGroupActions(GroupActions):
         self._one_hot = OneHot(key, players.agents, len(table))
 
     @property
-    @override
     def space(self) -> spaces.Space[Any]:
+        """The action space of one player."""
         return spaces.Discrete(self._count)
 
-    @override
     def attach(self, world: Lab2dWorld) -> None:
+        """Look up the index of each action in ``world``. Call it after every build."""
         self._table.attach(world)
 
-    @override
     def write(self, row: Row) -> None:
+        """Write the row's actions to the world.
+
+        Raises:
+            ValueError: if an action is out of range, or a row that must be one-hot is
+                not.
+        """
         chosen: NDArray[Any] = row[self._players.group, "action"]
         if self._players.one_hot:
             chosen = self._one_hot.numbers(chosen)
@@ -134,7 +115,7 @@ class TableGroupActions(GroupActions):
 
 
 @final
-class NativeGroupActions(GroupActions):
+class NativeGroupActions:
     """Every player sets each of Lab2d's actions separately."""
 
     def __init__(self, world: Lab2dWorld, players: PlayerGroup) -> None:
@@ -166,18 +147,23 @@ class NativeGroupActions(GroupActions):
         self._continuous_key: Key = (*key, "continuous") if both else key
 
     @property
-    @override
     def space(self) -> spaces.Space[Any]:
+        """The action space of one player."""
         return self._spec.space()
 
-    @override
     def attach(self, world: Lab2dWorld) -> None:
+        """Look up the index of each action in ``world``. Call it after every build."""
         self._world = world
         self._discrete = self._indices(self._spec.discrete, world.discrete_index)
         self._continuous = self._indices(self._spec.continuous, world.continuous_index)
 
-    @override
     def write(self, row: Row) -> None:
+        """Write the row's actions to the world. Continuous actions are clipped.
+
+        Raises:
+            ValueError: if a discrete action is out of range, a row that must be
+                one-hot is not, or a continuous action is NaN.
+        """
         if self._discrete.size:
             chosen = row[self._discrete_key]
             if self._one_hot is not None:
@@ -211,3 +197,6 @@ class NativeGroupActions(GroupActions):
             [index[prefix + name] for name, *_ in actions] for prefix in prefixes
         ]
         return np.array(indices, np.intp).reshape(len(prefixes), len(actions))
+
+
+GroupActions = TableGroupActions | NativeGroupActions

@@ -24,9 +24,13 @@ from marl_collect.envs.lab2d.players import (
     player_rows,
     space_of,
 )
+from marl_collect.envs.meltingpot.built import BuiltWorld
 from marl_collect.envs.meltingpot.settings import WorldSpec
-from marl_collect.envs.meltingpot.world import MeltingpotWorld, Targets
+from marl_collect.envs.meltingpot.world import DirectWorld, Targets
 from marl_collect.errors import ClosedError
+
+World = DirectWorld | BuiltWorld
+"""A running substrate or scenario: takes actions, writes observations."""
 
 _IMAGE_KEY = "RGB"
 """Key of the image of the whole world, as in TorchRL."""
@@ -42,13 +46,13 @@ class MeltingpotOptions(LevelOptions):
 
 
 class MeltingpotBase(MultiAgentEnv):
-    """An environment that owns a ``MeltingpotWorld``, which fills its row."""
+    """An environment that owns a ``World``, which fills its row."""
 
     has_unused_margin = True
     """Whether videos may cut a black margin: pictures are larger than many maps."""
 
     @abc.abstractmethod
-    def __init__(self, world: MeltingpotWorld, options: MeltingpotOptions) -> None:
+    def __init__(self, world: World, options: MeltingpotOptions) -> None:
         """Own ``world``."""
         self._world = world
         self._options = options

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from marl_collect.core.description import Field
 from marl_collect.envs.meltingpot.imports import import_meltingpot
@@ -20,16 +19,21 @@ from marl_collect.envs.meltingpot.settings import (
     substrates,
     unknown_name,
 )
-from marl_collect.envs.meltingpot.world import MeltingpotWorld, Targets
+from marl_collect.envs.meltingpot.world import Targets
 
 _LIMIT = "settings.maxEpisodeLengthFrames"
 
 
 @final
-class BuiltWorld(MeltingpotWorld):
+class BuiltWorld:
     """Steps any object that has the interface of MeltingPot's substrates.
 
     The players are the focal players of a scenario. Its bots are part of the world.
+
+    Attributes:
+        running: whether an episode is running.
+        spec: the players, observations and actions.
+        rewards: rewards of the last step, float64 ``[n_players]``.
     """
 
     running = False
@@ -61,15 +65,14 @@ class BuiltWorld(MeltingpotWorld):
             substrate.timestep.subscribe(self._keep_whole)
 
     @property
-    @override
     def truncated(self) -> bool:
+        """Whether the last episode ended at the substrate's frame limit."""
         return self._frames == self.spec.time_limit
 
-    @override
     def bind(self, targets: Targets) -> None:
+        """From now on, write observations to ``targets``."""
         self._targets = targets
 
-    @override
     def start(self, seed: int) -> None:
         """Begin an episode. ``seed`` determines the bots and their actions."""
         self.running = False
@@ -78,8 +81,8 @@ class BuiltWorld(MeltingpotWorld):
         self._frames = 0
         self.running = True
 
-    @override
     def step(self, actions: NDArray[np.int64]) -> None:
+        """Step with ``actions``, ``[n_players]``, and update ``rewards``."""
         if not self.running:
             raise RuntimeError("No episode is running: call reset() first.")
         self.running = False  # stays False if the step raises
@@ -88,29 +91,29 @@ class BuiltWorld(MeltingpotWorld):
         self.rewards[:] = self._timestep.reward
         self.running = not self._timestep.last()
 
-    @override
     def observe(self) -> None:
+        """Write the observations. May be called any number of times."""
         observations = self._timestep.observation
         for player, name, target in self._targets.players:
             target[...] = observations[player][name]
         if self._targets.image is not None:
             self._targets.image[...] = observations[0][WORLD_IMAGE]
 
-    @override
     def render(self) -> NDArray[np.uint8] | None:
+        """Return an image of the whole world, or None if there is none."""
         timestep = self._timestep if self._whole is None else self._whole
         if timestep is None:
             return None
         image = timestep.observation[0].get(WORLD_IMAGE)
         return None if image is None else np.array(image)
 
-    @override
     def events(self) -> Sequence[tuple[str, Any]]:
+        """Return the events of the last start or step; scenarios have none."""
         events: Sequence[tuple[str, Any]] = self._env.events()
         return events
 
-    @override
     def close(self) -> None:
+        """Release all resources."""
         self.running = False
         env, self._env = self._env, None
         if env is not None:

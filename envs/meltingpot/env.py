@@ -5,10 +5,10 @@ from typing import Any, final
 
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.common import options_of
-from marl_collect.envs.meltingpot.base import MeltingpotBase, MeltingpotOptions
+from marl_collect.envs.meltingpot.base import MeltingpotBase, MeltingpotOptions, World
 from marl_collect.envs.meltingpot.built import BuiltWorld, build_scenario
 from marl_collect.envs.meltingpot.settings import LogLevel, read_substrate, substrates
-from marl_collect.envs.meltingpot.world import DirectWorld, MeltingpotWorld
+from marl_collect.envs.meltingpot.world import DirectWorld
 
 
 @final
@@ -154,9 +154,7 @@ class MeltingpotWrapper(MeltingpotBase):
         super().__init__(BuiltWorld(env, type(env).__name__), options)
 
 
-def _world(
-    substrate: Any, roles: Sequence[str] | None, log_level: LogLevel
-) -> MeltingpotWorld:
+def _world(substrate: Any, roles: Sequence[str] | None, log_level: LogLevel) -> World:
     if isinstance(substrate, str) and substrate not in substrates():
         world = build_scenario(substrate)
         if roles is not None:

@@ -1,13 +1,11 @@
-"""``MeltingpotWorld``, the simulator interface, and ``DirectWorld``, based on Lab2d."""
+"""``DirectWorld``: a substrate that is stepped through its Lab2d."""
 
-import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from marl_collect.envs.lab2d.actions import TableActions
 from marl_collect.envs.lab2d.world import Lab2dWorld
@@ -32,63 +30,17 @@ class Targets:
     image: NDArray[np.uint8] | None
 
 
-class MeltingpotWorld(abc.ABC):
-    """A running substrate or scenario: takes actions, writes observations.
-
-    Attributes:
-        spec: the players, observations and actions.
-        rewards: rewards of the last step, float64 ``[n_players]``.
-    """
-
-    spec: WorldSpec
-    rewards: NDArray[np.float64]
-
-    @property
-    @abc.abstractmethod
-    def running(self) -> bool:
-        """Whether an episode is running."""
-
-    @property
-    @abc.abstractmethod
-    def truncated(self) -> bool:
-        """Whether the last episode ended at the substrate's frame limit."""
-
-    @abc.abstractmethod
-    def bind(self, targets: Targets) -> None:
-        """From now on, write observations to ``targets``."""
-
-    @abc.abstractmethod
-    def start(self, seed: int) -> None:
-        """Begin an episode."""
-
-    @abc.abstractmethod
-    def step(self, actions: NDArray[np.int64]) -> None:
-        """Step with ``actions``, ``[n_players]``, and update ``rewards``."""
-
-    @abc.abstractmethod
-    def observe(self) -> None:
-        """Write the observations. May be called any number of times."""
-
-    @abc.abstractmethod
-    def render(self) -> NDArray[np.uint8] | None:
-        """Return an image of the whole world, or None if there is none."""
-
-    @abc.abstractmethod
-    def events(self) -> Sequence[tuple[str, Any]]:
-        """Return the events of the last start or step; scenarios have none."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release all resources."""
-
-
 @final
-class DirectWorld(MeltingpotWorld):
+class DirectWorld:
     """Steps a substrate's Lab2d directly and computes only requested observations.
 
     MeltingPot's own five wrappers compute all observations. Like its ``ResetWrapper``,
     this class builds a new Lab2d for each episode, because some substrates abort the
     process when they start twice.
+
+    Attributes:
+        spec: the players, observations and actions.
+        rewards: rewards of the last step, float64 ``[n_players]``.
     """
 
     def __init__(self, spec: WorldSpec, settings: SubstrateSettings) -> None:
@@ -120,17 +72,17 @@ class DirectWorld(MeltingpotWorld):
         self.spec = replace(self.spec, observations=measured)
 
     @property
-    @override
     def running(self) -> bool:
+        """Whether an episode is running."""
         return self._lab2d.running
 
     @property
-    @override
     def truncated(self) -> bool:
+        """Whether the last episode ended at the substrate's frame limit."""
         return self._lab2d.truncated
 
-    @override
     def bind(self, targets: Targets) -> None:
+        """From now on, write observations to ``targets``."""
         self._observations = [
             (self._source(player, name), target)
             for player, name, target in targets.players
@@ -141,7 +93,6 @@ class DirectWorld(MeltingpotWorld):
         # MeltingPot computes this one in Python: the sum of all players' rewards.
         self._sums = [t for _, name, t in targets.players if name == COLLECTIVE_REWARD]
 
-    @override
     def start(self, seed: int) -> None:
         """Begin an episode in a new Lab2d.
 
@@ -155,14 +106,14 @@ class DirectWorld(MeltingpotWorld):
             self._checked = True
         self._take_rewards()
 
-    @override
     def step(self, actions: NDArray[np.int64]) -> None:
+        """Step with ``actions``, ``[n_players]``, and update ``rewards``."""
         self._actions.write(actions)
         self._lab2d.advance()
         self._take_rewards()
 
-    @override
     def observe(self) -> None:
+        """Write the observations. May be called any number of times."""
         observation = self._lab2d.lab.observation
         for name, target in self._observations:
             target[...] = observation(name)
@@ -171,16 +122,16 @@ class DirectWorld(MeltingpotWorld):
             for target in self._sums:
                 target[...] = total
 
-    @override
     def render(self) -> NDArray[np.uint8] | None:
+        """Return an image of the whole world, or None if there is none."""
         return self._lab2d.image(WORLD_IMAGE)
 
-    @override
     def events(self) -> Sequence[tuple[str, Any]]:
+        """Return the events of the last start or step; scenarios have none."""
         return self._lab2d.events()
 
-    @override
     def close(self) -> None:
+        """Release all resources."""
         self._lab2d.close()
 
     def _take_rewards(self) -> None:

@@ -4,8 +4,8 @@ Box actions are copied in every step, because the environment may keep the array
 receives.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,9 @@ _FEW = 32
 _PYTHON_READS = "?bBhHiIlLqQfd"
 """Number formats that a memoryview reads; float16 is not one of them."""
 
+Reader = Callable[[], list[Any]]
+"""Returns an action per row of one group."""
+
 Plan = Sequence[tuple[Any, int]]
 """Agents, and the index of each agent's action among the actions of all groups."""
 
@@ -35,23 +38,23 @@ class Actions:
         groups: dict[str, list[AgentSpec]] = {}
         for spec in self._specs.values():
             groups.setdefault(spec.group, []).append(spec)
-        self._readers = {
-            group: _reader(
-                row, (group, "action"), rows[0].action, rows, one_hot=one_hot
-            )
-            for group, rows in groups.items()
-        }
-        readers = list(self._readers.values())
-        self._only = readers[0] if len(readers) == 1 else None
-        sizes = [len(rows) for rows in groups.values()]
+        self._acting: dict[str, set[int]] = {group: set() for group in groups}
+        readers = [
+            _reader(row, (group, "action"), mine, self._acting[group], one_hot=one_hot)
+            for group, mine in groups.items()
+        ]
+        self._read_all = readers[0] if len(readers) == 1 else _concatenated(readers)
+        sizes = [len(mine) for mine in groups.values()]
         starts = [sum(sizes[:k]) for k in range(len(sizes))]
         self._first = dict(zip(groups, starts, strict=True))
 
     def plan(self, agents: Iterable[Any]) -> Plan:
         """Return the plan with which ``read`` returns these agents' actions."""
         chosen = [self._specs[agent] for agent in agents]
-        for group, reader in self._readers.items():
-            reader.acting = {spec.row for spec in chosen if spec.group == group}
+        for acting in self._acting.values():
+            acting.clear()
+        for spec in chosen:
+            self._acting[spec.group].add(spec.row)
         return [(spec.agent, self._first[spec.group] + spec.row) for spec in chosen]
 
     def read(self, plan: Plan) -> dict[Any, Any]:
@@ -61,172 +64,168 @@ class Actions:
             ValueError: if an action is NaN or out of range, or is not one-hot although
                 it must be; names group and agent.
         """
-        actions: list[Any]
-        if self._only is not None:
-            actions = self._only.read()
-        else:
-            actions = []
-            for reader in self._readers.values():
-                actions += reader.read()
+        actions = self._read_all()
         return {agent: actions[index] for agent, index in plan}
 
 
-class _ActionReader(ABC):
-    """Reads the actions of one group for one action space, which may be nested."""
+def _concatenated(readers: Sequence[Reader]) -> Reader:
+    return lambda: [action for read in readers for action in read()]
 
-    def __init__(
-        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec]
-    ) -> None:
-        self.acting: set[int] = set()
-        self._array = array
-        self._key = key
-        self._agents = [spec.name for spec in sorted(specs, key=lambda p: p.row)]
 
-    @abstractmethod
-    def read(self) -> list[Any]:
-        """Return an action per row."""
+def _reader(
+    row: Row,
+    key: Key,
+    specs: Sequence[AgentSpec],
+    acting: set[int],
+    *,
+    one_hot: bool,
+) -> Reader:
+    """Return the reader of a group.
 
-    def _raise_if(self, bad: NDArray[np.bool_], problem: str) -> None:
+    Args:
+        row: the memory.
+        key: of the actions.
+        specs: of the group's agents.
+        acting: rows of the agents that act; the caller changes it.
+        one_hot: whether Discrete actions are stored one-hot.
+    """
+    agents = [spec.name for spec in sorted(specs, key=lambda spec: spec.row)]
+
+    def read_space(key: Key, space: Space) -> Reader:
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            parts = {
+                str(name): read_space((*key, str(name)), part)
+                for name, part in parts_of(space)
+            }
+            return _nested(parts, len(agents), named=isinstance(space, spaces.Dict))
+        rows = _Rows(row[key], key, agents, acting)
+        if isinstance(space, spaces.Discrete):
+            # One-hot actions are not nested.
+            return (
+                _one_hot(rows, space)
+                if one_hot and len(key) == 2
+                else _discrete(rows, space)
+            )
+        if isinstance(space, spaces.Box):
+            return _box(rows, space)
+        return _integers(rows, space)
+
+    return read_space(key, specs[0].action)
+
+
+@final
+@dataclass(frozen=True)
+class _Rows:
+    """The actions of one group, or one entry of nested actions.
+
+    Attributes:
+        array: ``[n, ...]``.
+        key: of the array.
+        agents: name of the agent in each row.
+        acting: rows of the agents that act, at present.
+    """
+
+    array: NDArray[Any]
+    key: Key
+    agents: Sequence[str]
+    acting: set[int]
+
+    def raise_if(self, bad: NDArray[np.bool_], problem: str) -> None:
         """Raise if ``bad``, shaped like the array, is True for an agent that acts."""
         for row in sorted(self.acting):
             if bad[row].any():
                 raise ValueError(
-                    f"The action {self._array[row].tolist()} of agent "
-                    f"{self._agents[row]} in {'/'.join(self._key)} {problem}."
+                    f"The action {self.array[row].tolist()} of agent "
+                    f"{self.agents[row]} in {'/'.join(self.key)} {problem}."
                 )
 
 
-@final
-class _Discrete(_ActionReader):
-    def __init__(
-        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
-    ) -> None:
-        super().__init__(array, key, specs)
-        self._n = int(space.n)
-        self._start = int(space.start)
+def _discrete(rows: _Rows, space: spaces.Discrete) -> Reader:
+    array, n, start = rows.array, int(space.n), int(space.start)
 
-    def read(self) -> list[Any]:
-        numbers = self._array.tolist()
-        if min(numbers) < 0 or max(numbers) >= self._n:
-            bad = (self._array < 0) | (self._array >= self._n)
-            self._raise_if(bad, f"is outside 0 to {self._n - 1}")
+    def read() -> list[Any]:
+        numbers = array.tolist()
+        if min(numbers) < 0 or max(numbers) >= n:
+            rows.raise_if((array < 0) | (array >= n), f"is outside 0 to {n - 1}")
         # NumPy integers, as from action_space.sample(), which environments expect.
-        if self._start:
-            return list(self._array + self._start)
-        return list(self._array)
+        return list(array + start) if start else list(array)
+
+    return read
 
 
-@final
-class _OneHot(_ActionReader):
-    def __init__(
-        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
-    ) -> None:
-        super().__init__(array, key, specs)
-        self._start = int(space.start)
-        self._one_hot = OneHot(key, self._agents, int(space.n))
-
-    def read(self) -> list[Any]:
-        return list(self._one_hot.numbers(self._array, self.acting) + self._start)
+def _one_hot(rows: _Rows, space: spaces.Discrete) -> Reader:
+    one_hot = OneHot(rows.key, rows.agents, int(space.n))
+    start = int(space.start)
+    return lambda: list(one_hot.numbers(rows.array, rows.acting) + start)
 
 
-@final
-class _Integers(_ActionReader):
-    """MultiDiscrete and MultiBinary."""
+def _integers(rows: _Rows, space: Any) -> Reader:
+    """Read MultiDiscrete and MultiBinary actions."""
+    discrete = isinstance(space, spaces.MultiDiscrete)
+    n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
+    start = space.start if discrete else 0
+    array = rows.array
 
-    def __init__(
-        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
-    ) -> None:
-        super().__init__(array, key, specs)
-        discrete = isinstance(space, spaces.MultiDiscrete)
-        self._n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
-        self._start = space.start if discrete else 0
-        self._dtype = space.dtype
-
-    def read(self) -> list[Any]:
-        bad = (self._array < 0) | (self._array >= self._n)
+    def read() -> list[Any]:
+        bad = (array < 0) | (array >= n)
         if bad.any():
-            self._raise_if(bad, f"is outside 0 to {self._n - 1}")
-        return list((self._array + self._start).astype(self._dtype))
+            rows.raise_if(bad, f"is outside 0 to {n - 1}")
+        return list((array + start).astype(space.dtype))
+
+    return read
 
 
-@final
-class _Box(_ActionReader):
-    def __init__(
-        self, array: NDArray[Any], key: Key, specs: Sequence[AgentSpec], space: Any
-    ) -> None:
-        super().__init__(array, key, specs)
-        self._low = np.tile(space.low.ravel(), len(specs))
-        self._high = np.tile(space.high.ravel(), len(specs))
-        bounds = {*self._low.tolist()}, {*self._high.tolist()}
-        few = 0 < array.size <= _FEW and array.flags.c_contiguous
-        few = few and array.dtype.char in _PYTHON_READS
-        self._small = array.dtype == np.float16  # its squares may be infinite
-        self._same = few and all(len(b) == 1 for b in bounds)
-        self._least, self._most = (min(b, default=0.0) for b in bounds)
-        if self._same:
-            # Copying each row is faster than copying all rows and taking views.
-            self._copies = [array[row, ...].copy for row in range(len(array))]
-            numbers: Any = array.reshape(-1)
-            self._numbers = memoryview(numbers).tolist
+def _box(rows: _Rows, space: spaces.Box) -> Reader:
+    array = rows.array
+    low = np.tile(space.low.ravel(), len(rows.agents))
+    high = np.tile(space.high.ravel(), len(rows.agents))
 
-    def read(self) -> list[Any]:
-        if self._same:
-            # Usual case: a policy for this space writes actions within its bounds.
-            numbers = self._numbers()
-            total = sum(numbers)
-            numbers.sort()
-            within = self._least <= numbers[0] and numbers[-1] <= self._most
-            # NaN compares false with everything, but it makes the sum NaN.
-            if within and total == total:  # noqa: PLR0124 - faster than math.isnan
-                return [copy() for copy in self._copies]
-        clipped = np.maximum(self._array.ravel(), self._low)
-        np.minimum(clipped, self._high, out=clipped)
-        numbers = clipped.astype(np.float32) if self._small else clipped
+    small = array.dtype == np.float16  # Its squares may be infinite.
+
+    def read() -> list[Any]:
+        clipped = np.maximum(array.ravel(), low)
+        np.minimum(clipped, high, out=clipped)
+        numbers = clipped.astype(np.float32) if small else clipped
         square = numbers.dot(numbers)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
-            self._raise_if(np.isnan(self._array), "contains NaN")
-        return list(clipped.reshape(self._array.shape))
+            rows.raise_if(np.isnan(array), "contains NaN")
+        return list(clipped.reshape(array.shape))
+
+    bounds = {*low.tolist()}, {*high.tolist()}
+    few = 0 < array.size <= _FEW and array.flags.c_contiguous
+    few = few and array.dtype.char in _PYTHON_READS
+    if not few or any(len(bound) != 1 for bound in bounds):
+        return read
+    (least,), (most,) = bounds
+    # Copying each row is faster than copying all rows and taking views.
+    copies = [array[row, ...].copy for row in range(len(array))]
+    flat: Any = array.reshape(-1)
+    read_numbers = memoryview(flat).tolist
+
+    def read_few() -> list[Any]:
+        # Usual case: a policy for this space writes actions within its bounds.
+        numbers = read_numbers()
+        total = sum(numbers)
+        numbers.sort()
+        within = least <= numbers[0] and numbers[-1] <= most
+        # NaN compares false with everything, but it makes the sum NaN.
+        if within and total == total:  # noqa: PLR0124 - faster than math.isnan
+            return [copy() for copy in copies]
+        return read()
+
+    return read_few
 
 
-@final
-class _Nested(_ActionReader):
-    """Dict and Tuple: combines the readers of their entries."""
+def _nested(parts: Mapping[str, Reader], rows: int, *, named: bool) -> Reader:
+    """Read Dict and Tuple actions: combine the readers of their entries."""
 
-    def __init__(
-        self,
-        parts: dict[str, _ActionReader],
-        specs: Sequence[AgentSpec],
-        *,
-        named: bool,
-    ) -> None:
-        super().__init__(np.empty(0), (), specs)
-        self._parts = parts
-        self._named = named
+    def read() -> list[Any]:
+        entries = {name: part() for name, part in parts.items()}
+        if named:
+            return [
+                {name: values[i] for name, values in entries.items()}
+                for i in range(rows)
+            ]
+        return [tuple(values[i] for values in entries.values()) for i in range(rows)]
 
-    def read(self) -> list[Any]:
-        for part in self._parts.values():
-            part.acting = self.acting
-        read = {name: part.read() for name, part in self._parts.items()}
-        rows = range(len(self._agents))
-        if self._named:
-            return [{name: values[i] for name, values in read.items()} for i in rows]
-        return [tuple(values[i] for values in read.values()) for i in rows]
-
-
-def _reader(
-    row: Row, key: Key, space: Space, specs: Sequence[AgentSpec], *, one_hot: bool
-) -> _ActionReader:
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = {
-            str(name): _reader(row, (*key, str(name)), part, specs, one_hot=False)
-            for name, part in parts_of(space)
-        }
-        return _Nested(parts, specs, named=isinstance(space, spaces.Dict))
-    array = row[key]
-    if isinstance(space, spaces.Discrete) and one_hot:
-        return _OneHot(array, key, specs, space)
-    if isinstance(space, spaces.Discrete):
-        return _Discrete(array, key, specs, space)
-    if isinstance(space, spaces.Box):
-        return _Box(array, key, specs, space)
-    return _Integers(array, key, specs, space)
+    return read

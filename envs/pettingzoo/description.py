@@ -22,14 +22,15 @@ from marl_collect.envs.pettingzoo.masks import (
     MaskSource,
     mask_sources,
 )
+from marl_collect.options import Options
 
 Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
 
 AGENT_ID = "agent_id"
 
 
-@dataclass(frozen=True)
-class PettingZooOptions:
+@dataclass(frozen=True, kw_only=True)
+class PettingZooOptions(Options):
     """The keywords of ``PettingZooEnv`` that determine the layout of the data."""
 
     return_state: bool = False

@@ -1,7 +1,8 @@
 """``PettingZooEnv`` and ``PettingZooWrapper``: tasks by name, and custom ones."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast, final
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from marl_collect.envs.pettingzoo.masks import MaskSource
 from marl_collect.envs.pettingzoo.parallel import ParallelDriver
 from marl_collect.envs.pettingzoo.rows import Rows
 from marl_collect.envs.pettingzoo.tasks import find_task
+from marl_collect.options import Option, method
 
 
 def _reset_knights_archers_zombies(raw: Any) -> None:
@@ -215,6 +217,16 @@ class PettingZooEnv(PettingZooBase):
         super().__init__(env, task, options, fast=fast)
 
 
+@dataclass(frozen=True)
+class WrapperArguments(PettingZooOptions):
+    """The arguments of ``PettingZooWrapper``."""
+
+    env: Annotated[Zoo, Option("a ``ParallelEnv`` or an ``AECEnv``", checked=False)]
+    _: KW_ONLY
+    fast: bool = True
+    device: object = None
+
+
 @final
 class PettingZooWrapper(PettingZooBase):
     """Wraps a custom ``ParallelEnv`` or ``AECEnv``.
@@ -226,25 +238,8 @@ class PettingZooWrapper(PettingZooBase):
         >>> factory = lambda: PettingZooWrapper(MyEnv(), return_state=True)
     """
 
-    def __init__(  # noqa: PLR0913 - as above
-        self,
-        env: Zoo,
-        *,
-        return_state: bool = False,
-        group_map: MarlGroupMapType | GroupMap | None = None,
-        use_mask: bool = True,
-        action_mask: MaskSource = "auto",
-        categorical_actions: bool = True,
-        seed: int | None = None,
-        done_on_any: bool | None = None,
-        agent_ids: bool = False,
-        info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
-        episode_reward: bool = False,
-        time_limit: int | None = None,
-        repeats: bool = True,
-        fast: bool = True,
-        device: object = None,
-    ) -> None:
+    @method(WrapperArguments)
+    def __init__(self, arguments: WrapperArguments) -> None:
         """Own ``env``; the keywords mean what they mean to ``PettingZooEnv``.
 
         Raises:
@@ -252,12 +247,11 @@ class PettingZooWrapper(PettingZooBase):
             ValueError: if groups or spaces do not fit (names the agents), or if the
                 device is not the CPU.
         """
-        _require_cpu(device)
-        options = options_of(PettingZooOptions, locals())
-        checked = _check(env, "PettingZooWrapper")
-        metadata: Mapping[str, Any] = getattr(checked, "metadata", None) or {}
-        name = str(metadata.get("name") or type(checked.unwrapped).__name__)
-        super().__init__(checked, name, options, fast=fast)
+        _require_cpu(arguments.device)
+        env = _check(arguments.env, "PettingZooWrapper")
+        metadata: Mapping[str, Any] = getattr(env, "metadata", None) or {}
+        name = str(metadata.get("name") or type(env.unwrapped).__name__)
+        super().__init__(env, name, arguments, fast=arguments.fast)
 
 
 def _require_cpu(device: object) -> None:

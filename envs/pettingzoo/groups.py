@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 
 from gymnasium import spaces
 
-from marl_collect.core.description import leaves
+from marl_collect.core.description import GroupDescription, leaves
 from marl_collect.core.groups import (
     RESERVED,
     GroupMap,
@@ -64,6 +64,29 @@ def group_agents(
     groups = explicit_groups(chosen, names)
     check_groups(groups, names)
     return groups
+
+
+def describe_groups(
+    specs: list[AgentSpec], chosen: MarlGroupMapType | GroupMap | None
+) -> dict[str, GroupDescription]:
+    """Describe the groups of agents that act simultaneously, in every world alike.
+
+    Raises:
+        ValueError: if a group map does not name every agent exactly once.
+        TypeError: if ``chosen`` is not a group map.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    members = group_agents(specs, chosen, parallel=True)
+    first = {group: by_name[agents[0]] for group, agents in members.items()}
+    return {
+        group: GroupDescription(
+            tuple(agents),
+            first[group].observation,
+            first[group].action,
+            action_mask=bool(first[group].mask_in),
+        )
+        for group, agents in members.items()
+    }
 
 
 def _split_unlike(

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
 
 with imports_of("vmas", "VmasEnv"):
@@ -99,19 +99,11 @@ class VmasEnv(BatchedEnv):
                 self._env.agents, first, self._env.action_space, strict=True
             )
         ]
-        by_name = {spec.name: spec for spec in specs}
         rows = {spec.name: row for row, spec in enumerate(specs)}
-        members = group_agents(specs, group_map, parallel=True)
+        groups = describe_groups(specs, group_map)
         self._groups = {
-            group: [rows[agent] for agent in agents]
-            for group, agents in members.items()
-        }
-        self._continuous = continuous_actions
-        groups = {
-            group: GroupDescription(
-                tuple(agents), by_name[agents[0]].observation, by_name[agents[0]].action
-            )
-            for group, agents in members.items()
+            name: [rows[agent] for agent in group.agents]
+            for name, group in groups.items()
         }
         super().__init__(
             EnvDescription(scenario, groups, repeats=False, time_limit=max_steps),

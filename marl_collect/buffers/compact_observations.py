@@ -59,32 +59,6 @@ def gather(
     )
 
 
-def join(
-    parts: Sequence[LastObservations | None], firsts: Sequence[int]
-) -> LastObservations | None:
-    """Join the last observations of batches that are concatenated.
-
-    Args:
-        parts: last observations of each batch.
-        firsts: first row of each batch in the joined batch.
-    """
-    present = [
-        (part, first)
-        for part, first in zip(parts, firsts, strict=True)
-        if part is not None
-    ]
-    if not present:
-        return None
-    return LastObservations(
-        rows=torch.cat([part.rows + first for part, first in present]),
-        frames=torch.cat([part.frames for part, _ in present]),
-        observations={
-            key: torch.cat([part.observations[key] for part, _ in present])
-            for key in present[0][0].observations
-        },
-    )
-
-
 def attach(batch: TensorDict, last: LastObservations | None) -> TensorDict:
     """Store ``last`` in its batch."""
     if last is not None:

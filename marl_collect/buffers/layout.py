@@ -91,7 +91,6 @@ class BatchContents:
     step_count: bool = False
     policy_version: bool = False
     compact_obs: bool = False
-    is_init: bool = False
     ragged: bool = False
 
 
@@ -126,7 +125,7 @@ def batch_fields(
         fields[VALID] = Field((), np.dtype(np.bool_))
     if contents.step_count:
         fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
-    if contents.is_init:
+    if signature.reads_is_init:
         fields[IS_INIT] = fields["next", *IS_INIT] = Field((1,), np.dtype(np.bool_))
     if contents.policy_version:
         fields[VERSION] = fields["next", *VERSION] = Field((), _INT)

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,7 +93,7 @@ class _Job:
     ) -> None:
         """Collect until all frames are collected or a signal arrives."""
         # These imports load torch, which takes seconds. Ctrl-C works during them too.
-        from marl_collect.cli.progress import ProgressDisplay
+        from marl_collect.cli.progress import ProgressDisplay, live
         from marl_collect.parallel_env.describe import describe
         from marl_collect.storage.appending import check_target
         from marl_collect.storage.recording import RecordArguments, collect_into
@@ -102,9 +103,7 @@ class _Job:
         unit: Literal["frames", "episodes"] = (
             "episodes" if settings["frames"] is None else "frames"
         )
-        display = ProgressDisplay(
-            err, what.task, settings[unit], unit, enabled=not quiet
-        )
+        display = ProgressDisplay(what.task, settings[unit], unit)
 
         def started(collector: "MultiSyncCollector", writer: "Writer") -> None:
             self._writer, self._started = writer, time.perf_counter()
@@ -113,7 +112,7 @@ class _Job:
         def ended() -> None:
             self._seconds = time.perf_counter() - self._started
 
-        with display:
+        with nullcontext() if quiet else live(display, err):
             display.say("building one environment to get its spaces")
             policy = what.policy.build(describe(factory))
             display.say(f"starting {settings['num_workers']} workers")
@@ -145,7 +144,7 @@ class _Job:
         assert self._writer is not None
         added = self._writer.added
         if quiet:
-            out.print(str(self._path), soft_wrap=True, highlight=False)
+            out.print(str(self._path), soft_wrap=True)
             return
         length = added.mean_length
         rows = [
@@ -165,7 +164,7 @@ class _Job:
 
     def report_interruption(self) -> None:
         """Print what was kept after a signal."""
-        err.print(f"Interrupted: {self._kept()}", soft_wrap=True, highlight=False)
+        err.print(f"Interrupted: {self._kept()}", soft_wrap=True)
 
     def report_failure(self, error: BaseException) -> None:
         """Print what went wrong and what was kept.

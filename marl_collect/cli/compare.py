@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from marl_collect.cli.arguments import Settings
 from marl_collect.cli.comparing import (
     CompareRequest,
     run,
@@ -80,15 +81,7 @@ def compare(  # noqa: PLR0913 - one argument per option
             rich_help_panel=_WHAT,
         ),
     ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Keyword argument for the environment; VALUE is JSON or text. "
-            "Repeatable.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = None,
+    env: Settings = None,
     out: Annotated[
         Path | None,
         typer.Option(

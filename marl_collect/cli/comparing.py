@@ -47,18 +47,16 @@ def run(request: CompareRequest) -> int:
     _check_extras(video=request.video)
     with user_errors(ValueError, ImportError, TypeError, OSError):
         comparison = _comparison(request)
+    from marl_collect.cli.progress import live
     from marl_collect.cli.training_progress import TrainingProgress
     from marl_collect.training.comparison import has_runs, run_all
 
     runs, failed = len(comparison.setups) * len(comparison.seeds), 0
+    frames, log = comparison.options.frames, comparison.folder / LOG
+    progress = TrainingProgress(err, runs, frames, log)
     with Interruption() as interruption:
         try:
-            with (
-                TrainingProgress(
-                    err, runs, comparison.options.frames, comparison.folder / LOG
-                ) as progress,
-                _training_errors(comparison),
-            ):
+            with live(progress, err), _training_errors(comparison):
                 failed = run_all(comparison, progress.begin, interruption)
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
@@ -72,7 +70,6 @@ def run(request: CompareRequest) -> int:
                 if has_runs(folder)
                 else "Interrupted before the first run began.",
                 soft_wrap=True,
-                highlight=False,
             )
             return interruption.exit_code
     show_report(comparison.folder)
@@ -127,12 +124,11 @@ def show_report(folder: Path) -> int:
     if unfinished := unfinished_runs(runs):
         out.print(f"{unfinished} To continue them, repeat the command with --resume.")
     for paragraph in findings(summarize(runs), random):
-        out.print(paragraph, highlight=False)
+        out.print(paragraph)
     out.print()
     out.print(TERMINAL_LEGEND, style="dim")
     out.print(
         ", ".join(str(folder / name) for name in (REPORT, CURVES, SCORES)),
-        highlight=False,
         soft_wrap=True,
     )
     return 0

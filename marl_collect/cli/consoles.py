@@ -10,10 +10,10 @@ from rich.text import Text
 USER_ERROR = 2
 FAILED = 1
 
-out = Console(emoji=False, markup=False)
+out = Console(emoji=False, markup=False, highlight=False)
 """Standard output: results."""
 
-err = Console(stderr=True, emoji=False, markup=False)
+err = Console(stderr=True, emoji=False, markup=False, highlight=False)
 """Standard error: progress and errors."""
 
 
@@ -31,5 +31,5 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
 def fail(message: str, code: int = FAILED) -> typer.Exit:
     """Print ``message`` and return the exception that ends the command."""
     text = Text.assemble(("error:", "bold red"), f" {message}")
-    err.print(text, soft_wrap=True, highlight=False)
+    err.print(text, soft_wrap=True)
     return typer.Exit(code)

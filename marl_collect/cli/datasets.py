@@ -107,11 +107,11 @@ def inspect(
                 raise ValueError("Nothing to plot: the dataset has no frames.")
             what = "episodes" if totals.episodes else "frames"
             plot_histograms(panels, contents.description.task, what, plot)
-        out.print(f"histograms: {plot}", soft_wrap=True, highlight=False)
+        out.print(f"histograms: {plot}", soft_wrap=True)
     if card is not None:
         with user_errors(OSError):
             card.write_text(dataset.card(), encoding="utf-8")
-        out.print(f"card: {card}", soft_wrap=True, highlight=False)
+        out.print(f"card: {card}", soft_wrap=True)
 
 
 def _runs(contents: "Index") -> list[tuple[str, str]]:
@@ -156,7 +156,7 @@ def copy(
     with user_errors(OSError, ValueError, ImportError):
         settings = parse_settings(option or [], "--option")
         batches = write(source, target, storage_options=settings)
-    out.print(f"{batches:,} batches: {target}", soft_wrap=True, highlight=False)
+    out.print(f"{batches:,} batches: {target}", soft_wrap=True)
 
 
 def merge(
@@ -219,7 +219,7 @@ def label(
         )
     for name, value in metadata.to_json().items():
         shown = value if isinstance(value, str) else ", ".join(value)
-        out.print(f"{name}: {shown}", soft_wrap=True, highlight=False)
+        out.print(f"{name}: {shown}", soft_wrap=True)
 
 
 def export(
@@ -256,7 +256,7 @@ def export(
 
     Example: `marl-collect export data --format hdf5 --out data.hdf5`
     """
-    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.cli.progress import ProgressDisplay, live
     from marl_collect.storage import export_dataset, open_dataset
 
     with user_errors(OSError, ValueError, KeyError, ImportError):
@@ -264,7 +264,8 @@ def export(
         if compression is not None:
             settings["compression"] = compression
         trajectories = open_dataset(path, cache=cache).trajectories
-        with ProgressDisplay(err, f"export {target}", 0, enabled=True) as display:
+        display = ProgressDisplay(f"export {target}", 0)
+        with live(display, err):
             written = export_dataset(
                 trajectories, target, file_format, progress=display.convert, **settings
             )
@@ -282,12 +283,13 @@ def import_(
 
     Example: `marl-collect import data.hdf5 --format hdf5 --out data`
     """
-    from marl_collect.cli.progress import ProgressDisplay
+    from marl_collect.cli.progress import ProgressDisplay, live
     from marl_collect.storage import import_dataset
 
     with user_errors(OSError, ValueError, KeyError, ImportError):
         checked: Any = compression  # `import_dataset` checks it.
-        with ProgressDisplay(err, f"import {source}", 0, enabled=True) as display:
+        display = ProgressDisplay(f"import {source}", 0)
+        with live(display, err):
             dataset = import_dataset(
                 source,
                 target,
@@ -303,5 +305,4 @@ def _report(episodes: int, frames: int, written: Path) -> None:
     out.print(
         f"{episodes:,} episodes, {frames:,} frames: {written}",
         soft_wrap=True,
-        highlight=False,
     )

@@ -36,15 +36,15 @@ def envs(
         )
     for name, missing in chosen.items():
         if not missing:
-            out.print(name, style="bold", highlight=False, soft_wrap=True)
+            out.print(name, style="bold", soft_wrap=True)
     incomplete: dict[str, list[str]] = {}
     for name, missing in chosen.items():
         if missing:
             incomplete.setdefault(missing, []).append(name)
     for missing, names in incomplete.items():
-        out.print(f"\nAfter: {missing}", highlight=False, soft_wrap=True)
+        out.print(f"\nAfter: {missing}", soft_wrap=True)
         for name in names:
-            out.print(f"  {name}", style="dim", highlight=False, soft_wrap=True)
+            out.print(f"  {name}", style="dim", soft_wrap=True)
     ready = sum(1 for missing in chosen.values() if not missing)
     err.print(f"Available tasks: {ready}. Details: marl-collect info TASK")
 

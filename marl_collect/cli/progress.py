@@ -1,10 +1,10 @@
 """Live display of a collection: frames, speed, episodes and returns."""
 
-import abc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Self, final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,6 +15,9 @@ from rich.text import Text
 
 from marl_collect.storage.episodes import EndedEpisode
 
+_PER_SECOND = 8
+"""How often a display is drawn."""
+
 _RECENT = 100
 _WINDOW = 5.0
 """Seconds over which the displayed speed is averaged."""
@@ -23,41 +26,16 @@ _LINE = 8
 """Groups with more agents than this show one mean return instead of one per agent."""
 
 
-class LiveDisplay(abc.ABC):
-    """Draws itself again and again in a ``with`` block, if the console is a terminal.
+def live(display: RenderableType, console: Console) -> AbstractContextManager[object]:
+    """Draw a display again and again in a ``with`` block, in a thread of rich.
 
-    A thread of the library rich draws it.
+    Nothing is drawn if the console is no terminal.
     """
-
-    def __init__(self, console: Console, per_second: float, *, enabled: bool) -> None:
-        """Prepare the display.
-
-        Args:
-            console: to draw on.
-            per_second: how often it is drawn.
-            enabled: whether to display anything.
-        """
-        self._live: Live | None = None
-        if enabled and console.is_terminal:
-            self._live = Live(
-                console=console,
-                get_renderable=self._render,
-                refresh_per_second=per_second,
-                transient=True,
-            )
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    @abc.abstractmethod
-    def _render(self) -> RenderableType:
-        """Return what to draw now."""
+    if not console.is_terminal:
+        return nullcontext()
+    return Live(
+        display, console=console, refresh_per_second=_PER_SECOND, transient=True
+    )
 
 
 def progress_bar(done: int, total: int, unit: str, speed: float, left: str) -> Table:
@@ -76,8 +54,8 @@ def progress_bar(done: int, total: int, unit: str, speed: float, left: str) -> T
 
 
 @final
-class ProgressDisplay(LiveDisplay):
-    """Displays a running collection.
+class ProgressDisplay:
+    """Displays a running collection, where ``live`` draws it.
 
     The drawing thread calls ``frames`` for the frames so far. Episodes may be added
     from any thread.
@@ -85,21 +63,16 @@ class ProgressDisplay(LiveDisplay):
 
     def __init__(
         self,
-        console: Console,
         task: str,
         total: int,
         unit: Literal["frames", "episodes"] = "frames",
-        *,
-        enabled: bool,
     ) -> None:
         """Prepare the display.
 
         Args:
-            console: to draw on.
             task: name to display.
             total: frames or episodes to collect.
             unit: unit of ``total``.
-            enabled: whether to display anything.
         """
         self._task = task
         self._total = total
@@ -110,7 +83,6 @@ class ProgressDisplay(LiveDisplay):
         self._episodes = 0
         self._recent: deque[EndedEpisode] = deque(maxlen=_RECENT)
         self._spinner = Spinner("dots", Text(f"{task}: starting"))
-        super().__init__(console, 8, enabled=enabled)
 
     def say(self, what: str) -> None:
         """Display what happens before the first frame."""
@@ -131,7 +103,8 @@ class ProgressDisplay(LiveDisplay):
         self._episodes += len(ended)
         self._recent.extend(ended)
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
+        """Return what to draw now."""
         if self._frames is None:
             return self._spinner
         frames, episodes = self._frames(), self._episodes

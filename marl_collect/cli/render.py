@@ -71,5 +71,4 @@ def render(  # noqa: PLR0913 - one argument per option
     out.print(
         f"{target}: {episodes} episode{'s'[: episodes > 1]}, {count:,} pictures",
         soft_wrap=True,
-        highlight=False,
     )

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from marl_collect.core.description import EnvDescription, Key, stored_action
-from marl_collect.storage.card import describe_space, number
+from marl_collect.core.description import EnvDescription, Key
+from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
 from marl_collect.storage.index import KeyField, Totals
 from marl_collect.storage.statistics import Range, Statistics, Summary
 
@@ -78,12 +78,10 @@ def _numbers(summary: Summary) -> list[str]:
 def groups_table(environment: EnvDescription) -> Table:
     """Return a table of the groups: their agents and the spaces of one agent."""
     table = Table(title="Groups")
-    for column in ("group", "agents", "observation", "action"):
+    for column in GROUP_COLUMNS:
         table.add_column(column, overflow="fold")
-    for name, group in environment.groups.items():
-        agents = f"{group.n_agents}: {', '.join(group.agents)}"
-        observation = describe_space(group.observation)
-        table.add_row(name, agents, observation, describe_space(stored_action(group)))
+    for row in group_rows(environment):
+        table.add_row(*row)
     return table
 
 

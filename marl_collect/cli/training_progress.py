@@ -7,7 +7,7 @@ from typing import Self, final
 
 from rich.console import Console, Group, RenderableType
 
-from marl_collect.cli.progress import LiveDisplay, line, progress_bar, remaining
+from marl_collect.cli.progress import line, progress_bar, remaining
 from marl_collect.core.interruption import FINISHING
 from marl_collect.core.log_file import add_line
 from marl_collect.training.costs import Costs
@@ -21,11 +21,13 @@ _SHOWN = ("loss_objective", "loss_critic", "entropy", "loss", "epsilon")
 
 
 @final
-class TrainingProgress(LiveDisplay, Watcher):
+class TrainingProgress(Watcher):
     """Displays all runs together, and prints a line for each run and evaluation.
 
+    Without a terminal, only the lines are printed; see ``progress.live``.
+
     Args:
-        console: to draw on; without a terminal only the lines are printed.
+        console: for the lines.
         runs: number of runs.
         frames: of each run.
         log: file for the same lines, with a line a minute.
@@ -47,7 +49,6 @@ class TrainingProgress(LiveDisplay, Watcher):
         """Frames that this command trained with: a resumed run has more."""
         self._begin = time.monotonic()
         self._printed = time.monotonic()
-        super().__init__(console, 4, enabled=True)
 
     def begin(self, setup: Setup, seed: int) -> Self:
         """Display this run from now on."""
@@ -73,7 +74,7 @@ class TrainingProgress(LiveDisplay, Watcher):
         if now - self._printed > _LINE_SECONDS:
             self._printed = now
             text = f"  {frames:,} frames: {self._metrics}"
-            self._print(text, shown=self._live is None)
+            self._print(text, shown=not self._console.is_terminal)
 
     def measured(self, costs: Costs) -> None:
         """Print the costs of a gradient step, which were measured in training."""
@@ -100,10 +101,11 @@ class TrainingProgress(LiveDisplay, Watcher):
 
     def _print(self, text: str, *, shown: bool = True) -> None:
         if shown:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
         add_line(self._log, text)
 
-    def _render(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
+        """Return what to draw now."""
         total = self._runs * self._frames
         done = max(self._begun - 1, 0) * self._frames + self._done
         rate = self._trained / max(time.monotonic() - self._begin, 1e-9)

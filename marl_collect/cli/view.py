@@ -85,11 +85,11 @@ def view(
             with err.status("Drawing and writing the page"):
                 server.save(save, answers, requests)
             size = save.stat().st_size / 1e6
-            out.print(f"{save}: {size:,.1f} MB", soft_wrap=True, highlight=False)
+            out.print(f"{save}: {size:,.1f} MB", soft_wrap=True)
             return
         serving = stack.enter_context(server.server(answers, port))
         address = f"http://127.0.0.1:{serving.server_port}/"
-        out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
+        out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True)
         if browser:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):

@@ -25,7 +25,11 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.notebooks import statistics
 from marl_collect.core.seeding import next_seed
 from marl_collect.errors import ClosedError, warn
-from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
+from marl_collect.processes.closing import (
+    CLOSE_SECONDS,
+    ERROR_CLOSE_SECONDS,
+    close_after,
+)
 
 _END = object()
 _ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
@@ -552,10 +556,7 @@ class CollectorBase:
             yield
         except kinds as error:
             self._error = error
-            try:
-                self.shutdown(ERROR_CLOSE_SECONDS)
-            except Exception as trouble:  # noqa: BLE001 - the first error is raised
-                error.add_note(f"While closing: {trouble}")
+            close_after(error, self.shutdown)
             raise
 
     def _collect_more(self) -> None:

@@ -3,7 +3,7 @@
     trainer                                       worker
     WorkerAssignment (at the start) ----------->  build the environments
                             <-------------------  WorkerReady
-    UsePlan ---------------------------------->
+    Plan ------------------------------------->   number the environments
     SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
                             <-------------------  PolicyReady
     PublishWeights, after CallablePolicy ----->   publish the policy's weights
@@ -28,7 +28,7 @@ from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.shared_memory import MemoryHandle
-from marl_collect.rollout.episodes import EndedEpisodes, Plan
+from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.module_settings import Settings
 from marl_collect.weights.shared import Handle
@@ -62,13 +62,6 @@ class WorkerReady:
 
     description: EnvDescription
     size: int
-
-
-@dataclass(frozen=True)
-class UsePlan:
-    """Use the environment numbers, episode numbers and seed of this plan."""
-
-    plan: Plan
 
 
 @dataclass(frozen=True)

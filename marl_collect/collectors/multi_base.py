@@ -1,7 +1,7 @@
-"""The common base of ``MultiSyncCollector`` and ``MultiAsyncCollector``."""
+"""What fills the batches of ``MultiSyncCollector`` and ``MultiAsyncCollector``."""
 
-import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, final
 
@@ -9,8 +9,10 @@ import torch
 from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.layout import Layout
+from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.assigning import chosen_workers
+from marl_collect.collectors.assigning import chosen_workers, sized_workers
 from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
@@ -37,11 +39,21 @@ class MultiCollectorBase(CollectorBase):
         return self._backend.pids
 
 
+@final
 class WorkersBackend(Backend):
-    """A backend whose environments run in workers."""
+    """Teams of workers that each fill slots of their own.
+
+    A team starts its next batch when its last one is delivered. A single team of all
+    workers does so with ``prefetch`` only. It then does not wait for its slowest
+    worker: each worker starts its part of the next batch as soon as it is done.
+    """
 
     def __init__(
-        self, workers: WorkerGroup, options: CollectorOptions, frames: Sequence[int]
+        self,
+        workers: WorkerGroup,
+        options: CollectorOptions,
+        frames: Sequence[int],
+        team: int | None = None,
     ) -> None:
         """Allocate the slots of workers that are ready.
 
@@ -49,9 +61,15 @@ class WorkersBackend(Backend):
             workers: the workers, which this backend closes.
             options: of the collector.
             frames: per batch of each worker's environments.
+            team: number of workers that fill a batch together; None for all of them.
         """
         self._options = options
         self._workers = workers
+        self._team = team
+        self._collects_ahead = team is not None or options.prefetch
+        # By team, the oldest first. Others are idle.
+        self._unfinished: dict[int, _Batch] = {}
+        self._next_team = 0
         self.weights = workers.weights
         try:
             self.reshape(frames)
@@ -59,19 +77,174 @@ class WorkersBackend(Backend):
             workers.close(ERROR_CLOSE_SECONDS)
             raise
 
-    @abc.abstractmethod
     def reshape(self, frames: Sequence[int]) -> None:
         """Allocate slots for the current workers, none of which is collecting.
 
         Args:
             frames: per batch of each worker's environments.
         """
+        self._frames = list(frames)
+        size = self._team or len(self._workers)
+        starts = range(0, len(self._workers), size)
+        self._teams = [range(start, start + size) for start in starts]
+        # The user holds one while another is filled. One that is filled ahead may be
+        # delivered while the user still holds the last.
+        prepared = 3 if self._collects_ahead else 2
+        self._slots: list[Slots] = []
+        for workers in self._teams:
+            rows = sum(self._sizes[index] for index in workers)
+            layout = self._workers.layout(rows, max(frames[index] for index in workers))
+            self._slots.append(Slots(layout, prepared=prepared))
 
-    @abc.abstractmethod
+    @property
+    @override
+    def shape(self) -> tuple[Layout, Sequence[int]] | None:
+        return (self._slots[0].layout, self._sizes) if self._team is None else None
+
+    @property
+    @override
+    def batch_frames(self) -> int:
+        frames = [f * size for f, size in zip(self._frames, self._sizes, strict=True)]
+        return max(sum(frames[index] for index in team) for team in self._teams)
+
+    @override
+    def outline(self) -> str:
+        shapes = dict.fromkeys(slots.layout.batch for slots in self._slots)
+        batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
+        return f"{sized_workers(self._sizes)}, {batches}"
+
+    @override
+    def collect(self, *, random: bool, delivered: int) -> Filled:
+        self._start_teams(random=random, ahead=0)
+        # Only of a single team is it known which batch is the next to be delivered. Its
+        # frames are known in advance if no worker is preempted.
+        if self._team is None and self._collects_ahead and not self._options.preempts:
+            expected = delivered + self.batch_frames
+            if not self._options.completed(expected):
+                random = self._options.random_after(expected)
+                self._unfinished[0].following = self._command(0, random=random)
+        team, batch = self._receive()
+        tensors = self._slots[team].hand_out(batch.slot)
+        filled = self._filled(tensors, self._teams[team], batch.replies)
+        delivered += filled.frames
+        if self._collects_ahead and not self._options.completed(delivered):
+            # The workers collect their next batch while the user works with this one.
+            self._start_teams(random=self._options.random_after(delivered), ahead=1)
+        return filled
+
+    def _start_teams(self, *, random: bool, ahead: int) -> None:
+        """Let idle teams collect in turn, as far as ``max_staleness`` allows.
+
+        Args:
+            random: act at random.
+            ahead: number of batches about to be delivered. The user may update the
+                weights after each of them.
+        """
+        teams = range(len(self._teams))
+        for team in (*teams[self._next_team :], *teams[: self._next_team]):
+            if team in self._unfinished:
+                continue
+            if not self._may_start(ahead):
+                return
+            command = self._command(team, random=random)
+            for index in self._teams[team]:
+                self._attach(index, command.slot)
+            for index in self._teams[team]:
+                self._workers.collect(index, command)
+            self._unfinished[team] = _Batch(
+                command.slot, list(self._teams[team]), overtaken=ahead
+            )
+            self._next_team = team + 1
+
+    def _may_start(self, ahead: int) -> bool:
+        """Return whether no batch exceeds ``max_staleness`` if another one is started.
+
+        The staleness of a batch grows with each batch that is delivered before it. In
+        the worst case all other batches are delivered before the new one.
+        """
+        limit = self._options.max_staleness
+        if limit is None:
+            return True
+        worst = max([ahead, *(batch.overtaken for batch in self._unfinished.values())])
+        return worst + len(self._unfinished) <= limit
+
+    def _command(self, team: int, *, random: bool) -> messages.Collect:
+        return messages.Collect(
+            self._slots[team].take(),
+            random=random,
+            reset=self._options.reset_at_each_iter,
+            snapshot=self._collects_ahead,
+        )
+
+    def _attach(self, index: int, slot: int) -> None:
+        """Let a worker map its rows of its team's slot."""
+        team = index // len(self._teams[0])
+        begin = sum(self._sizes[self._teams[team].start : index])
+        rows = range(begin, begin + self._sizes[index])
+        self._workers.attach(index, self._slots[team], slot, rows, self._frames[index])
+
+    def _receive(self) -> tuple[int, "_Batch"]:
+        """Wait for the next complete batch; return its team and it.
+
+        With ``preemptive_threshold``, the slowest workers are preempted when enough
+        others are done.
+        """
+        workers, threshold = self._workers, self._options.preemptive_threshold
+        while True:
+            index, reply = workers.receive(
+                index for batch in self._unfinished.values() for index in batch.waiting
+            )
+            team = index // len(self._teams[0])
+            batch = self._unfinished[team]
+            batch.replies[index] = reply
+            batch.waiting.remove(index)
+            following = batch.following
+            if following is not None:
+                self._attach(index, following.slot)
+                workers.collect(index, following)
+            if not batch.waiting:
+                break
+            if self._options.preempts:
+                enough = max(1, int(len(self._teams[team]) * (threshold or 0.0)))
+                if len(batch.replies) == enough:
+                    workers.preempt(batch.waiting)
+        del self._unfinished[team]
+        for other in self._unfinished.values():
+            other.overtaken += 1
+        if following is not None:
+            self._unfinished[team] = _Batch(following.slot, list(self._teams[team]))
+        return team, batch
+
     def _settle(self) -> bool:
         """Drop unfinished batches; return whether there were any."""
+        dropped = bool(self._unfinished)
+        while self._unfinished:
+            team, batch = self._receive()
+            self._slots[team].give_back(batch.slot)
+        return dropped
 
-    @final
+    @override
+    def states(self) -> list[Any]:
+        # Unfinished batches were not delivered, so they are collected again.
+        return self._workers.ask_each(
+            [
+                messages.GetState(before=team in self._unfinished)
+                for team, workers in enumerate(self._teams)
+                for _ in workers
+            ]
+        )
+
+    @override
+    def metrics(self) -> dict[str, Any]:
+        slots = sum(len(slots) for slots in self._slots)
+        return self._workers.metrics() | {"slots": slots}
+
+    @override
+    def close(self, timeout: float) -> None:
+        self._workers.close(timeout)
+        for slots in self._slots:
+            slots.close()
+
     def drop_unfinished(self, begin: Sequence[int] = ()) -> bool:
         """Let workers return to the beginning of batches that are not delivered.
 
@@ -94,7 +267,6 @@ class WorkersBackend(Backend):
         )
         return True
 
-    @final
     def _filled(
         self,
         tensors: Mapping[Key, torch.Tensor],
@@ -124,30 +296,25 @@ class WorkersBackend(Backend):
             ),
         )
 
-    @final
     @property
     def _sizes(self) -> list[int]:
         """Number of environments of each worker."""
         return self._workers.sizes
 
-    @final
     @property
     @override
     def description(self) -> EnvDescription:
         return self._workers.description
 
-    @final
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
         return self._workers.pids
 
-    @final
     @override
     def steps(self) -> int:
         return self._workers.steps()
 
-    @final
     @override
     def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
         indices = chosen_workers(chosen, len(self._workers))
@@ -157,13 +324,11 @@ class WorkersBackend(Backend):
             return
         self._workers.ask(messages.BeginEpisodes(), indices)
 
-    @final
     @override
     def reseed(self, seed: int) -> None:
         self._settle()
         self._workers.reseed(seed)
 
-    @final
     @override
     def load(self, states: list[Any]) -> tuple[int, ...]:
         if len(states) != len(self._workers):
@@ -177,12 +342,10 @@ class WorkersBackend(Backend):
         self._workers.load(states)
         return self._workers.running
 
-    @final
     @override
     def explain(self) -> list[str]:
         return self._workers.ask(messages.Explain())
 
-    @final
     @override
     def attribute(self, owner: str, name: str) -> list[Any]:
         values = self._workers.ask(messages.GetAttribute(owner, name))
@@ -190,3 +353,23 @@ class WorkersBackend(Backend):
             if isinstance(value, AttributeError):
                 raise value
         return values
+
+
+@final
+@dataclass
+class _Batch:
+    """A batch that a team fills.
+
+    Attributes:
+        slot: that is filled.
+        waiting: the workers that are still collecting.
+        replies: of the others.
+        overtaken: batches delivered since it was started: its staleness.
+        following: what each worker collects when it is done, if that is known.
+    """
+
+    slot: int
+    waiting: list[int]
+    replies: dict[int, messages.Collected] = field(default_factory=dict)
+    overtaken: int = 0
+    following: messages.Collect | None = None

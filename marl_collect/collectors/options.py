@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from tensordict.nn import InteractionType
 
+from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.factories import Factory
 from marl_collect.options import Option, RejectedKeyword, only
@@ -548,6 +549,17 @@ class CollectorOptions(BatchOptions):
     def ragged(self) -> bool:
         """Whether some frames of a batch may be invalid."""
         return self.preempts or not isinstance(self.frames_per_batch, int)
+
+    @property
+    def contents(self) -> BatchContents:
+        """The optional keys of a batch."""
+        return BatchContents(
+            traj_ids=self.track_traj_ids,
+            step_count=self.max_frames_per_traj is not None,
+            policy_version=self.track_policy_version,
+            compact_obs=self.compact_obs,
+            ragged=self.ragged,
+        )
 
     def frames_of(self, environments: Sequence[int]) -> list[int]:
         """Return the frames per batch of each environment, by worker.

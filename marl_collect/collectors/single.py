@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
-from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
+from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.assigning import chosen_workers, counted
 from marl_collect.collectors.backend import Backend, Filled
@@ -20,6 +20,7 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.statistics import WorkerMetrics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     chosen_policy,
@@ -35,7 +36,7 @@ from marl_collect.policies.choose import make_runner
 from marl_collect.policies.wrap import built_policy
 from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import make_rollout
-from marl_collect.rollout.episodes import EPISODE_BITS, Plan, left_behind
+from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter
 
 
@@ -76,8 +77,7 @@ class SingleBackend(Backend):
             torch.set_num_threads(parsed.num_threads)
         if parsed.init_fn is not None:
             parsed.init_fn()
-        self._seconds = {"rollouts": 0.0, "resets": 0.0}
-        self._cut: list[int] = []
+        self._metrics = WorkerMetrics()
         self._engine = build([factory for worker in workers for factory in worker])
         try:
             self._policy = self._prepare(parsed, policy)
@@ -116,15 +116,7 @@ class SingleBackend(Backend):
         self._rollout = make_rollout(
             parts, runners, plan, self._counter, check_actions=acting.check_actions
         )
-        runner = runners[0]
-        contents = BatchContents(
-            traj_ids=options.track_traj_ids,
-            step_count=options.max_frames_per_traj is not None,
-            policy_version=options.track_policy_version,
-            is_init=runner.signature.reads_is_init,
-            compact_obs=options.compact_obs,
-        )
-        fields = batch_fields(self.description, runner.signature, contents)
+        fields = batch_fields(self.description, runners[0].signature, options.contents)
         frames = options.frames_of([size])[0]
         layout = Layout.plan(fields, (size, frames))
         # Of whole trajectories, only the first batch is in a slot.
@@ -163,8 +155,10 @@ class SingleBackend(Backend):
             self._rollout.reset()
         with torch.no_grad(), set_interaction_type(self._options.exploration_type):
             frames, episodes = self._rollout.collect(arrays, version, random=random)
-        self._seconds["rollouts"] += time.perf_counter() - begin
-        self._seconds["resets"] += self._rollout.take_reset_seconds()
+        seconds = time.perf_counter() - begin
+        self._metrics.add(
+            {"rollout": seconds, "reset": self._rollout.take_reset_seconds()}
+        )
         ends = [frames] * self._engine.size
         observations = self._rollout.take_last()
         last = gather(observations, [0] * len(observations))
@@ -199,12 +193,8 @@ class SingleBackend(Backend):
         check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
         running = self._rollout.running
-        environments = states[0]["environments"]
-        self._cut += [
-            (self._rollout.plan.environments[k] << EPISODE_BITS)
-            + int(environments["episode"][k])
-            for k in left_behind(environments, running)
-        ]
+        environments = self._rollout.plan.environments
+        self._metrics.cut_resumed(environments, states[0], running)
         return running
 
     def explain(self) -> list[str]:
@@ -219,12 +209,7 @@ class SingleBackend(Backend):
 
     @override
     def metrics(self) -> dict[str, Any]:
-        return {
-            "slots": len(self._slots),
-            "cut_trajectories": list(self._cut),
-            "seconds_in_rollouts": self._seconds["rollouts"],
-            "seconds_in_resets": self._seconds["resets"],
-        }
+        return self._metrics.snapshot() | {"slots": len(self._slots)}
 
     def close(self, timeout: float = 0.0) -> None:
         """Close the environments and release the slots."""

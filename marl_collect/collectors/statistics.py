@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from marl_collect.rollout.episodes import EPISODE_BITS, Episode
+from marl_collect.rollout.episodes import EPISODE_BITS, Episode, left_behind
 
 _RECENT = 100
 
@@ -126,6 +126,22 @@ class WorkerMetrics:
         """
         pairs = zip(environments, running, strict=False)
         self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
+
+    def cut_resumed(
+        self,
+        environments: Sequence[int],
+        state: Mapping[str, Any],
+        running: Sequence[int],
+    ) -> None:
+        """Note the episodes of a loaded state that were not resumed.
+
+        Args:
+            environments: indices of the environments of the rollout.
+            state: that it loaded.
+            running: numbers of their episodes afterwards.
+        """
+        for k in left_behind(state["environments"], running):
+            self.cut([environments[k]], [int(state["environments"]["episode"][k])])
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds that a worker spent on one batch."""

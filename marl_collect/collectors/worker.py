@@ -163,11 +163,11 @@ class RolloutWorker:
         raise TypeError(f"Unknown command {command!r}.")
 
     @execute.register
-    def _(self, command: messages.UsePlan) -> None:
-        self._plan = command.plan
-        self._seed_torch(command.plan.seed)
+    def _(self, plan: Plan) -> None:
+        self._plan = plan
+        self._seed_torch(plan.seed)
         if self._rollout is not None:
-            self._rollout.use_plan(command.plan)
+            self._rollout.use_plan(plan)
 
     @execute.register
     def _(self, command: messages.RandomActions) -> None:

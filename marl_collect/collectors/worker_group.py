@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 import torch
 from typing_extensions import override
 
-from marl_collect.buffers.layout import BatchContents, Layout, batch_fields
+from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages, worker
 from marl_collect.collectors.assigning import assign
@@ -43,7 +43,7 @@ from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.rollout.episodes import Plan, left_behind
+from marl_collect.rollout.episodes import Plan
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,16 +138,8 @@ class WorkerGroup:
 
     def layout(self, environments: int, frames: int) -> Layout:
         """Return the layout of a slot for these numbers of environments and frames."""
-        options, ready = self._options, self.ready
-        contents = BatchContents(
-            traj_ids=options.track_traj_ids,
-            step_count=options.max_frames_per_traj is not None,
-            policy_version=options.track_policy_version,
-            is_init=ready.signature.reads_is_init,
-            ragged=options.ragged,
-            compact_obs=options.compact_obs,
-        )
-        fields = batch_fields(self.description, ready.signature, contents)
+        signature, contents = self.ready.signature, self._options.contents
+        fields = batch_fields(self.description, signature, contents)
         return Layout.plan(fields, (environments, frames))
 
     def attach(
@@ -250,7 +242,9 @@ class WorkerGroup:
             member.plan = replace(member.plan, seed=seed, generation=generation)
             self._seed = seed
             if index not in begin:
-                self._note_cut(member, state)
+                self._metrics.cut_resumed(
+                    member.plan.environments, state, running[index]
+                )
 
     def play(self, seed: int, seeds: Sequence[tuple[int, ...]]) -> None:
         """Let each environment begin with episodes of these seeds.
@@ -267,7 +261,7 @@ class WorkerGroup:
                 member.plan, seed=seed, episodes=(), given_seeds=chosen
             )
             member.running = ()
-            self._pool.send(index, messages.UsePlan(member.plan))
+            self._pool.send(index, member.plan)
 
     # State
 
@@ -325,7 +319,7 @@ class WorkerGroup:
             plan = Plan(self._seed, environments, limit, given_seeds=given)
             self._members[index].plan = plan
         for index in indices:
-            self._pool.send(index, messages.UsePlan(self._members[index].plan))
+            self._pool.send(index, self._members[index].plan)
         return first
 
     def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
@@ -476,15 +470,8 @@ class WorkerGroup:
         self._metrics.recycled += 1
         self._renew([index])
         (member.running,) = self.ask(messages.LoadState(state), [index])
-        self._note_cut(member, state)
+        self._metrics.cut_resumed(member.plan.environments, state, member.running)
         warn_if_not_resumed(self.description, [state], member.running)
-
-    def _note_cut(self, member: "_Member", state: Any) -> None:
-        """Record the episodes of a loaded state that the worker did not resume."""
-        environments = member.plan.environments
-        for k in left_behind(state["environments"], member.running):
-            number = int(state["environments"]["episode"][k])
-            self._metrics.cut([environments[k]], [number])
 
     def _renew(self, indices: Sequence[int]) -> None:
         """Restart workers, so they can collect."""
@@ -498,7 +485,7 @@ class WorkerGroup:
         member, who = self._members[index], f"worker {index}"
         (ready,) = self._replies([index], messages.WorkerReady)
         check_alike(self.description, ready.description, who, "before")
-        self._pool.send(index, messages.UsePlan(member.plan))
+        self._pool.send(index, member.plan)
         (policy,) = self._ask(
             [index], self.weights.command(index), messages.PolicyReady
         )

@@ -39,6 +39,7 @@ SMALL = 4096
 _WORD = 16
 _WIDEST = 8
 """Size in bytes of the widest dtype that torch has."""
+_STORED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _INT64 = np.dtype(np.int64)
 """Dtype of all discrete actions, because losses index with them."""
 
@@ -258,31 +259,22 @@ def leaves(
         TypeError: if values are not arrays of fixed shape, or if torch lacks their
             dtype. The message names the key.
     """
-    if isinstance(space, spaces.Dict):
-        for name, inner in space.spaces.items():
-            yield from leaves(inner, (*key, name), integers=integers)
-    elif isinstance(space, spaces.Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from leaves(inner, (*key, str(index)), integers=integers)
-    elif isinstance(
-        space,
-        (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    ):
-        counted = not isinstance(space, spaces.Box)
-        dtype = np.dtype(integers if counted and integers else space.dtype)
+    for path, leaf in leaf_spaces(space, key):
+        if not isinstance(leaf, _STORED):
+            raise TypeError(
+                f"{'/'.join(path)} has the space {leaf}: expected Box, Discrete, "
+                "MultiDiscrete, MultiBinary, or Dict and Tuple of these."
+            )
+        counted = not isinstance(leaf, spaces.Box)
+        dtype = np.dtype(integers if counted and integers else leaf.dtype)
         if dtype.kind not in "biuf" or dtype.itemsize > _WIDEST:
             raise TypeError(
-                f"{'/'.join(key)} has the space {space} of dtype {dtype}, which torch "
+                f"{'/'.join(path)} has the space {leaf} of dtype {dtype}, which torch "
                 "does not have: expected bool, integers or floats of at most 64 "
                 "bits."
             )
         # Torch only reads memory in native byte order.
-        yield key, Field(tuple(space.shape or ()), dtype.newbyteorder("="))
-    else:
-        raise TypeError(
-            f"{'/'.join(key)} has the space {space}: expected Box, Discrete, "
-            "MultiDiscrete, MultiBinary, or Dict and Tuple of these."
-        )
+        yield path, Field(tuple(leaf.shape or ()), dtype.newbyteorder("="))
 
 
 def leaf_spaces(

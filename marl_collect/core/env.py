@@ -44,18 +44,6 @@ if TYPE_CHECKING:
 
     from marl_collect.core.tensordict_api import TensorDictAPI
 
-__all__ = [
-    "EnvBatch",
-    "EnvFactory",
-    "MultiAgentEnv",
-    "SerialBatch",
-    "TensorDictEnv",
-    "require_factory",
-]
-
-EnvFactory = Callable[[], "MultiAgentEnv"]
-"""Zero-argument callable that builds an environment in the process that steps it."""
-
 
 class TensorDictEnv(Closing):
     """The TensorDict methods of a single environment and of a batch of environments."""

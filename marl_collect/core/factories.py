@@ -5,16 +5,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from marl_collect.core.batch import RowEnv
+from marl_collect.core.batch import EnvBatch, RowEnv, SerialBatch
 from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.env import (
-    EnvBatch,
-    SerialBatch,
-    TensorDictEnv,
-    factory_for,
-    require_factory,
-)
+from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
 

@@ -289,47 +289,6 @@ MOST_BYTES = 64 * 2**20
 
 
 @final
-class ActionHistory:
-    """The actions of a running episode, in memory that grows by doubling.
-
-    Entries are written once and never changed, so the views that ``so_far`` returns
-    stay valid and need no copy. If the actions exceed ``MOST_BYTES``, they are
-    discarded.
-    """
-
-    def __init__(self, actions: Mapping[Key, NDArray[Any]] | None) -> None:
-        """Begin with ``actions``, ``[frames, ...]`` per key; None if discarded."""
-        self._arrays: dict[Key, NDArray[Any]] | None = None
-        self._length = 0
-        if actions is not None:
-            self._arrays = dict(actions)
-            self._length = len(next(iter(actions.values()), ()))
-
-    def append(self, pieces: Mapping[Key, NDArray[Any]]) -> None:
-        """Append the actions of some frames, ``[frames, ...]`` per key."""
-        if self._arrays is None:
-            return
-        begin = self._length
-        self._length = end = begin + len(next(iter(pieces.values()), ()))
-        for key, piece in pieces.items():
-            array = self._arrays.get(key)
-            if array is None or end > len(array):
-                grown = np.empty((max(end, 2 * begin), *piece.shape[1:]), piece.dtype)
-                if array is not None:
-                    grown[:begin] = array[:begin]
-                array = self._arrays[key] = grown
-            array[begin:end] = piece
-        if sum(array[:end].nbytes for array in self._arrays.values()) > MOST_BYTES:
-            self._arrays = None
-
-    def so_far(self) -> dict[Key, NDArray[Any]] | None:
-        """Return all actions, ``[frames, ...]`` per key; None if discarded."""
-        if self._arrays is None:
-            return None
-        return {key: array[: self._length] for key, array in self._arrays.items()}
-
-
-@final
 class SlotActions:
     """The actions of the running episodes of K environments, slot by slot.
 
@@ -499,33 +458,54 @@ class _Block:
 
 @final
 class ActionRecorder:
-    """Records the actions of the running episodes of K environments."""
+    """Records the actions of the running episodes of K environments, step by step.
+
+    If the actions of an episode exceed ``MOST_BYTES``, they are discarded.
+    """
 
     def __init__(self, memory: Row, actions: Iterable[Key]) -> None:
         """Read actions from ``memory``, ``[K, ...]`` per key of ``actions``."""
         self._sources = {key: memory[key] for key in actions}
         size = len(next(iter(memory.values())))
-        self._taken = [self._none() for _ in range(size)]
+        self._lengths = [0] * size
+        # The bytes of all frames by key, of each environment; None if discarded.
+        self._taken: list[dict[Key, bytearray] | None] = [None] * size
+        self.begin(range(size))
 
     def begin(self, indices: Iterable[int]) -> None:
         """Clear the actions of the environments whose episodes begin."""
         for k in indices:
-            self._taken[k] = self._none()
+            self._lengths[k] = 0
+            self._taken[k] = {key: bytearray() for key in self._sources}
 
     def step(self, indices: Iterable[int]) -> None:
         """Record the actions that are in the memory now."""
         for k in indices:
-            frame = {key: array[k : k + 1] for key, array in self._sources.items()}
-            self._taken[k].append(frame)
+            taken = self._taken[k]
+            if taken is None:
+                continue
+            self._lengths[k] += 1
+            for key, array in self._sources.items():
+                taken[key] += array[k].tobytes()
+            if sum(map(len, taken.values())) > MOST_BYTES:
+                self._taken[k] = None
 
     def actions(self, k: int) -> dict[Key, NDArray[Any]] | None:
         """Return environment k's actions, ``[frames, ...]``; None if discarded."""
-        return self._taken[k].so_far()
+        taken, frames = self._taken[k], self._lengths[k]
+        if taken is None:
+            return None
+        return {
+            key: np.frombuffer(taken[key], array.dtype)
+            .reshape(frames, *array.shape[1:])
+            .copy()
+            for key, array in self._sources.items()
+        }
 
     def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
-        """Continue environment k's history from ``actions``."""
-        self._taken[k] = ActionHistory(actions)
-
-    def _none(self) -> ActionHistory:
-        empty = {key: array[:0] for key, array in self._sources.items()}
-        return ActionHistory(empty)
+        """Continue environment k's history from ``actions``, ``[frames, ...]``."""
+        self._lengths[k] = len(next(iter(actions.values()), ()))
+        self._taken[k] = {
+            key: bytearray(actions[key].astype(array.dtype).tobytes())
+            for key, array in self._sources.items()
+        }

@@ -7,9 +7,7 @@ from typing import Any, final
 import torch
 
 from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.multi_async import AsyncBackend
 from marl_collect.collectors.multi_base import WorkersBackend
-from marl_collect.collectors.multi_sync import SyncBackend
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory, spread
@@ -57,12 +55,10 @@ class RayCollector(CollectorBase):
         self._workers = WorkerGroup(factories, policy, options, self._pool)
         self._arguments = options
         self._frames = self._frames_of(self._pool.actors)
-        backend: WorkersBackend
-        if options.sync:
-            backend = SyncBackend(self._workers, options, self._frames)
-        else:
-            backend = AsyncBackend(self._workers, options, self._frames, team)
-        self._open(options, backend)
+        together = None if options.sync else team
+        self._open(
+            options, WorkersBackend(self._workers, options, self._frames, together)
+        )
 
     @property
     def actors(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Evaluates policies on whole episodes in parallel workers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -33,7 +33,7 @@ from marl_collect.options import (
     require,
     values,
 )
-from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
+from marl_collect.processes.closing import CLOSE_SECONDS, close_after
 from marl_collect.rollout.episodes import Episode
 
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
@@ -184,7 +184,7 @@ class Evaluator(Closing):
         try:
             self._slots = _attached(self._workers)
         except BaseException as error:
-            _close_after(error, self._workers.close)
+            close_after(error, self._workers.close)
             raise
 
     def __repr__(self) -> str:
@@ -249,22 +249,7 @@ class Evaluator(Closing):
         if tensors is not None:
             # This contacts no worker, so workers stay usable after an error here.
             workers.weights.publish(tensors)
-        try:
-            return self._play(root, chosen_seeds[first:], first)
-        except BaseException as error:
-            # Unread replies would be taken for replies to later commands.
-            _close_after(error, self.close)
-            raise
-
-    def _evaluate_once(self, seeds: Sequence[int]) -> Evaluation:
-        """Play an episode of each seed, and close."""
-        try:
-            evaluation = self._play(self._root, seeds)
-        except BaseException as error:
-            _close_after(error, self.close)
-            raise
-        self.close()
-        return evaluation
+        return self._play(root, chosen_seeds[first:], first)
 
     @property
     def environments(self) -> int:
@@ -276,8 +261,13 @@ class Evaluator(Closing):
         count = sum(workers.sizes)
         # Whatever the number of workers, an episode has the same row in its worker.
         shares = [tuple(seeds[k::count]) for k in range(count)]
-        workers.play(root, shares)
-        played = _played(workers, list(map(len, shares)), self._limit)
+        try:
+            workers.play(root, shares)
+            played = _played(workers, list(map(len, shares)), self._limit)
+        except BaseException as error:
+            # Unread replies would be taken for replies to later commands.
+            close_after(error, self.close)
+            raise
         return Evaluation(
             tuple(
                 replace(played[i % count][i // count], environment=first + i)
@@ -322,15 +312,9 @@ def evaluate(arguments: EvaluationArguments) -> Evaluation:
         )
     evaluator = Evaluator(**values(_Shared, arguments), seeds=root)
     chosen = seeds or _derived(root, episodes)
-    return evaluator._evaluate_once(chosen)  # noqa: SLF001 - of this module
-
-
-def _close_after(error: BaseException, close: Callable[[float], None]) -> None:
-    """Close soon after an error, which trouble in that must not hide."""
-    try:
-        close(ERROR_CLOSE_SECONDS)
-    except Exception as trouble:  # noqa: BLE001 - the first error is raised
-        error.add_note(f"While closing: {trouble}")
+    evaluation = evaluator._play(root, chosen)  # noqa: SLF001 - of this module
+    evaluator.close()
+    return evaluation
 
 
 def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:

@@ -86,24 +86,25 @@ def interquartile_mean(values: ArrayLike, axis: int | None = None) -> Any:
     return (array * weights).sum(-1) / weights.sum()
 
 
+_TAIL = 0.025
+
+
 def bootstrap(
     strata: Sequence[ArrayLike],
     *,
     estimate: Callable[..., Any] = interquartile_mean,
-    confidence: float = 0.95,
     repetitions: int = 2000,
-    seed: int = 0,
 ) -> Interval:
-    """Return the interquartile mean of scores, or another estimate, with its interval.
+    """Return the interquartile mean of scores, or another estimate, and its interval.
+
+    It is the 95 % interval; equal scores always have equal intervals.
 
     Runs are resampled with replacement within each stratum.
 
     Args:
         strata: scores of the runs, one sequence per task or other stratum.
         estimate: reduces an array, along ``axis`` if given; such as ``np.mean``.
-        confidence: level of the interval.
         repetitions: number of resamples.
-        seed: of the resampling.
 
     Raises:
         ValueError: if there are no strata, or one has no scores.
@@ -111,13 +112,12 @@ def bootstrap(
     arrays = [np.asarray(scores, dtype=np.float64) for scores in strata]
     if not arrays or any(array.size == 0 for array in arrays):
         raise ValueError("Every stratum needs at least one score.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     resampled: list[Floats] = [
         array[rng.integers(array.size, size=(repetitions, array.size))]
         for array in arrays
     ]
     means = estimate(np.concatenate(resampled, axis=1), axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(means, [_TAIL, 1 - _TAIL])
     value = float(estimate(np.concatenate(arrays)))
     return Interval(value, float(low), float(high))

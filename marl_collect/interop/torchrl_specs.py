@@ -3,7 +3,7 @@
 Imported by ``marl_collect.interop.torchrl`` only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +20,14 @@ from torchrl.data import (
     Unbounded,
 )
 
-from marl_collect.core.description import FLAGS, EnvDescription, Field, Key, leaves
+from marl_collect.core.description import (
+    FLAGS,
+    EnvDescription,
+    Field,
+    Key,
+    leaf_spaces,
+    leaves,
+)
 
 Space = spaces.Space[object]
 Shape = tuple[int, ...]
@@ -37,7 +44,7 @@ def observation_spec(description: EnvDescription, batch: Shape) -> Composite:
     specs: dict[Key, TensorSpec] = {}
     for name, group in description.groups.items():
         lead = (*batch, group.n_agents)
-        for key, space in _split(group.observation, (name, "observation")):
+        for key, space in leaf_spaces(group.observation, (name, "observation")):
             specs[key] = _spec(space, lead, with_zero=True)
         if group.action_mask:
             shape = (*lead, group.n_actions)
@@ -49,7 +56,7 @@ def observation_spec(description: EnvDescription, batch: Shape) -> Composite:
         if group.episode_reward:
             specs[name, REWARD_SUM] = Unbounded((*lead, 1))
     for name, space in description.root.items():
-        for key, leaf in _split(space, (name,)):
+        for key, leaf in leaf_spaces(space, (name,)):
             specs[key] = _spec(leaf, batch, with_zero=True)
     return nest(specs, description, batch)
 
@@ -63,7 +70,7 @@ def action_spec(description: EnvDescription, batch: Shape) -> Composite:
             n = group.n_actions
             specs[name, "action"] = OneHot(n, (*lead, n), dtype=torch.int64)
             continue
-        for key, space in _split(group.action, (name, "action")):
+        for key, space in leaf_spaces(group.action, (name, "action")):
             specs[key] = _spec(space, lead, with_zero=False, integers=np.dtype("int64"))
     return nest(specs, description, batch)
 
@@ -152,18 +159,6 @@ def _space(spec: TensorSpec, shape: Shape, dims: int, where: str) -> spaces.Spac
         "OneHot, MultiCategorical, Binary, or a Composite of these. Remove or convert "
         "the entry with a transform of the TorchRL environment."
     )
-
-
-def _split(space: Space, key: Key) -> Sequence[tuple[Key, Space]]:
-    """Return the keys and spaces of the arrays in a (nested) space."""
-    inner: Mapping[str, Any]
-    if isinstance(space, spaces.Dict):
-        inner = space.spaces
-    elif isinstance(space, spaces.Tuple):
-        inner = {str(index): part for index, part in enumerate(space.spaces)}
-    else:
-        return [(key, space)]
-    return [pair for name in inner for pair in _split(inner[name], (*key, name))]
 
 
 def _spec(

@@ -4,8 +4,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, Row
-from marl_collect.core.env import EnvBatch
 from marl_collect.core.factories import Factory
 from marl_collect.errors import raise_failure
 from marl_collect.parallel_env.env_processes import EnvProcesses

@@ -3,40 +3,28 @@
 import math
 import os
 from contextlib import suppress
-from pathlib import Path
 
-from marl_collect.processes.cgroups import MOUNT, PROC, cpu_quotas
+from marl_collect.processes.cgroups import cpu_quotas
 
 
-def effective_cpus(proc: Path = PROC, mount: Path = MOUNT) -> int:
+def effective_cpus() -> int:
     """Return the number of processors that this process may use, at least 1.
 
     The smaller of its affinity and the tightest quota of its control group and the
     groups around it (version 2: ``cpu.max``; version 1: ``cpu.cfs_quota_us``).
     Fractions are rounded up.
-
-    Args:
-        proc: file that names the process's control groups.
-        mount: folder where they are mounted.
     """
-    quotas = [math.ceil(quota) for quota in cpu_quotas(proc, mount)]
+    quotas = [math.ceil(quota) for quota in cpu_quotas()]
     return max(1, min([_allowed(), *quotas]))
 
 
-def is_rationed(proc: Path = PROC, mount: Path = MOUNT) -> bool:
-    """Return whether a control group has a CPU quota below our number of processors.
-
-    Args:
-        proc: see ``effective_cpus``.
-        mount: see ``effective_cpus``.
-    """
-    return any(quota < _allowed() for quota in cpu_quotas(proc, mount))
+def is_rationed() -> bool:
+    """Return whether a control group has a CPU quota below our number of processors."""
+    return any(quota < _allowed() for quota in cpu_quotas())
 
 
 def _allowed() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(affinity()) or os.cpu_count() or 1
 
 
 def affinity() -> frozenset[int]:

@@ -4,9 +4,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
 from marl_collect.buffers.layout import Layout
+from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
@@ -14,7 +15,6 @@ from marl_collect.parallel_env.messages import (
     AttachMemory,
     EnvAssignment,
     EnvsAttached,
-    EnvsReady,
     Nudge,
 )
 from marl_collect.parallel_env.options import ParallelOptions
@@ -173,17 +173,12 @@ class EnvProcesses:
             rows, mine, threads, options.pin_processes and threads == 1
         )
 
-    def _descriptions(self) -> Any:
-        replies = [self.receive(p, EnvsReady) for p in range(len(self._pool))]
-        first = replies[0].description
-        for process, ready in enumerate(replies):
-            check_alike(
-                first,
-                ready.description,
-                f"the environments of process {process}",
-                "those of process 0",
-            )
-        return first
+    def _descriptions(self) -> EnvDescription:
+        replies = [self.receive(p, EnvDescription) for p in range(len(self._pool))]
+        for process, description in enumerate(replies):
+            who = f"the environments of process {process}"
+            check_alike(replies[0], description, who, "those of process 0")
+        return replies[0]
 
     def _share(self, size: int, spin: float) -> None:
         layout = Layout.plan(self.description.row(), (size, 1))

@@ -4,8 +4,9 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.env import EnvBatch, TensorDictEnv
+from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.factories import Factory, Kwargs, spread
 from marl_collect.options import Option, require
 from marl_collect.parallel_env.attributes import Asker, View, dispatch

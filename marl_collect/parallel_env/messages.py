@@ -2,7 +2,7 @@
 
     trainer                                   worker
     EnvAssignment (at the start) ------------->  build the environments
-                            <---------------  EnvsReady
+                            <---------------  EnvDescription
     AttachMemory -------------------------------->  map memory and flags
                             <---------------  EnvsAttached
     AskSome ------------------------------->  (announced by EnvOperation.MESSAGE)
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory
 from marl_collect.errors import Failure
 from marl_collect.parallel_env.signals import SignalsShape
@@ -38,13 +37,6 @@ class EnvAssignment:
     factories: tuple[Factory, ...]
     num_sub_threads: int
     pins: bool
-
-
-@dataclass(frozen=True)
-class EnvsReady:
-    """Reply to ``EnvAssignment``: the environments are built."""
-
-    description: EnvDescription
 
 
 @dataclass(frozen=True)

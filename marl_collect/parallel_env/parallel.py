@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
-from marl_collect.core.env import EnvBatch
+from marl_collect.core.batch import EnvBatch
 from marl_collect.options import method
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.joint import JointEnvs, factories_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from marl_collect.core.env import EnvBatch, SerialBatch
+from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env.attributes import ask

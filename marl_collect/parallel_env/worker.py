@@ -23,7 +23,6 @@ from marl_collect.parallel_env.messages import (
     EnvAnswer,
     EnvAssignment,
     EnvsAttached,
-    EnvsReady,
 )
 from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
 from marl_collect.processes.context import WorkerContext
@@ -49,7 +48,7 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     batch = SerialBatch(envs)
     try:
         _limit_torch(assignment.num_sub_threads)  # If a factory has imported it.
-        context.send(EnvsReady(batch.description))
+        context.send(batch.description)
         attach = context.receive()
         assert isinstance(attach, AttachMemory)
         if assignment.pins:

@@ -8,7 +8,7 @@ import torch
 from tensordict.nn import CudaGraphModule, InteractionType
 from torch import nn
 
-from marl_collect.core.env import EnvBatch
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.random_actions import is_random
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.assigned_runner import AssignedRunner

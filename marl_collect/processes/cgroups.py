@@ -9,20 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-PROC: Final = Path("/proc/self/cgroup")
-MOUNT: Final = Path("/sys/fs/cgroup")
+_PROC: Final = Path("/proc/self/cgroup")
+_MOUNT: Final = Path("/sys/fs/cgroup")
 
 _VERSION_2: Final = ""
 
 
-def cpu_quotas(proc: Path = PROC, mount: Path = MOUNT) -> Iterator[float]:
-    """Yield the limits of processor time, in processors.
-
-    Args:
-        proc: file that names the process's control groups.
-        mount: folder where they are mounted.
-    """
-    for version, folder in _groups("cpu", proc, mount):
+def cpu_quotas() -> Iterator[float]:
+    """Yield the limits of processor time, in processors."""
+    for version, folder in _groups("cpu"):
         with suppress(OSError, ValueError):
             if version == _VERSION_2:  # "max 100000" means no limit.
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -33,18 +28,14 @@ def cpu_quotas(proc: Path = PROC, mount: Path = MOUNT) -> Iterator[float]:
                 yield int(quota) / int(period)
 
 
-def free_memory(proc: Path = PROC, mount: Path = MOUNT) -> int | None:
+def free_memory() -> int | None:
     """Return how many bytes the limits of memory leave; None if there is no limit.
 
     Copies of files in memory count as free, because the kernel drops them if memory is
     short. Shared memory is not among them.
-
-    Args:
-        proc: see ``cpu_quotas``.
-        mount: see ``cpu_quotas``.
     """
     left: list[int] = []
-    for version, folder in _groups("memory", proc, mount):
+    for version, folder in _groups("memory"):
         with suppress(OSError, ValueError):
             if version == _VERSION_2:  # "max" means no limit.
                 limit = int((folder / "memory.max").read_text())
@@ -66,17 +57,17 @@ def _sum_of(stat: Path, names: tuple[str, ...]) -> int:
     return sum(int(entries.get(name, 0)) for name in names)
 
 
-def _groups(controller: str, proc: Path, mount: Path) -> Iterator[tuple[str, Path]]:
+def _groups(controller: str) -> Iterator[tuple[str, Path]]:
     """Yield the version and the folder of each group that may limit a resource."""
     lines: list[str] = []
     with suppress(OSError):
-        lines = proc.read_text().splitlines()
+        lines = _PROC.read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == _VERSION_2:
-            root = mount
+            root = _MOUNT
         elif controller in controllers.split(","):
-            root = mount / controller
+            root = _MOUNT / controller
         else:
             continue
         for folder in _upwards(root, path):

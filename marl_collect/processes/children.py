@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from marl_collect.errors import describe_exit
 from marl_collect.processes.packets import (
@@ -24,47 +24,6 @@ from marl_collect.processes.packets import (
 )
 
 _ORPHAN_SECONDS: Final = 5.0
-
-
-class Child(Protocol):
-    """A started process."""
-
-    @property
-    def pid(self) -> int:
-        """Process id; known after ``confirm``."""
-        ...
-
-    @property
-    def sentinel(self) -> int:
-        """A file descriptor that is readable once the process has ended."""
-        ...
-
-    def confirm(self, deadline: float) -> None:
-        """Wait until the process is known to run.
-
-        Args:
-            deadline: on the clock of ``time.monotonic``.
-
-        Raises:
-            OSError: it could not be started.
-        """
-        ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while it runs; never waits."""
-        ...
-
-    def describe_end(self) -> str:
-        """Describe in words how the process ended."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal; nothing happens if the process has ended."""
-        ...
-
-    def close(self) -> None:
-        """Close our file descriptors; the process has ended or belongs to another."""
-        ...
 
 
 @final
@@ -81,15 +40,25 @@ class ForkedChild:
 
     @property
     def pid(self) -> int:
+        """Process id; known after ``confirm``."""
         if self._pid is None:
             raise RuntimeError("the pid is not known yet: call confirm() first")
         return self._pid
 
     @property
     def sentinel(self) -> int:
+        """A file descriptor that is readable once the process has ended."""
         return self._status.fileno()
 
     def confirm(self, deadline: float) -> None:
+        """Wait until the process is known to run.
+
+        Args:
+            deadline: on the clock of ``time.monotonic``.
+
+        Raises:
+            OSError: it could not be started.
+        """
         if self._pid is not None:
             return
         if not wait_readable(self._status.fileno(), deadline):
@@ -115,6 +84,7 @@ class ForkedChild:
         )
 
     def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; never waits."""
         with self._lock:
             if self._exitcode is None and self._status.fileno() >= 0:
                 exitcode = self._read_end()
@@ -139,11 +109,13 @@ class ForkedChild:
         return -signal.SIGKILL
 
     def describe_end(self) -> str:
+        """Describe in words how the process ended."""
         if self._orphaned:
             return "its fork server was killed"
         return describe_exit(self.poll())
 
     def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
         with self._lock:
             if self._exitcode is None and self._pidfd >= 0:
                 # It may have ended, and its status is not read yet.
@@ -151,6 +123,7 @@ class ForkedChild:
                     signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
+        """Close our file descriptors; the process has ended or belongs to another."""
         with self._lock:
             pidfd, self._pidfd = self._pidfd, -1
             if pidfd >= 0:
@@ -169,33 +142,42 @@ class SpawnedChild:
 
     @property
     def pid(self) -> int:
+        """Process id; known after ``confirm``."""
         return self._popen.pid
 
     @property
     def sentinel(self) -> int:
+        """A file descriptor that is readable once the process has ended."""
         return self._sentinel
 
-    def confirm(self, deadline: float) -> None:  # noqa: ARG002 - runs already
-        return
+    def confirm(self, deadline: float) -> None:
+        """Do nothing: it runs already."""
 
     def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; never waits."""
         return self._popen.poll()
 
     def describe_end(self) -> str:
+        """Describe in words how the process ended."""
         code = self.poll()
         if code == 0 and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             return "its exit code is unknown because this process ignores SIGCHLD"
         return describe_exit(code)
 
     def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has ended."""
         self._popen.send_signal(number)
 
     def close(self) -> None:
+        """Close our file descriptors; the process has ended or belongs to another."""
         if self._sentinel >= 0:
             os.close(self._sentinel)
             self._sentinel = -1
         if self._owner != os.getpid():
             self._popen.returncode = 0  # Not our child: suppresses the ResourceWarning.
+
+
+Child = ForkedChild | SpawnedChild
 
 
 def wait_end(child: Child, timeout: float | None) -> bool:

@@ -6,7 +6,7 @@ import pickle
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,14 @@ _SIGNAL_SHARE: Final = 0.2
 """Share of the time limit that is reserved for SIGTERM."""
 
 _KILL_SECONDS: Final = 3.0
+
+
+def close_after(error: BaseException, close: Callable[[float], object]) -> None:
+    """Close soon after an error, which trouble in that must not hide."""
+    try:
+        close(ERROR_CLOSE_SECONDS)
+    except Exception as trouble:  # noqa: BLE001 - the first error is raised
+        error.add_note(f"While closing: {trouble}")
 
 
 def ask_to_end(handles: Sequence[WorkerHandle]) -> None:

@@ -84,7 +84,7 @@ def launch(
     """Start a process that waits for a `WorkerSetup` on its command socket.
 
     Returns without waiting for it, so that several can start at the same time; see
-    ``Child.confirm``.
+    ``ForkedChild.confirm``.
 
     Args:
         start_method: "forkserver" or "spawn".

@@ -26,7 +26,7 @@ the middle of a message. A whole message may take longer."""
 
 _EXIT_SECONDS: Final = 1.0  # From the end of a socket to that of its process.
 _NOW: Final = 0.0  # A deadline that has passed.
-_READ_AHEAD: Final = 1000  # Messages at a time: a worker may never stop sending.
+_READ_AHEAD: Final = 1000  # Messages at a time.
 
 
 class Absent(Enum):
@@ -72,7 +72,7 @@ class WorkerHandle:
     # Process
 
     def confirm(self, deadline: float) -> None:
-        """Wait until the process is known to run; see ``Child.confirm``."""
+        """Wait until the process is known to run; see ``ForkedChild``."""
         self._child.confirm(deadline)
 
     @property
@@ -171,16 +171,20 @@ class WorkerHandle:
         """Whether ``take`` would return a message or raise."""
         return self.has_read_ahead or any(wait_readable(fd, _NOW) for fd in self._fds)
 
-    def read_ahead(self) -> None:
-        """Read all available messages, which ``take`` returns later.
+    def read_ahead(self, most: int = _READ_AHEAD) -> None:
+        """Read available messages, which ``take`` returns later.
+
+        Args:
+            most: how many are read; a worker may never stop sending.
 
         Raises:
             Exception: as ``take``, once it has returned all messages.
         """
         if not self._read_ahead and self._failure is not None:
+            # It may take long to close its environments.
             raise_failure(self._failure, self.index)
         ended = self._has_ended()  # Checked first, so that all it wrote can be read.
-        for _ in range(_READ_AHEAD):
+        for _ in range(most):
             message = self._read()
             if message is ABSENT:
                 break
@@ -195,15 +199,9 @@ class WorkerHandle:
             Exception: what the worker's main function raised.
             WorkerError: it has died, and all its messages were read.
         """
-        if self._read_ahead:
-            return self._read_ahead.popleft()
-        if self._failure is not None:  # It may take long to close its environments.
-            raise_failure(self._failure, self.index)
-        ended = self._has_ended()  # Checked first, so that all it wrote can be read.
-        message = self._read()
-        if message is ABSENT and (ended or self._at_end) and self._has_ended():
-            self._raise_end()
-        return message
+        if not self._read_ahead:
+            self.read_ahead(1)
+        return self._read_ahead.popleft() if self._read_ahead else ABSENT
 
     def _read(self) -> object:
         if self._at_end or not wait_readable(self.connection.fileno(), _NOW):

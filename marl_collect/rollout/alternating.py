@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from marl_collect.buffers.frame_writer import LastObservation
-from marl_collect.core.env import EnvBatch
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner

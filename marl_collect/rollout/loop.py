@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sources
 from marl_collect.buffers.layout import VERSION
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
-from marl_collect.core.env import EnvBatch
 from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.signature import IS_INIT

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 
 from marl_collect.core.closing import Closing
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.description import DatasetDescription, Metadata, difference
+from marl_collect.storage.description import Metadata
 from marl_collect.storage.files import LOCK, FolderLock, begin_sync
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
@@ -66,7 +66,7 @@ class DatasetFiles(Closing):
             # Files are opened relative to the folder, which may be moved meanwhile.
             self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             self.index = Index.parse(first)
-            stored = _load(path, self.index.description)
+            stored = _load(path, self.index)
             self._journal = self._open(JOURNAL, stored.size if stored else 0)
             if stored is None:
                 _write_all(self._journal, [first])
@@ -112,7 +112,7 @@ class DatasetFiles(Closing):
             self._begun = self._end
         return written
 
-    def note(self, entry: Mapping[str, Any]) -> None:
+    def list_entry(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to the journal."""
         line, checksum = journal_line(entry, self.index.checksum)
         self.list(line)
@@ -163,7 +163,7 @@ class DatasetFiles(Closing):
             equal = (n for n, known in enumerate(layouts) if known.equals(layout))
             number = next(equal, len(layouts))
             if number == len(layouts):
-                self.note({"layout": layout.to_json()})
+                self.list_entry({"layout": layout.to_json()})
             self._last_layout = layout, number
         return number
 
@@ -218,7 +218,7 @@ class DatasetFiles(Closing):
         return descriptor
 
 
-def _load(path: Path, description: DatasetDescription) -> Index | None:
+def _load(path: Path, described: Index) -> Index | None:
     """Return the index of the dataset in a folder; None if there is none."""
     folder = Folder(path)
     if not folder.has(JOURNAL):
@@ -226,12 +226,12 @@ def _load(path: Path, description: DatasetDescription) -> Index | None:
     if b"\n" not in folder.read(JOURNAL) and not folder.has(segment_name(0)):
         return None  # Its writer was killed early.
     index = Index.load(folder)
-    different = difference(index.description.to_json(), description.to_json())
+    different = index.difference(described)
     if different is not None:
-        name, stored, described = different
+        name, there, here = different
         raise ValueError(
-            f"{path} holds a dataset of another kind: {name} is {stored!r} "
-            f"there, but {described!r} here. Write to another folder."
+            f"{path} holds a dataset of another kind: {name} is {there!r} "
+            f"there, but {here!r} here. Write to another folder."
         )
     for number, end in index.ends.items():
         folder.locate(segment_name(number), end)
@@ -306,5 +306,5 @@ def label(
     with DatasetFiles(folder, first_line(about)) as files:
         metadata = replace(files.index.metadata, **changes)
         metadata = Metadata.from_json(metadata.to_json())  # Checks the types.
-        files.note({"metadata": metadata.to_json()})
+        files.list_entry({"metadata": metadata.to_json()})
     return metadata

@@ -1,11 +1,11 @@
 """The card of a dataset: what it holds and how to load it, as Markdown."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from gymnasium import spaces
 
-from marl_collect.core.description import Key, stored_action
+from marl_collect.core.description import EnvDescription, Key, stored_action
 from marl_collect.storage.description import Metadata
 from marl_collect.storage.index import Index
 from marl_collect.storage.statistics import Range, Statistics, Summary
@@ -21,6 +21,8 @@ for batch in dataset.loader(batch_size=256, seed=0):  # one epoch
     ...
 ```
 """
+
+GROUP_COLUMNS: Final = ("group", "agents", "observation", "action")
 
 _ABOUT_KEYS = (
     "Shapes are those of one frame. Ranges are over all valid frames and agents, the "
@@ -42,7 +44,7 @@ def card(contents: Index, statistics: Statistics) -> str:
         *_metadata(contents.metadata),
         "## Environment",
         _settings(about.env_kwargs),
-        _groups(contents),
+        groups_table(about.environment),
         "## Statistics",
         _episodes(contents, statistics),
         "## Keys",
@@ -80,18 +82,17 @@ def _settings(settings: Mapping[str, Any]) -> str:
     return _table(("setting", "value"), ((k, repr(v)) for k, v in settings.items()))
 
 
-def _groups(contents: Index) -> str:
-    groups = contents.description.environment.groups
-    rows = (
-        (
-            name,
-            f"{group.n_agents}: {', '.join(group.agents)}",
-            describe_space(group.observation),
-            describe_space(stored_action(group)),
-        )
-        for name, group in groups.items()
-    )
-    return _table(("group", "agents", "observation", "action"), rows)
+def groups_table(environment: EnvDescription) -> str:
+    """Return a table of the groups: their agents and the spaces of one agent."""
+    return _table(GROUP_COLUMNS, group_rows(environment))
+
+
+def group_rows(environment: EnvDescription) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of ``GROUP_COLUMNS`` for each group."""
+    for name, group in environment.groups.items():
+        agents = f"{group.n_agents}: {', '.join(group.agents)}"
+        observation = describe_space(group.observation)
+        yield name, agents, observation, describe_space(stored_action(group))
 
 
 def _episodes(contents: Index, statistics: Statistics) -> str:

@@ -51,11 +51,6 @@ class Folder:
 
     path: Path
 
-    @property
-    def private(self) -> bool:
-        """Whether only this process and its children can change the files."""
-        return False
-
     def local(self, name: str) -> Path:
         """Return where a file is on this machine."""
         return self.path / name

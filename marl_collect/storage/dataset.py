@@ -10,10 +10,9 @@ from marl_collect.core import notebooks
 from marl_collect.options import method
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.description import difference
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import StoredFrames, segment_name
-from marl_collect.storage.index import Index, join_indexes, key_difference
+from marl_collect.storage.index import Index, join_indexes
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.remote import RemoteFolder, open_folder
 from marl_collect.storage.selection import Trajectories
@@ -225,23 +224,12 @@ def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
         )
     opened = [d if isinstance(d, Dataset) else open_dataset(d) for d in datasets]
     for other in opened[1:]:
-        _check_alike(opened[0], other)
+        different = opened[0].contents.difference(other.contents)
+        if different is not None:
+            name, first, second = different
+            raise ValueError(
+                f"{other.name} and {opened[0].name} are of different kinds: {name} is "
+                f"{second} in the former, but {first} in the latter. Datasets that are "
+                "joined need the same task, settings, groups, spaces and keys."
+            )
     return Dataset([part for dataset in opened for part in dataset.parts])
-
-
-def _check_alike(first: Dataset, other: Dataset) -> None:
-    contents, others = first.contents, other.contents
-    different = difference(
-        contents.description.to_json(), others.description.to_json()
-    ) or (
-        key_difference(contents.keys, others.keys)
-        if contents.keys and others.keys  # A dataset without batches has none.
-        else None
-    )
-    if different is not None:
-        name, there, here = different
-        raise ValueError(
-            f"{other.name} and {first.name} are of different kinds: {name} is {here} "
-            f"in the former, but {there} in the latter. Datasets that are joined need "
-            "the same task, settings, groups, spaces and keys."
-        )

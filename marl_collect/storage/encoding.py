@@ -178,15 +178,9 @@ def range_of(tensor: torch.Tensor, frames: Sequence[int]) -> Range:
     """
     if tensor.is_complex():  # Complex numbers have no order.
         return Range()
-    if all(count == tensor.shape[1] for count in frames):
-        return _range(tensor)
-    joined = Range()
-    for row, count in zip(tensor, frames, strict=True):
-        joined = joined.joined(_range(row[:count]))
-    return joined
-
-
-def _range(tensor: torch.Tensor) -> Range:
+    if any(count < tensor.shape[1] for count in frames):
+        rows = zip(tensor, frames, strict=True)
+        tensor = torch.cat([row[:count] for row, count in rows])
     if not tensor.numel():
         return Range()
     if tensor.is_floating_point() and tensor.dtype not in (

@@ -166,16 +166,20 @@ def check_unlocked(folder: Path) -> None:
     except OSError:  # There is no lock, or it may not be read.
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        message = f"{folder} is being written to. Wait for its writer, or close it"
+        _lock(descriptor, fcntl.LOCK_SH, message)
+    finally:
+        os.close(descriptor)  # This also releases the lock.
+
+
+def _lock(descriptor: int, mode: int, message: str) -> None:
+    """Lock a file; raise a ``BlockingIOError`` if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        raise BlockingIOError(
-            error.errno,
-            f"{folder} is being written to. Wait for its writer, or close it",
-        ) from error
-    finally:
-        os.close(descriptor)  # This also releases the lock.
+        raise BlockingIOError(error.errno, message) from error
 
 
 def _open_locked(path: Path) -> IO[bytes]:
@@ -186,18 +190,17 @@ def _open_locked(path: Path) -> IO[bytes]:
         with suppress(PermissionError):  # Another's file.
             os.fchmod(file.fileno(), 0o600)  # Older versions made it readable.
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, path):
-                return file
-        except OSError as error:
-            file.close()
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise BlockingIOError(
-                error.errno,
+            _lock(
+                file.fileno(),
+                fcntl.LOCK_EX,
                 f"{path.parent} is being written to by another process. Wait for it, "
                 "or write to another folder.",
-            ) from error
+            )
+            if _is_at(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
         file.close()  # The file was removed by its last holder: lock the new one.
 
 

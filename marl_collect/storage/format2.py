@@ -16,16 +16,10 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, Folder, naming
-from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.formats.blocks import RunBatch
+from marl_collect.storage.formats.blocks import RunBatch, header_from_json
 from marl_collect.storage.formats.hdf5 import encoded
-from marl_collect.storage.index import (
-    OLD_INDEX,
-    Index,
-    KeyField,
-    dtype_of,
-    keys_from_json,
-)
+from marl_collect.storage.frames import tensor_of
+from marl_collect.storage.index import OLD_INDEX, Index, KeyField
 from marl_collect.storage.packed import ENTRY, PackedFrames
 
 _READABLE: Final = (1, 2)
@@ -49,11 +43,7 @@ def read_format2(path: Path) -> tuple[Index, Iterator[RunBatch]]:
         begin = content.rfind(b'"checksum"')
         if data.get("checksum") not in (None, f"{zlib.crc32(content[:begin]):08x}"):
             raise DatasetError("its checksum is wrong: it was damaged.")
-        contents = Index(
-            DatasetDescription.from_json(data),
-            [RunDescription.from_json(run) for run in data["runs"]],
-            keys_from_json(data["keys"]),
-        )
+        contents = header_from_json(data | data["totals"])
 
     def batches() -> Iterator[RunBatch]:
         for entry in data["batches"]:
@@ -99,12 +89,11 @@ def _tensors(
         if content.size != field.nbytes * size * length:
             raise DatasetError(f"{name} has {content.size:,} bytes.")
         contents[field.key] = content
-    return {
-        field.key: torch.from_numpy(contents[field.key].copy())
-        .view(dtype_of(field.dtype))
-        .view(size, length, *field.shape)
-        for field in keys
-    }
+    tensors = {}
+    for field in keys:
+        rows = contents[field.key].reshape(size * length, field.nbytes).copy()
+        tensors[field.key] = tensor_of(field, rows).view(size, length, *field.shape)
+    return tensors
 
 
 def _unpack(

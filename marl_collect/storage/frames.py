@@ -29,6 +29,7 @@ from marl_collect.storage.index import (
 )
 from marl_collect.storage.packed import ENTRY, PackedFrames
 from marl_collect.storage.records import Bytes, Column
+from marl_collect.storage.remote import RemoteFolder
 from marl_collect.storage.spans import Spans
 from marl_collect.storage.statistics import Range, read_notes
 
@@ -80,8 +81,8 @@ class Segment:
             DatasetError: if it is missing, a link, or too small.
         """
         status = self.folder.locate(self.name, self.size)
-        if self.folder.private:
-            return False
+        if isinstance(self.folder, RemoteFolder):
+            return False  # Others only add equal blocks to a cache.
         identity = (status.st_ino, status.st_size, status.st_mtime_ns)
         if identity == self._identity:
             return False
@@ -198,22 +199,21 @@ class StoredFrames:
         counts = self._rows * self._length
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._verified = np.zeros(len(self._entries), np.bool_)
-        # Each kind of layout has a number, and one layout for all of its contents.
-        kinds = list(dict.fromkeys(layout.kind for layout in self._layouts))
-        self._kinds = [kinds.index(layout.kind) for layout in self._layouts]
-        self._joined: dict[int, Layout] = {}
-        for kind, layout in zip(self._kinds, self._layouts, strict=True):
+        # One layout for the contents of all that have equal placements.
+        joined: dict[Any, Layout] = {}
+        for layout in self._layouts:
             # Usually a later layout can store all that earlier ones can.
-            before = self._joined.get(kind, layout)
-            self._joined[kind] = layout.fitting(before.record, before.tail)
-        self._kind = np.array(self._kinds, np.int64)[self._layout]
-        self._columns: dict[int, _Columns] = {}
-        self._whole: dict[tuple[int, bool], Column] = {}
+            before = joined.get(layout.placement, layout)
+            joined[layout.placement] = layout.fitting(before.record, before.tail)
+        self._joined = list(joined.values())
+        order = [[*joined].index(layout.placement) for layout in self._layouts]
+        self._placement = np.array(order, np.int64)[self._layout]
+        self._plans: dict[Layout, Any] = {}  # What to read in joined layouts.
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
         unknown = np.zeros_like(self._verified)
-        return self.__dict__ | {"_verified": unknown, "_packed": {}, "_columns": {}}
+        return self.__dict__ | {"_verified": unknown, "_packed": {}}
 
     def select(self, *keys: str | Key) -> "StoredFrames":
         """Return the same frames with these keys, and those below them, only.
@@ -237,7 +237,7 @@ class StoredFrames:
     def _with(self, keys: Iterable[KeyField]) -> "StoredFrames":
         selected = object.__new__(StoredFrames)
         # Maps and what was verified are shared.
-        selected.__dict__.update(self.__dict__, keys=tuple(keys), _columns={})
+        selected.__dict__.update(self.__dict__, keys=tuple(keys), _plans={})
         return selected
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ class StoredFrames:
             DatasetError: if a file is missing, damaged, a link, or of the wrong size.
         """
         content = self._content(numbers)
-        return {item.key: _tensor(item, content[item.key]) for item in self.keys}
+        return {item.key: tensor_of(item, content[item.key]) for item in self.keys}
 
     def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
         """Copy frames as ``read`` does, without torch; float32 instead of bfloat16.
@@ -263,7 +263,7 @@ class StoredFrames:
         return {
             item.key: _array(content[item.key], item.shape, ARRAYS[item.dtype])
             if item.dtype in ARRAYS
-            else _tensor(item, content[item.key]).float().numpy()
+            else tensor_of(item, content[item.key]).float().numpy()
             for item in self.keys
         }
 
@@ -271,16 +271,17 @@ class StoredFrames:
         """Copy the bytes ``[n, size]`` of each key of some frames."""
         batches = np.searchsorted(self.starts, numbers, side="right") - 1
         self._check(batches)
-        kinds = self._kind[batches]
-        if len(kinds) and (kinds == kinds[0]).all():
-            return self._read(int(kinds[0]), numbers, batches)
+        placements = self._placement[batches]
+        if len(placements) and (placements == placements[0]).all():
+            return self._read(self._joined[placements[0]], numbers, batches)
         out = {
             item.key: np.empty((len(numbers), item.nbytes), np.uint8)
             for item in self.keys
         }
-        for kind in np.unique(kinds).tolist():
-            chosen = np.flatnonzero(kinds == kind)
-            some = self._read(kind, numbers[chosen], batches[chosen])
+        for placement in np.unique(placements).tolist():
+            chosen = np.flatnonzero(placements == placement)
+            layout = self._joined[placement]
+            some = self._read(layout, numbers[chosen], batches[chosen])
             for key, rows in out.items():
                 rows[chosen] = some[key]
         return out
@@ -310,38 +311,91 @@ class StoredFrames:
         return assemble(shaped, shape, self._groups, time=time, kind=Sample)
 
     def _read(
-        self, kind: int, frames: NDArray[np.int64], batches: NDArray[np.int64]
+        self, layout: Layout, frames: NDArray[np.int64], batches: NDArray[np.int64]
     ) -> dict[Key, Bytes]:
-        """Read frames of batches whose layouts are of one kind."""
-        layout = self._joined[kind]
-        columns = self._columns.get(kind)
-        if columns is None:
-            columns = self._columns[kind] = _Columns(layout, self.keys)
-        content: dict[Key, Bytes] = {}
-        if columns.tails:
-            self._read_pairs(columns, frames, batches, content)
-        elif columns.records:
-            stored = self._stored(batches, frames - self.starts[batches], tails=False)
-            for key, column in columns.records.items():
-                content[key] = column.read(stored)
-        for key in columns.packed:
-            content[key] = np.empty((len(frames), columns.sizes[key]), np.uint8)
-        if columns.packed:
-            self._unpack(columns.packed, frames, batches, content)
+        """Read frames of batches; ``layout`` is the joined one of their placement."""
+        n = len(frames)
+        packed, columns, shared = self._wanted(layout)
+        content: dict[Key, Bytes] = {
+            key: np.empty((n, size), np.uint8) for key, size in packed.items()
+        }
+        if packed:
+            self._unpack(list(packed), frames, batches, content)
+        if not columns:
+            return content
+        if shared:
+            stored, following, with_tail, tails = self._with_following(
+                layout, frames, batches
+            )
+        else:
+            numbers = frames - self.starts[batches]
+            stored = self._stored(layout, batches, numbers, tails=False)
+        for key, column in columns.items():
+            if key not in shared:
+                content[key] = column.read(stored[:n])
+                continue
+            after_key, tail_column = shared[key]
+            if column.is_constant:  # Filling rows is faster than choosing them.
+                content[key], after = column.read(stored[:n]), column.read(stored[:n])
+            else:
+                values = column.read(stored)
+                content[key], after = values[:n], values.take(following, 0)
+            content[after_key] = after
+            if len(with_tail):
+                after[with_tail] = tail_column.read(tails)
         return content
 
-    def _read_pairs(
+    def _wanted(
+        self, layout: Layout
+    ) -> tuple[dict[Key, int], dict[Key, Column], dict[Key, tuple[Key, Column]]]:
+        """Return what to read in a layout, by key.
+
+        Returns:
+            The bytes of packed frames; the columns of records, with the roots of next
+            keys; and by root key the next keys whose usual value is in the records,
+            with the columns of tails.
+        """
+        if layout not in self._plans:
+            sizes = {item.key: item.nbytes for item in self.keys}
+            shared = {
+                key[1:]: (key, layout.tail.column(*layout.tails[key]))
+                for key in layout.follows
+                if key in sizes
+            }
+            packed = {key: sizes[key] for key in layout.packed if key in sizes}
+            columns = {
+                key: layout.record.column(*bounds)
+                for key, bounds in layout.records.items()
+                if key in sizes or key in shared
+            }
+            self._plans[layout] = packed, columns, shared
+        return self._plans[layout]
+
+    def _with_following(
         self,
-        columns: "_Columns",
+        layout: Layout,
         frames: NDArray[np.int64],
         batches: NDArray[np.int64],
-        content: dict[Key, Bytes],
-    ) -> None:
-        """Read records, and the next values, which most frames share with records."""
+    ) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64], Bytes]:
+        """Copy records, and those that follow them, which have most next values.
+
+        Args:
+            layout: of what is returned.
+            frames: ``[n]``, numbers of the frames.
+            batches: ``[n]``, their batches.
+
+        Returns:
+            The records, behind them the following ones that are not among them; for
+            each frame, which of these records follows it; which frames have a tail
+            instead; and these tails.
+
+        Raises:
+            DatasetError: if a record has no following record and no tail.
+        """
         n = len(frames)
         numbers = frames - self.starts[batches]
-        stored = self._stored(batches, numbers, tails=False)
-        tail = columns.tail.read(stored).view("<u4")[:, 0]
+        stored = self._stored(layout, batches, numbers, tails=False)
+        tail = layout.record.column(0, TAIL).read(stored).view("<u4")[:, 0]
         follows = tail == 0
         with_tail = np.flatnonzero(tail)
         if (follows & ((numbers + 1) % self._length[batches] == 0)).any() or (
@@ -356,43 +410,37 @@ class StoredFrames:
         absent = np.flatnonzero(follows & ~adjacent)
         following = np.arange(1, n + 1)
         following[absent] = np.arange(n, n + len(absent))
-        following[with_tail] = 0  # Replaced below.
+        following[with_tail] = 0  # The value is replaced by that of the tail.
         if len(absent):
-            others = self._stored(batches[absent], numbers[absent] + 1, tails=False)
-            stored = np.concatenate([stored, others])
+            others = batches[absent], numbers[absent] + 1
+            added = self._stored(layout, *others, tails=False)
+            stored = np.concatenate([stored, added])
         tail_numbers = tail[with_tail].astype(np.int64) - 1
-        tails = self._stored(batches[with_tail], tail_numbers, tails=True)
-        for key, column in columns.records.items():
-            after_key = columns.shared.get(key)
-            if after_key is None:
-                content[key] = column.read(stored[:n])
-                continue
-            if column.constant is None:
-                values = column.read(stored)
-                content[key], after = values[:n], values.take(following, 0)
-            else:
-                content[key], after = column.read(stored[:n]), column.read(stored[:n])
-            content[after_key] = after
-            if len(with_tail):
-                after[with_tail] = columns.tails[after_key].read(tails)
+        tails = self._stored(layout, batches[with_tail], tail_numbers, tails=True)
+        return stored, following, with_tail, tails
 
     def _stored(
-        self, batches: NDArray[np.int64], numbers: NDArray[np.int64], *, tails: bool
+        self,
+        target_layout: Layout,
+        batches: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        *,
+        tails: bool,
     ) -> Bytes:
-        """Copy records or tails of one kind, as its joined layout stores them.
+        """Copy records or tails.
 
         Args:
+            target_layout: how they are returned.
             batches: of each.
             numbers: in its batch.
             tails: whether to copy tails.
         """
         begins = self._tails if tails else self._records
         layouts = self._layout[batches]
-        if not len(layouts):
-            return np.empty((0, 0), np.uint8)
-        joined = self._joined[self._kinds[int(layouts[0])]]
-        target = joined.tail if tails else joined.record
-        out: Bytes | None = None
+        target = target_layout.tail if tails else target_layout.record
+        out = np.empty((len(batches), target.size), np.uint8)
+        if not len(batches):  # Often there are no tails.
+            return out
         for number in np.unique(layouts).tolist():
             layout = self._layouts[number]
             source = layout.tail if tails else layout.record
@@ -406,17 +454,11 @@ class StoredFrames:
                 at = begins[some] + numbers[chosen] * source.size
                 stored = self._gather(self._segment[some], at, source.size)
             if source is not target:
-                column = self._whole.get((number, tails))
-                if column is None:
-                    column = Column(source, 0, len(source.kind))
-                    self._whole[number, tails] = column
-                stored = target.encode(column.read(stored))
+                whole = source.column(0, len(source.kind))
+                stored = target.encode(whole.read(stored))
             if len(chosen) == len(batches):
                 return stored
-            if out is None:
-                out = np.empty((len(batches), target.size), np.uint8)
             out[chosen] = stored
-        assert out is not None
         return out
 
     def _gather(
@@ -695,35 +737,6 @@ class StoredFrames:
         return counts
 
 
-@final
-class _Columns:
-    """How the wanted keys are read in one layout.
-
-    Attributes:
-        sizes: bytes of a frame, by key.
-        records: what to read of records; the roots of wanted next keys included.
-        shared: next keys whose usual value is in records, by root key.
-        tails: what to read of tails.
-        tail: the number of a record's tail.
-        packed: the wanted packed keys.
-    """
-
-    def __init__(self, layout: Layout, keys: Sequence[KeyField]) -> None:
-        self.sizes = {item.key: item.nbytes for item in keys}
-        self.shared = {key[1:]: key for key in layout.follows if key in self.sizes}
-        wanted = {*self.sizes, *self.shared}
-        self.records = {
-            key: Column(layout.record, *bounds)
-            for key, bounds in layout.records.items()
-            if key in wanted
-        }
-        self.tails = {
-            key: Column(layout.tail, *layout.tails[key]) for key in self.shared.values()
-        }
-        self.tail = Column(layout.record, 0, TAIL)
-        self.packed = [key for key in layout.packed if key in self.sizes]
-
-
 def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Return the bytes ``[n, size]`` of frames of a key as numbers ``[n, *shape]``."""
     if not content.size:
@@ -731,7 +744,7 @@ def _array(content: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return content.view(dtype).reshape(-1, *shape)
 
 
-def _tensor(item: KeyField, content: Bytes) -> "torch.Tensor":
+def tensor_of(item: KeyField, content: Bytes) -> "torch.Tensor":
     """Return the bytes ``[n, size]`` of frames of one key as a tensor."""
     import torch
 

@@ -144,18 +144,13 @@ class Layout:
         self.keys = keys
         self.packed = tuple(packed)
         self.follows = tuple(follows)
-        self.records: dict[Key, tuple[int, int]] = {}
-        self.tails: dict[Key, tuple[int, int]] = {}
-        self.record_size, self.tail_size = TAIL, 0
-        for item in keys:
-            if item.key in self.follows:
-                end = self.tail_size + item.nbytes
-                self.tails[item.key] = self.tail_size, end
-                self.tail_size = end
-            elif item.key not in self.packed:
-                end = self.record_size + item.nbytes
-                self.records[item.key] = self.record_size, end
-                self.record_size = end
+        apart = {*self.packed, *self.follows}
+        self.records, self.record_size = _placed(
+            (item for item in keys if item.key not in apart), TAIL
+        )
+        self.tails, self.tail_size = _placed(
+            (item for item in keys if item.key in self.follows), 0
+        )
         self.is_new = record is None
         self.record = record or NOTHING
         self.tail = tail or NOTHING
@@ -198,14 +193,14 @@ class Layout:
         return needed if self.is_new else current.joined(needed, wide)
 
     @property
-    def kind(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    def placement(self) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
         """Equal for layouts with the same keys in the same parts of a batch."""
         return self.packed, self.follows
 
     def equals(self, other: "Layout") -> bool:
         """Return whether a batch of one layout can be read with the other."""
         return (
-            self.kind == other.kind
+            self.placement == other.placement
             and self.record.equals(other.record)
             and self.tail.equals(other.tail)
         )
@@ -245,6 +240,17 @@ class Layout:
             RecordLayout.from_json(data["record"], placed.record_size),
             RecordLayout.from_json(data["tail"], placed.tail_size),
         )
+
+
+def _placed(
+    items: Iterable[KeyField], end: int
+) -> tuple[dict[Key, tuple[int, int]], int]:
+    """Place keys one behind the other; return the bytes of each, and the last end."""
+    positions = {}
+    for item in items:
+        positions[item.key] = end, end + item.nbytes
+        end += item.nbytes
+    return positions, end
 
 
 @final
@@ -423,6 +429,18 @@ class Index:
         }
         roots = {item.key: root_of(item, keys) for item in keys}
         self.roots = {key: root for key, root in roots.items() if root is not None}
+
+    def difference(self, other: "Index") -> tuple[str, Any, Any] | None:
+        """Return what prevents batches of another index here; None if nothing does.
+
+        Returns:
+            The first setting, space or key that differs, its value here, and there.
+        """
+        first, second = self.description.to_json(), other.description.to_json()
+        different = difference(first, second)
+        if different is None and self.keys and other.keys:  # None without batches.
+            return key_difference(self.keys, other.keys)
+        return different
 
     def run_frames(self, run: int) -> int:
         """Return the number of frames that a run has written."""

@@ -32,9 +32,7 @@ class Moments:
     std: "torch.Tensor"
 
     @classmethod
-    def of(
-        cls, count: "torch.Tensor", total: "torch.Tensor", squares: "torch.Tensor"
-    ) -> Self:
+    def of(cls, count: int, total: "torch.Tensor", squares: "torch.Tensor") -> Self:
         """Return the moments of values, from their number and sums in float64."""
         mean = total / count
         variance = (squares / count - mean.square()).clamp(min=0)

@@ -1,9 +1,9 @@
 """``record``: collects into a dataset on disk, and writes beside the collection."""
 
 import hashlib
-import queue
-import threading
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -219,11 +219,11 @@ class BackgroundWriter(Closing):
         """
         self._writer = writer
         self._on_episodes = on_episodes
-        self._error: BaseException | None = None
-        self._raised = False
-        self._batches: queue.Queue[TensorDictBase | None] = queue.Queue(1)
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "writer")
+        self._owner = os.getpid()
+        self._batch: Any = None
+        self._last: Future[None] | None = None
+        self._closed = self._raised = False
 
     def __repr__(self) -> str:
         """Return the writer that the thread owns."""
@@ -236,16 +236,15 @@ class BackgroundWriter(Closing):
             Exception: the error of an earlier batch, at every call.
             ClosedError: after ``close``, and in a fork of the process.
         """
-        if not self._thread.is_alive():
+        if self._closed or os.getpid() != self._owner:
             raise ClosedError(
                 "This background writer is closed, or belongs to the process that this "
                 "one was forked from: create a new one."
             )
-        self._batches.join()
-        if self._error is not None:
-            self._raised = True
-            raise self._error
-        self._batches.put(batch)
+        self._wait()
+        # As an argument, its slot would still be taken when the result is known.
+        self._batch = batch
+        self._last = self._thread.submit(self._write)
 
     def close(self) -> None:
         """Wait for the last batch, and close the writer; may be called twice.
@@ -253,30 +252,26 @@ class BackgroundWriter(Closing):
         Raises:
             Exception: the error of a batch, unless ``add`` has raised it.
         """
-        if self._thread.is_alive():
-            self._batches.put(None)
-            self._thread.join()
+        self._closed = True
+        if os.getpid() == self._owner:  # A fork has no such thread.
+            self._thread.shutdown()
         self._writer.close()
-        if self._error is not None and not self._raised:
-            self._raised = True
-            raise self._error
+        if not self._raised:
+            self._wait()
 
-    def _run(self) -> None:
-        while True:
-            batch = self._batches.get()
-            try:
-                if batch is None:
-                    return
-                if self._error is None:
-                    ended = self._writer.add(batch)
-                    if self._on_episodes is not None:
-                        self._on_episodes(ended)
-            except BaseException as error:  # noqa: BLE001 - raised by the next call
-                self._error = error
-            finally:
-                # Frees its slot now instead of when the next batch arrives.
-                del batch
-                self._batches.task_done()
+    def _wait(self) -> None:
+        """Wait until the last batch is written, and raise its error."""
+        if self._last is not None and os.getpid() == self._owner:
+            error = self._last.exception()
+            if error is not None:
+                self._raised = True
+                raise error
+
+    def _write(self) -> None:
+        batch, self._batch = self._batch, None
+        episodes = self._writer.add(batch)
+        if self._on_episodes is not None:
+            self._on_episodes(episodes)
 
 
 def _is_plain(value: Any) -> bool:

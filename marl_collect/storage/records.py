@@ -76,6 +76,16 @@ class RecordLayout:
         """Bytes of a stored record."""
         return self.bit_bytes + len(self.any)
 
+    @cached_property
+    def _columns(self) -> dict[tuple[int, int], "Column"]:
+        return {}
+
+    def column(self, begin: int, end: int) -> "Column":
+        """Return what reads the bytes ``[begin, end)``; it is prepared once."""
+        if (begin, end) not in self._columns:
+            self._columns[begin, end] = Column(self, begin, end)
+        return self._columns[begin, end]
+
     def joined(self, other: "RecordLayout", wide: NDArray[np.bool_]) -> "RecordLayout":
         """Return this layout if it can store what the other can, or one for both.
 
@@ -155,7 +165,7 @@ class Column:
     """Reads consecutive bytes of records, such as those of one key.
 
     Attributes:
-        constant: the bytes, if they are equal in all records.
+        is_constant: whether the bytes are equal in all records.
     """
 
     def __init__(self, layout: RecordLayout, begin: int, end: int) -> None:
@@ -165,7 +175,7 @@ class Column:
         bits = np.cumsum(layout.kind == _TWO) - 1
         stored = np.cumsum(layout.kind == _ANY) - 1 + layout.bit_bytes
         bits, stored = bits[begin:end], stored[begin:end]
-        self.constant = low if (kind == _CONSTANT).all() else None
+        self.is_constant = bool((kind == _CONSTANT).all())
         # Where each byte is: in the record, behind it those of bits, then constants.
         self._two = np.flatnonzero(kind == _TWO)
         if len(self._two):

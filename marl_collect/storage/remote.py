@@ -73,11 +73,6 @@ class RemoteFolder(Folder):
         """Return the state without the maps; another process makes its own."""
         return self.__dict__ | {"blocks": {}}
 
-    @property
-    def private(self) -> bool:
-        """Whether nobody changes the files; others only add equal blocks to a cache."""
-        return True
-
     def keep(self, digests: Mapping[str, str]) -> None:
         """Use files of a cache from now on.
 

@@ -72,11 +72,11 @@ def _copy_batches(joined: Dataset, folder: Path) -> Index:
     # All is on disk before the folder gets its name.
     with DatasetFiles(folder, first, durable=False) as files:
         if contents.metadata != Metadata():
-            files.note({"metadata": contents.metadata.to_json()})
+            files.list_entry({"metadata": contents.metadata.to_json()})
         for run in contents.runs:
-            files.note({"run": run.to_json()})
+            files.list_entry({"run": run.to_json()})
         if contents.keys:
-            files.note({"keys": [key.to_json() for key in contents.keys]})
+            files.list_entry({"keys": [key.to_json() for key in contents.keys]})
         for batch, entry in enumerate(contents.batches):
             files.add(entry, [joined.stored_bytes(batch)])
         return files.index

@@ -15,7 +15,7 @@ from marl_collect.storage.episodes import EndedEpisode, EpisodeTable
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index, KeyField
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans, check_count, item_numbers
+from marl_collect.storage.spans import Spans, draw, item_numbers
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
@@ -224,14 +224,10 @@ class Trajectories(Sequence["TensorDict"], Loadable):
         Raises:
             ValueError: if there are no episodes, or if ``n`` or ``form`` is invalid.
         """
-        check_count(n)
         if form not in ("padded", "cat"):
             raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
-        if not len(self):
-            raise ValueError(f"There are no episodes to sample in {self.name}.")
-        import torch
-
-        drawn = torch.randint(len(self), (n,), generator=generator).numpy()
+        what = f"episodes to sample in {self.name}"
+        drawn = draw(n, len(self), what, generator)
         return self._cat(drawn) if form == "cat" else self._padded(drawn)
 
     def __repr__(self) -> str:

@@ -6,10 +6,13 @@ frame plus ``b * T + t``.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 
 @final
@@ -40,11 +43,6 @@ class Spans:
     def item_starts(self) -> NDArray[np.int64]:
         """``[n + 1]``: where each item begins with all back to back, and the end."""
         return self.starts[self.first]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Frames of each item, ``[n]``."""
-        return np.diff(self.item_starts)
 
     def take(self, items: NDArray[np.int64]) -> "Spans":
         """Return the spans of some items, in this order."""
@@ -99,11 +97,25 @@ def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
     return np.where(array < 0, array + count, array)
 
 
-def check_count(n: object) -> None:
-    """Check a number of items to sample.
+def draw(
+    n: int, count: int, what: str, generator: "torch.Generator | None"
+) -> NDArray[np.int64]:
+    """Draw ``n`` of ``count`` items uniformly, with replacement.
+
+    Args:
+        n: number of items.
+        count: number of items to draw from.
+        what: the items and where they are, for the error.
+        generator: random generator; torch's default if None.
 
     Raises:
-        ValueError: if it is not an integer of at least 0.
+        ValueError: if there are no items, or ``n`` is not an integer of at least 0.
     """
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
+    if not count:
+        raise ValueError(f"There are no {what}.")
+    import torch
+
+    numbers: NDArray[np.int64] = torch.randint(count, (n,), generator=generator).numpy()
+    return numbers

@@ -12,7 +12,7 @@ from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.moments import Moments, load_moments, save_moments
-from marl_collect.storage.spans import Spans, check_count, item_numbers
+from marl_collect.storage.spans import Spans, draw, item_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -91,12 +91,8 @@ class Transitions(Loadable):
         Raises:
             ValueError: if there are no frames, or if ``n`` is invalid.
         """
-        check_count(n)
-        if not len(self):
-            raise ValueError(f"There are no frames to sample in {self._frames.name}.")
-        import torch
-
-        return self._read(torch.randint(len(self), (n,), generator=generator).numpy())
+        what = f"frames to sample in {self._frames.name}"
+        return self._read(draw(n, len(self), what, generator))
 
     def select(self, *keys: str | Key) -> "Transitions":
         """Return the same frames with these keys, and those below them, only."""
@@ -136,17 +132,13 @@ class Transitions(Loadable):
         return {item.key: moments[item.key] for item in chosen.keys}
 
     def _compute(self, chosen: StoredFrames) -> dict[Key, Moments]:
-        sums: dict[Key, list[torch.Tensor]] = {}
+        sums: dict[Key, list[Any]] = {item.key: [0, 0, 0] for item in chosen.keys}
         for begin in range(0, len(self), _PART):
             numbers = np.arange(begin, min(begin + _PART, len(self)))
             for key, tensor in chosen.read(self._spans.locate(numbers)).items():
                 values = tensor.double()
                 if self._frames.in_group(key):
                     values = values.flatten(0, 1)
-                part = [values.new_tensor(len(values)), values.sum(0)]
-                part.append(values.square().sum(0))
-                old = sums.get(key)
-                if old is not None:
-                    part = [a + b for a, b in zip(old, part, strict=True)]
-                sums[key] = part
+                part = len(values), values.sum(0), values.square().sum(0)
+                sums[key] = [a + b for a, b in zip(sums[key], part, strict=True)]
         return {key: Moments.of(*values) for key, values in sums.items()}

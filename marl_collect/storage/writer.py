@@ -92,8 +92,8 @@ class Writer(Closing):
         self._files = DatasetFiles(self.path, first_line(description))
         try:
             if metadata is not None and metadata != self._files.index.metadata:
-                self._files.note({"metadata": metadata.to_json()})
-            self._files.note({"run": (run or RunDescription()).to_json()})
+                self._files.list_entry({"metadata": metadata.to_json()})
+            self._files.list_entry({"run": (run or RunDescription()).to_json()})
         except BaseException:
             self._files.close()
             raise
@@ -162,7 +162,7 @@ class Writer(Closing):
     ) -> None:
         index = self._files.index
         if not index.keys:
-            self._files.note({"keys": [item.to_json() for item in keys]})
+            self._files.list_entry({"keys": [item.to_json() for item in keys]})
         layout = index.layouts[-1] if index.layouts else choose_layout(keys, tensors)
         encoded = encode(index, layout, tensors, valid, ended, self._codec)
         entry = self._files.add(*encoded)

@@ -103,22 +103,18 @@ def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
 
 @final
 class VectorInput(nn.Module):
-    """Concatenates arrays as floating-point features.
+    """Concatenates arrays as features, float32.
 
     Args:
         leaves: the arrays, in the order of the inputs; no images.
-        dtype: dtype of the features.
     """
 
     pure_forward = True
     by_row = True
 
-    def __init__(
-        self, leaves: Sequence[Leaf], dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
         super().__init__()
         self.leaves = tuple(leaves)
-        self.dtype = dtype
         self.n_features = sum(leaf.size for leaf in leaves)
 
     def forward(self, *values: Tensor) -> Tensor:
@@ -132,12 +128,12 @@ class VectorInput(nn.Module):
             # F.one_hot() checks the values, for which it waits for the device.
             end = leaf.start + leaf.size
             numbers = torch.arange(leaf.start, end, device=value.device)
-            return (value.unsqueeze(-1) == numbers).to(self.dtype)
+            return (value.unsqueeze(-1) == numbers).float()
         if not leaf.shape:
             value = value.unsqueeze(-1)
         elif len(leaf.shape) > 1:
             value = value.flatten(-len(leaf.shape))
-        return value.to(self.dtype)
+        return value.float()
 
     @override
     def extra_repr(self) -> str:

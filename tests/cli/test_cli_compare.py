@@ -167,7 +167,7 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
         run.evaluated(record := evaluation(0))
         run.progress(500_000, row)
     with console.capture() as captured:
-        console.print(progress._render())
+        console.print(progress)
     first, second = captured.get().splitlines()
     assert first.startswith("1,500,000/4,000,000 frames")
     assert " left " in first

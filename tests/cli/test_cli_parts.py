@@ -70,13 +70,13 @@ def test_the_returns_line_shows_the_team_and_each_agent() -> None:
 
 def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
-    display = ProgressDisplay(console, "a_long_name_v3" * 5, 10**8, enabled=False)
+    display = ProgressDisplay("a_long_name_v3" * 5, 10**8)
     frames = 0
     display.count(lambda: frames)
     screens = []
     for frames in (0, 25_000_000):  # noqa: B007 - read by the display
         with console.capture() as captured:
-            console.print(display._render())
+            console.print(display)
         screens.append(captured.get())
     assert "-:-- left" in screens[0]
     assert "25,000,000/100,000,000 frames" in screens[1]
@@ -86,14 +86,14 @@ def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
 
 def test_a_conversion_shows_its_progress_in_80_columns() -> None:
     console = Console(width=80, force_terminal=True)
-    display = ProgressDisplay(console, "import " + "x" * 90, 0, enabled=False)
+    display = ProgressDisplay("import " + "x" * 90, 0)
     display.convert(0, 400, ())
     with console.capture() as captured:
-        console.print(display._render())
+        console.print(display)
     assert "0/400 frames" in captured.get()
     display.convert(100, 400, [EndedEpisode(0, 99, 100, True, {"g": (1.5,)})])
     with console.capture() as captured:
-        console.print(display._render())
+        console.print(display)
     text = Text.from_ansi(captured.get()).plain
     assert re.search(r"100/400 frames +[\d,]+ frames/s +0:0\d left", text)
     assert "mean return of the last 1 episodes: team 1.50" in text
@@ -105,13 +105,13 @@ def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) 
     frames, now = 0, 100.0
     monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
     console = Console(width=80, force_terminal=True)
-    display = ProgressDisplay(console, "t", 10_000, enabled=False)
+    display = ProgressDisplay("t", 10_000)
     display.count(lambda: frames)
     speeds = []
     for seconds, added in ((1, 0), *[(1, 100)] * 10, *[(1, 10)] * 6, (60, 600)):
         now, frames = now + seconds, frames + added
         with console.capture() as captured:
-            console.print(display._render())
+            console.print(display)
         match = re.search(r"([\d,]+) frames/s", Text.from_ansi(captured.get()).plain)
         assert match is not None
         speeds.append(int(match[1]))
@@ -162,8 +162,8 @@ def test_names_in_brackets_are_no_markup() -> None:
         fail("[/x] is wrong")
     assert "error: [/x] is wrong" in printed.get()
     console = Console(file=io.StringIO(), force_terminal=True)
-    display = ProgressDisplay(console, "[/x]:one:", 1, "frames", enabled=True)
+    display = ProgressDisplay("[/x]:one:", 1, "frames")
     display.say("starting")
     with console.capture() as printed:
-        console.print(display._render())
+        console.print(display)
     assert "[/x]:one:: starting" in printed.get()

@@ -1,10 +1,14 @@
-"""A comparison and a wait that several tests of collectors use."""
+"""A comparison and waits that several tests of collectors use."""
 
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from support.processes import wait_until
 from tensordict import TensorDictBase
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase
 
@@ -39,3 +43,50 @@ def wait_until_idle(collector: Any, frames: int = 0) -> None:
         return all(waiting) and steps == before >= collector.frames + frames
 
     wait_until(idle)
+
+
+def collect_from_all(collector: Any, environments: int) -> None:
+    """Collect until a batch of every environment was delivered, however slow one is.
+
+    Of an async collector the batches that follow were begun after this call.
+    """
+    waited = set(range(environments))
+    while waited:
+        ids = collector.next()["collector", "traj_ids"][:, 0]
+        waited -= set((ids >> 32).tolist())
+
+
+def slow_until_preempted(folder: Path) -> Callable[[], CountingEnv]:
+    """Return a factory whose steps from the sixth on wait for a preemption each.
+
+    So its worker is the slow one in every batch; see ``release_when_preempted``.
+    """
+
+    def make() -> CountingEnv:
+        held = 0
+
+        def wait() -> None:
+            nonlocal held
+            held += 1
+            while not (folder / f"{held}").exists():
+                threading.Event().wait(0.005)
+
+        return CountingEnv(fault=Fault(wait, at=5, repeat=True))
+
+    return make
+
+
+def release_when_preempted(collector: Any, worker: int, folder: Path) -> None:
+    """Let a worker of ``slow_until_preempted`` take a step whenever it is preempted."""
+    pool = collector._backend._workers._pool
+    preempt = pool.preempt
+    count = 0
+
+    def preempt_and_release(index: int, *, preempted: bool) -> None:
+        nonlocal count
+        preempt(index, preempted=preempted)
+        if index == worker and preempted:
+            count += 1
+            (folder / f"{count}").touch()
+
+    pool.preempt = preempt_and_release

@@ -1,11 +1,13 @@
 """Every option, alone and in typical combinations."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from collector_tools import release_when_preempted, slow_until_preempted
 from tensordict import TensorDict
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, Fault
@@ -139,14 +141,15 @@ def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
 
 
 @pytest.mark.torchrl_defect("D3b")
-def test_preempted_frames_are_marked() -> None:
+def test_preempted_frames_are_marked(tmp_path: Path) -> None:
     with MultiSyncCollector(
-        [CountingEnv, CountingEnv, slow()],
+        [CountingEnv, CountingEnv, slow_until_preempted(tmp_path)],
         frames_per_batch=30,
         preemptive_threshold=0.5,
         set_truncated=True,
         seed=0,
     ) as collector:
+        release_when_preempted(collector, 2, tmp_path)
         for _ in range(3):
             batch = collector.next().clone()
             mask = batch["collector", "mask"]

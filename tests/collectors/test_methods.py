@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from collector_tools import collect_from_all
 from tensordict import TensorDictBase
 from tests_policies import Level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -187,9 +188,8 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
         with torch.no_grad():
             policy.module.level.fill_(0.25)
         collector.update_policy_weights_()
-        for _ in range(4):
-            batch = collector.next()
-        assert (batch["prey", "action"] == 0.25).all()
+        collect_from_all(collector, 2)
+        assert (collector.next()["prey", "action"] == 0.25).all()
 
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])

@@ -1,11 +1,13 @@
 """Async batches are from one worker; none is lost, copied or staler than the limit."""
 
-import threading
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from collector_tools import wait_until_idle
+from support.clocks import waits
 from tensordict import TensorDict, TensorDictBase
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -36,30 +38,20 @@ def environment(row: TensorDictBase) -> int:
     return int(row["collector", "traj_ids"][0]) >> 32
 
 
-def by_environment(batches: Any) -> dict[int, list[TensorDict]]:
-    rows: dict[int, list[TensorDict]] = defaultdict(list)
-    for batch in batches:
-        for row in batch.clone().unbind(0):
-            rows[environment(row)].append(row)
-    return rows
-
-
 @pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
 def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -> None:
     reference = Collector(
         [CountingEnv] * 4, policy, frames_per_batch=800, total_frames=800, seed=2
     ).next()
-    rows_by_env = by_environment(
-        MultiAsyncCollector(
-            [CountingEnv] * 4,
-            policy,
-            num_workers=2,
-            frames_per_batch=20,
-            total_frames=400,
-            seed=2,
-        )
-    )
-    assert set(rows_by_env) == {0, 1, 2, 3}
+    rows_by_env: dict[int, list[TensorDict]] = {index: [] for index in range(4)}
+    with MultiAsyncCollector(
+        [CountingEnv] * 4, policy, num_workers=2, frames_per_batch=20, seed=2
+    ) as collector:
+        while any(len(rows) < 5 for rows in rows_by_env.values()):
+            for row in collector.next().clone().unbind(0):
+                rows = rows_by_env[environment(row)]
+                if len(rows) < 20:  # One worker may be far ahead of the other.
+                    rows.append(row)
     for index, rows in rows_by_env.items():
         frames = torch.cat(rows)
         assert (frames == reference[index, : len(frames)]).all()
@@ -70,13 +62,17 @@ def test_a_slow_consumer_loses_no_batch_and_starves_no_worker() -> None:
     collector = MultiAsyncCollector(
         [CountingEnv] * 3, frames_per_batch=10, total_frames=120, seed=0
     )
-    pause = threading.Event()
     rows = defaultdict(list)
     for batch in collector:
-        pause.wait(0.05)
         for row in batch.clone().unbind(0):
             rows[environment(row)].append(row)
-    assert set(rows) == {0, 1, 2}
+        if collector.frames < 120:
+            wait_until_idle(collector, 3 * 10)  # All workers have a batch ready.
+    assert {index: len(batches) for index, batches in rows.items()} == {
+        0: 4,
+        1: 4,
+        2: 4,
+    }
     for row_batches in rows.values():
         frames = torch.cat(row_batches)
         following = frames["next", "hunter", "observation"][:-1]
@@ -86,15 +82,20 @@ def test_a_slow_consumer_loses_no_batch_and_starves_no_worker() -> None:
         ), "a frame is missing between two batches"
 
 
-def test_fast_workers_do_not_wait_for_slow_ones() -> None:
+def test_fast_workers_do_not_wait_for_slow_ones(tmp_path: Path) -> None:
+    """The slow one waits in its first batch for five batches of the fast one."""
+    started, finish = tmp_path / "started", tmp_path / "finish"
+
     def slow() -> CountingEnv:
-        return CountingEnv(fault=Fault("sleep", "step", repeat=True, seconds=0.05))
+        return CountingEnv(fault=Fault(waits(started, finish), at=3))
 
     turns: Counter[int] = Counter()
     with MultiAsyncCollector([slow, CountingEnv], frames_per_batch=10) as collector:
-        while turns[0] < 2:
+        while turns[0] < 1:
             turns[environment(collector.next()[0])] += 1
-    assert turns[1] > turns[0]
+            if turns[1] == 5:
+                finish.touch()
+    assert turns[1] >= 5
 
 
 @pytest.mark.torchrl_defect("D10")

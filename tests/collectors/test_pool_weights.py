@@ -97,13 +97,17 @@ class Run:
         self.collector.update_policy_weights_()
         self.held.append(self.now())
 
-    def collect(self, batches: int = 1) -> None:
-        for _ in range(batches):
-            batch = self.collector.next()
-            history = torch.tensor(self.held)[batch["policy_version"].squeeze(-1)]
-            ids = batch["hunter", "policy_id"]
-            expected = history.gather(-1, ids)
-            assert (batch["hunter", "weight"] == expected).all()
+    def collect(self, rounds: int = 1) -> None:
+        """Collect until both workers have delivered, this often."""
+        for _ in range(rounds):
+            waited = set(range(4))  # The environments; a worker has two of them.
+            while waited:
+                batch = self.collector.next()
+                history = torch.tensor(self.held)[batch["policy_version"].squeeze(-1)]
+                ids = batch["hunter", "policy_id"]
+                expected = history.gather(-1, ids)
+                assert (batch["hunter", "weight"] == expected).all()
+                waited -= set((batch["collector", "traj_ids"][:, 0] >> 32).tolist())
 
 
 KINDS: list[tuple[Any, dict[str, Any]]] = [

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from collector_tools import release_when_preempted, slow_until_preempted
 from support.processes import SOON, wait_until
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -98,17 +99,20 @@ def test_no_batch_is_started_beyond_total_frames() -> None:
         assert running.next() is None
 
 
-def test_a_preempted_batch_is_counted_before_the_next_one_starts() -> None:
+def test_a_preempted_batch_is_counted_before_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
     """A full first batch would end the random actions."""
     policy = level_policy()
     with torch.no_grad():
         policy.module.level.fill_(0.5)
     with collector(
-        [CountingEnv, slow],
+        [CountingEnv, slow_until_preempted(tmp_path)],
         policy,
         init_random_frames=2 * FRAMES,
         preemptive_threshold=0.5,
     ) as running:
+        release_when_preempted(running, 1, tmp_path)
         assert running.next()["collector", "mask"].sum() < 2 * FRAMES
         assert running.next()["prey", "action"][0].unique().numel() > 1, "acts already"
         assert (running.next()["prey", "action"][0] == 0.5).all()

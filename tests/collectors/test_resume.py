@@ -245,7 +245,7 @@ def test_a_state_of_an_earlier_version_changes_nothing() -> None:
 def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
-        for _ in range(count):
+        while min(map(len, rows.values())) < count:
             batch = collector.next().clone()
             index = int(batch["collector", "traj_ids"][0, 0]) >> 32
             rows[index].append(batch[0])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collector_tools import collect_from_all
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -69,8 +70,8 @@ def policy_of(module: nn.Module) -> TensorDictModule:
 
 def action(collector: Any) -> float:
     if isinstance(collector, MultiAsyncCollector):
-        for _ in range(6):  # The next batch is from after the update, for both workers.
-            collector.next()
+        # Only the first batch of each worker may have been begun before the update.
+        collect_from_all(collector, 2)
     actions = collector.next()["prey", "action"].unique()
     assert len(actions) == 1
     return float(actions)

@@ -19,7 +19,6 @@ from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.replay import (
     MOST_BYTES,
-    ActionHistory,
     ActionRecorder,
     EpisodeActions,
     RecordedEpisodes,
@@ -311,32 +310,53 @@ def test_a_replaced_worker_names_the_episode_it_could_not_continue() -> None:
     assert second == first + 1
 
 
-def test_recorded_actions_are_kept_without_copies() -> None:
-    frames: Any = {("walker", "action"): np.arange(12.0).reshape(6, 2)}
-    history = ActionHistory({})
-    assert history.so_far() == {}
-    history.append(frames)
-    history.append(frames)
-    early = history.so_far()["walker", "action"]
-    before = early.copy()
-    history.append({key: array[:2] + 100 for key, array in frames.items()})
-    late = history.so_far()["walker", "action"]
-    history.append({key: array[:3] + 200 for key, array in frames.items()})
-    assert late.shape == (14, 2)
-    assert np.shares_memory(late, history.so_far()["walker", "action"])
-    np.testing.assert_array_equal(early, before)
-    np.testing.assert_array_equal(late[:12], before)
-    np.testing.assert_array_equal(late[12:], frames["walker", "action"][:2] + 100)
+KEY = ("walker", "action")
+
+
+def recorder(frames: Any) -> tuple[ActionRecorder, Any]:
+    """Record the frames ``[T, ...]`` of one environment; return its memory too."""
+    memory: Any = {KEY: np.zeros((1, *frames.shape[1:]), frames.dtype)}
+    recording = ActionRecorder(memory, [KEY])
+    record(recording, memory, frames)
+    return recording, memory
+
+
+def record(recording: ActionRecorder, memory: Any, frames: Any) -> None:
+    for frame in frames:
+        memory[KEY][...] = frame
+        recording.step([0])
+
+
+def taken(recording: ActionRecorder) -> Any:
+    actions = recording.actions(0)
+    assert actions is not None
+    return actions[KEY]
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (6,), (6, 0)])
+def test_recorded_actions_stay_when_further_ones_follow(shape: Any) -> None:
+    frames = np.arange(np.prod(shape), dtype=float).reshape(shape)
+    recording, memory = recorder(frames[:0])
+    assert taken(recording).shape == (0, *shape[1:])
+    record(recording, memory, frames)
+    early = taken(recording)
+    record(recording, memory, frames[:2] + 100)
+    late = taken(recording)
+    record(recording, memory, frames[:3] + 200)
+    np.testing.assert_array_equal(early, frames)
+    np.testing.assert_array_equal(late, np.concatenate([frames, frames[:2] + 100]))
+    assert late.flags.writeable  # Torch warns of tensors on memory that is not.
+    recording.begin([0])
+    assert taken(recording).shape == (0, *shape[1:])
 
 
 def test_continuing_from_recorded_actions_does_not_change_them() -> None:
-    history = ActionHistory({})
-    for number in range(3):
-        history.append({("a",): np.full((4,), number)})
-    state = history.so_far()
-    other = ActionHistory(state)
-    other.append({("a",): np.full((2,), 9)})
-    history.append({("a",): np.full((2,), 7)})
-    np.testing.assert_array_equal(state["a",], np.repeat([0, 1, 2], 4))
-    np.testing.assert_array_equal(other.so_far()["a",][12:], [9, 9])
-    np.testing.assert_array_equal(history.so_far()["a",][12:], [7, 7])
+    recording, memory = recorder(np.repeat([0, 1, 2], 4))
+    state = taken(recording)
+    other, other_memory = recorder(np.zeros(1, np.int64))
+    other.load(0, {KEY: state})
+    record(other, other_memory, np.full(2, 9))
+    record(recording, memory, np.full(2, 7))
+    np.testing.assert_array_equal(state, np.repeat([0, 1, 2], 4))
+    np.testing.assert_array_equal(taken(other), [*state, 9, 9])
+    np.testing.assert_array_equal(taken(recording), [*state, 7, 7])

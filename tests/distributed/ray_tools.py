@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from support.processes import wait_until
+from support.ray_cluster import PATIENCE
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault, Kind
@@ -112,7 +113,8 @@ def wait_until_nothing_is_in_use() -> None:
         return not any(in_use.values())
 
     try:
-        wait_until(nothing)
+        # Ray's processes report what is free, so it takes as long as all they do.
+        wait_until(nothing, seconds=PATIENCE)
     except AssertionError as error:
         raise AssertionError(f"actors or objects are left: {in_use}") from error
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from ray_tools import (
 )
 from support.processes import wait_until, wait_until_gone
 from torch import nn
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
 from marl_collect.collectors.checkpoint import _restored
@@ -384,7 +385,7 @@ def test_options_that_ray_refuses_are_named() -> None:
 
 def test_a_slow_actor_is_preempted() -> None:
     with RayCollector(
-        [masked, partial(slow, 0.1)],
+        [masked, partial(slow, 1.0)],  # Its whole batch would take 200 seconds.
         sync=True,
         frames_per_batch=400,
         preemptive_threshold=0.5,
@@ -407,9 +408,26 @@ def test_a_slow_actor_is_preempted() -> None:
         assert int(following[1, 0]) - int(batch["collector", "traj_ids"][1, 0]) >= 0
 
 
-def test_the_first_actor_that_is_done_delivers_first() -> None:
+def waiting_in_each_batch(folder: Path, frames: int) -> CountingEnv:
+    """Wait in the middle of batch k for the file k, or for the file "all"."""
+    steps = 0
+
+    def wait() -> None:
+        nonlocal steps
+        batch, step = divmod(steps, frames)
+        steps += 1
+        files = [folder / f"{batch}", folder / "all"]
+        while step == frames // 2 and not any(file.exists() for file in files):
+            threading.Event().wait(0.005)
+
+    return masked(Fault(wait, repeat=True))
+
+
+def test_the_first_actor_that_is_done_delivers_first(tmp_path: Path) -> None:
+    """Actor 0 waits in each of its batches until actor 1 is two batches ahead."""
+    order: list[int] = []
     with RayCollector(
-        [slow, masked],
+        [partial(waiting_in_each_batch, tmp_path, 20), masked],
         biased(),
         sync=False,
         frames_per_batch=20,
@@ -423,8 +441,12 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
             assert ((behind >= 0) & (behind <= 2)).all()
             assert (batch["hunter", "bias"][..., 0] == batch["policy_version"]).all()
             batches.append(batch.clone())
+            order += environments(batch)
+            if order.count(1) == order.count(0) + 2:
+                (tmp_path / f"{order.count(0)}").touch()
             del batch
             train(collector)
+        (tmp_path / "all").touch()
         state = collector.state_dict()
         expected = {environments(b)[0]: b.clone() for b in _until_both(collector)}
         collector.load_state_dict(state)
@@ -433,7 +455,6 @@ def test_the_first_actor_that_is_done_delivers_first() -> None:
             expected_batch = expected.pop(environments(batch)[0], None)
             if expected_batch is not None:  # The unfinished batch is collected again.
                 assert (batch[ids] == expected_batch[ids]).all()
-    order = [environments(batch)[0] for batch in batches]
     assert order.count(1) > order.count(0) > 0
     for index in (0, 1):
         actor_batches = [batch for batch in batches if environments(batch)[0] == index]

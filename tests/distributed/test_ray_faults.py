@@ -23,6 +23,7 @@ from ray_tools import (
     train,
     wait_until_nothing_is_in_use,
 )
+from support.clocks import LIMIT
 from support.processes import SOON, wait_until_gone
 from support.scripts import run_python
 from workloads.counting import CountingError
@@ -217,14 +218,25 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data() -> None:
     assert stats["cut_trajectories"] == []
 
 
-def test_an_actor_that_does_not_answer_is_lost() -> None:
+def test_an_actor_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP stops the actor, and its worker waits for it."""
+    real, ahead = time.monotonic, 0.0
     with RayCollector(
-        masked, None, frames_per_batch=20, sync=True, timeout=2, seed=1
+        masked, None, frames_per_batch=20, sync=True, timeout=LIMIT, seed=1
     ) as collector:
+        actors: Any = collector._pool
+
+        def monotonic() -> float:
+            """Until the actor is lost, each look is a quarter of the limit later."""
+            nonlocal ahead
+            if actors._lost_actors == 0:
+                ahead += LIMIT / 4
+            return real() + ahead
+
         first = collector.next()["collector", "traj_ids"].clone()
         pid = collector.actors[0]["pid"]
         os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=monotonic))
         batch = collector.next()
         assert batch["collector", "traj_ids"].min() > first.max()
         assert collector.stats()["restarts"] == 1

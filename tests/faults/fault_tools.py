@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from support.processes import wait_until
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault
@@ -33,6 +34,18 @@ def faulty_once(marker: Path, *args: Any, **kwargs: Any) -> Callable[[], Countin
         return CountingEnv(deaths=False, fault=Fault(*args, **kwargs))
 
     return make
+
+
+def next_from(collector: Any, worker: int) -> TensorDict:
+    """Collect until a batch has frames of a worker; each has one environment.
+
+    A worker that dies again before it has completed a batch is not replaced, and an
+    async collector may deliver many batches of others meanwhile.
+    """
+    while True:
+        batch: TensorDict = collector.next()
+        if worker in batch["collector", "traj_ids"][:, 0] >> 32:
+            return batch
 
 
 class Hang:

@@ -8,6 +8,7 @@ from typing import Any
 import fault_pairs
 import pytest
 from fault_pairs import SUBJECTS, check, draw, prepare
+from support.clocks import Clock
 from workloads.counting import CountingEnv
 
 from marl_collect.distributed import RayCollector
@@ -38,16 +39,18 @@ def _servers() -> None:
     prepare()
 
 
-def check_pairs(subject: str) -> None:
+def check_pairs(subject: str, clock: Clock | None = None) -> None:
     for seed in SEEDS[subject]:
         pair = draw(random.Random(seed))
         assert pair.subject == subject
-        check(pair, SLACK)
+        check(pair, SLACK, clock)
 
 
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name != "Ray"])
-def test_the_first_of_two_faults_is_reported(subject: str) -> None:
-    check_pairs(subject)
+def test_the_first_of_two_faults_is_reported(
+    subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_pairs(subject, Clock(monkeypatch))
 
 
 @pytest.mark.usefixtures("cluster")

@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS
+from fault_tools import KINDS, Hang, as_soon_as, faulty, press_ctrl_c
+from support.clocks import LIMIT, Clock, ClosingClock, hangs, wait_for_ends
 from support.processes import SOON, wait_until, wait_until_gone
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -26,7 +28,9 @@ from marl_collect.collectors.base import CollectorBase
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.env_processes import EnvProcesses
+from marl_collect.processes.status_board import PREEMPT
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 Make = Callable[[], CountingEnv]
@@ -34,6 +38,12 @@ Make = Callable[[], CountingEnv]
 
 def hang() -> None:
     threading.Event().wait()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    wait_for_ends(monkeypatch)
+    return Clock(monkeypatch)
 
 
 def hanging_in_close(*args: Any, **kwargs: Any) -> Make:
@@ -70,7 +80,7 @@ def place_of(error: BaseException) -> tuple[int, str | None, int | None]:
 
 
 def stepping(collector: Any) -> None:
-    for _ in range(1000):
+    while True:  # An async collector may yield any number of batches of other workers.
         collector.next()
 
 
@@ -113,8 +123,9 @@ def test_the_error_of_a_factory_of_parallel_env_is_raised_if_others_hang() -> No
 
 @every_kind
 def test_an_environment_is_closed_before_its_failed_worker_is_replaced(
-    kind: Any, tmp_path: Path
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait_for_ends(monkeypatch)
     first, closed = tmp_path / "first", tmp_path / "closed"
 
     def make() -> CountingEnv:
@@ -138,23 +149,23 @@ def test_an_environment_is_closed_before_its_failed_worker_is_replaced(
     assert closed.exists()
 
 
-def test_the_earliest_of_several_failures_is_raised() -> None:
+def test_the_earliest_of_several_failures_is_raised(tmp_path: Path) -> None:
     """Both are there when the trainer looks; the later one comes from worker 0."""
-    late = CountingEnv, Fault("sleep", "reset", seconds=0.5)
+    reported = tmp_path / "reported"
+
+    def fail_later() -> None:
+        while not reported.exists():
+            threading.Event().wait(0.005)
+        raise CountingError("later")
 
     def later() -> CountingEnv:
-        env = CountingEnv(fault=late[1])
-        reset = env.reset_row
-
-        def fail(seed: int) -> None:
-            reset(seed)
-            raise CountingError("later")
-
-        env.reset_row = fail  # type: ignore[method-assign]
-        return env
+        return CountingEnv(fault=Fault(fail_later, "reset"))
 
     def earlier() -> CountingEnv:
-        return CountingEnv(fault=Fault("raise", "reset"))
+        env = CountingEnv(fault=Fault("raise", "reset"))
+        # Its worker reports the failure and then closes it.
+        env.close = reported.touch  # type: ignore[method-assign]
+        return env
 
     collector = MultiSyncCollector([later, earlier], frames_per_batch=20)
     backend: Any = collector._backend
@@ -215,14 +226,16 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 @every_kind
-def test_a_hang_in_a_reset_names_the_environment(kind: Any) -> None:
-    factories: list[Make] = [CountingEnv, lambda: CountingEnv(fault=STUCK)]
+def test_a_hang_in_a_reset_names_the_environment(
+    kind: Any, clock: Clock, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    clock.runs_when = hung.exists
+    stuck = Fault(hangs(hung), "reset")
+    factories: list[Make] = [CountingEnv, lambda: CountingEnv(fault=stuck)]
     with pytest.raises(WorkerError, match="reset of environment 1") as excinfo:
-        kind(factories, num_workers=1, frames_per_batch=40, timeout=1).next()
+        kind(factories, num_workers=1, frames_per_batch=40, timeout=LIMIT).next()
     assert place_of(excinfo.value) == (0, "reset", 1)
-
-
-STUCK = Fault("hang", "reset")
 
 
 # Hangs in commands
@@ -250,54 +263,68 @@ def policy() -> TensorDictModule:
 
 
 @every_kind
-def test_a_hang_in_a_replay_is_noticed(kind: Any) -> None:
+def test_a_hang_in_a_replay_is_noticed(kind: Any, clock: Clock, tmp_path: Path) -> None:
+    hung = tmp_path / "hung"
+    clock.runs_when = hung.exists
+
     def make() -> CountingEnv:
         return CountingEnv(deaths=False, min_length=50, max_length=60)
 
     def hanging() -> CountingEnv:
         env = make()
-        env._fault = Fault("hang", "step", at=5)
+        env._fault = Fault(hangs(hung), "step", at=5)
         return env
 
     with kind(make, num_workers=1, frames_per_batch=10, seed=1) as collector:
         collector.next()
         state = collector.state_dict()
-    other = kind(hanging, num_workers=1, frames_per_batch=10, seed=1, timeout=1)
+    other = kind(hanging, num_workers=1, frames_per_batch=10, seed=1, timeout=LIMIT)
     begin = time.monotonic()
-    with pytest.raises(WorkerError, match="hung 1 s in a command"):
+    with pytest.raises(WorkerError, match="hung 100 s in a command"):
         other.load_state_dict(state)
     assert time.monotonic() - begin < SOON / 2
     with pytest.raises(WorkerError):
         other.next()
 
 
-def test_a_long_replay_is_no_hang() -> None:
-    """Each step takes a third of the limit, the replay several times the limit."""
+def test_a_long_replay_is_no_hang(clock: Clock) -> None:
+    """A quarter of the limit passes after each step, so several limits in all."""
 
     def make() -> CountingEnv:
         return CountingEnv(deaths=False, min_length=50, max_length=60)
 
     def slow() -> CountingEnv:
         env = make()
-        env._fault = Fault("sleep", "step", seconds=0.3, repeat=True)
+        env._fault = Fault("sleep", "step", seconds=0.1, repeat=True)
         return env
 
     with MultiSyncCollector(make, frames_per_batch=10, seed=1) as collector:
         collector.next()
         state = collector.state_dict()
-    with MultiSyncCollector(slow, frames_per_batch=10, seed=1, timeout=1.5) as other:
+    with MultiSyncCollector(slow, frames_per_batch=10, seed=1, timeout=LIMIT) as other:
+        clock.runs_when = lambda: not clock.quiet
         other.load_state_dict(state)
         assert other.frames == 10
+        assert clock.now > 2 * LIMIT
 
 
-def test_a_hang_in_an_attribute_of_parallel_env_is_noticed() -> None:
-    def make() -> CountingEnv:
-        env = CountingEnv()
-        env.ponder = hang  # type: ignore[attr-defined]
-        return env
+def test_a_hang_in_an_attribute_of_parallel_env_is_noticed(
+    clock: Clock, tmp_path: Path
+) -> None:
+    files = [tmp_path / "0", tmp_path / "1"]
+    clock.runs_when = lambda: all(file.exists() for file in files)
 
-    env = ParallelEnv(2, make, num_processes=2, timeout=1)
-    with pytest.raises(WorkerError, match="hung 1 s in a command"):
+    def pondering(file: Path) -> Make:
+        def make() -> CountingEnv:
+            env = CountingEnv()
+            env.ponder = hangs(file)  # type: ignore[attr-defined]
+            return env
+
+        return make
+
+    factories = [pondering(file) for file in files]
+    env = ParallelEnv(2, factories, num_processes=2, timeout=LIMIT)
+    with pytest.raises(WorkerError, match="hung 100 s in a command"):
         env.ponder()
 
 
@@ -307,7 +334,12 @@ def test_a_hang_in_an_attribute_of_parallel_env_is_noticed() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limit of a close without an error too long for a test."""
-    for close in (CollectorBase.shutdown, Evaluator.close, EnvProcesses.close):
+    for close in (
+        CollectorBase.shutdown,
+        Evaluator.close,
+        EnvProcesses.close,
+        ParallelBatch.close,
+    ):
         monkeypatch.setattr(close, "__defaults__", (1000.0,))
 
 
@@ -335,27 +367,34 @@ def test_an_evaluation_reports_soon_if_another_worker_hangs_in_close() -> None:
 
 @every_kind
 @pytest.mark.usefixtures("patient")
-def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any) -> None:
-    slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
-    collector = kind(slow, frames_per_batch=40)
+def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any, tmp_path: Path) -> None:
+    hang = Hang(tmp_path)
+    collector = kind([faulty(hang, at=3)] * 2, frames_per_batch=40)
     pids = collector.worker_pids
-    os.kill(pids[1], signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def stop_and_interrupt() -> None:
+        os.kill(pids[1], signal.SIGSTOP)
+        press_ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        as_soon_as(lambda: hang.count == 2, stop_and_interrupt)
         collector.next()
     wait_until_gone(pids)
 
 
 @pytest.mark.usefixtures("patient")
-def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds() -> None:
-    slow = [lambda: CountingEnv(fault=Fault("hang", at=3))] * 2
-    env = ParallelEnv(2, slow, num_processes=2)
+def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds(
+    tmp_path: Path,
+) -> None:
+    hang = Hang(tmp_path)
+    env = ParallelEnv(2, faulty(hang, at=0), num_processes=2)
     engine: Any = env.engine()
     pids = engine.pids
-    os.kill(pids[1], signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), env:
-        env.rollout(10)
+    with pytest.raises(KeyboardInterrupt), env:  # noqa: PT012
+        root = env.rand_action(env.reset())
+        os.kill(pids[1], signal.SIGSTOP)
+        as_soon_as(lambda: hang.count == 1, press_ctrl_c)
+        env.step(root)
     wait_until_gone(pids)
 
 
@@ -371,12 +410,13 @@ def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
 
 
 @every_kind
-def test_after_ctrl_c_a_collector_says_that_it_is_closed(kind: Any) -> None:
-    collector = kind(
-        lambda: CountingEnv(fault=Fault("hang", at=3)), frames_per_batch=40
-    )
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+def test_after_ctrl_c_a_collector_says_that_it_is_closed(
+    kind: Any, tmp_path: Path
+) -> None:
+    hang = Hang(tmp_path)
+    collector = kind(faulty(hang, at=3), frames_per_batch=40)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        as_soon_as(lambda: hang.count == 1, press_ctrl_c)
         collector.next()
     for use in (
         collector.next,
@@ -508,13 +548,13 @@ def test_a_restarted_worker_has_the_current_settings(kind: Any) -> None:
 
 def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> None:
     """Worker 1 dies after worker 0 is done, so its replacement must stop early."""
-    marker = tmp_path / "died"
+    marker, hung = tmp_path / "died", tmp_path / "hung"
 
     def slow() -> CountingEnv:
         if marker.exists():
             return CountingEnv(fault=Fault("sleep", at=1, seconds=0.2, repeat=True))
         marker.touch()
-        return CountingEnv(fault=Fault("sleep", at=1, seconds=1000))
+        return CountingEnv(fault=Fault(hangs(hung), at=1))
 
     with MultiSyncCollector(
         [CountingEnv, slow],
@@ -522,8 +562,10 @@ def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> 
         preemptive_threshold=0.5,
         on_worker_failure="restart",
     ) as collector:
-        pid = collector.worker_pids[1]
-        threading.Timer(1.5, os.kill, (pid, signal.SIGKILL)).start()
+        kill = partial(os.kill, collector.worker_pids[1], signal.SIGKILL)
+        pool: Any = collector._backend._workers._pool
+        line = pool.status_board.lines[1]
+        as_soon_as(lambda: hung.exists() and line.cells[PREEMPT] == 1, kill)
         batch = collector.next()
         assert collector.stats()["restarts"] == 1
     assert int(batch["collector", "mask"][1].sum()) < 100
@@ -543,16 +585,32 @@ def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> 
     ids=["abort", "exit", "hang"],
 )
 def test_a_crash_or_a_hang_in_close_is_a_warning(
-    kind: Any, fault: Fault, text: str
+    kind: Any,
+    fault: Fault,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    factories = [CountingEnv, lambda: CountingEnv(fault=fault)]
-    collector = kind(factories, frames_per_batch=20)
+    closing = tmp_path / "closing"
+
+    def strike() -> None:
+        closing.touch()
+        fault.strike()
+
+    collector = kind([CountingEnv, faulty(strike, "close")], frames_per_batch=20)
     collector.next()
+    handles: Any = collector._backend._workers._pool._handles
+    others = handles[: 1 if text == "hung" else 2]
+    ClosingClock(
+        monkeypatch,
+        lambda: closing.exists() and all(h.exitcode is not None for h in others),
+    )
     with pytest.warns(RuntimeWarning, match=f"Worker 1 .*{text}") as record:
-        collector.shutdown(2)
+        collector.shutdown(1000)
     assert len(record) == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_crash_or_a_hang_in_close_of_parallel_env_is_a_warning() -> None:
     make = [lambda: CountingEnv(fault=Fault("kill", "close")), CountingEnv]
     env = ParallelEnv(2, make, num_processes=2)
@@ -591,15 +649,25 @@ def test_shutdown_in_a_signal_handler_waits_for_workers_only(kind: Any) -> None:
     wait_until_gone(pids)
 
 
-def test_a_signal_handler_may_shut_down_what_is_being_shut_down() -> None:
-    slow = [hanging_in_close("sleep", at=10**9)] * 2
-    collector = MultiSyncCollector(slow, frames_per_batch=40)
+def test_a_signal_handler_may_shut_down_what_is_being_shut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = Hang(tmp_path)
+    collector = MultiSyncCollector([faulty(hang, "close")] * 2, frames_per_batch=40)
     pool: Any = collector._backend._workers._pool
-    before = signal.signal(signal.SIGUSR1, lambda *_: pool.close(1000))
+    handled = threading.Event()
+
+    def close(*_: object) -> None:
+        pool.close(1000)
+        handled.set()
+
+    ClosingClock(monkeypatch, handled.is_set)
+    before = signal.signal(signal.SIGUSR1, close)
     try:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        interrupt = partial(os.kill, os.getpid(), signal.SIGUSR1)
+        as_soon_as(lambda: hang.count == 2, interrupt)
         with pytest.warns(RuntimeWarning, match="hung in close"):
-            collector.shutdown(2)
+            collector.shutdown(1000)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from fault_tools import KINDS, constant, faulty, meeting
-from support.processes import SOON
+from support.clocks import LIMIT, Clock, beside, waits
+from support.processes import SOON, wait_until
 from tensordict import TensorDictBase
 from workloads.counting import CountingEnv
 
@@ -113,10 +114,24 @@ def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> 
         assert env.rollout(2).shape == (3, 2)
 
 
-def test_the_start_of_processes_has_its_own_limit() -> None:
+def test_the_start_of_processes_has_its_own_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 34, for ParallelEnv: building may take longer than ``timeout``."""
-    slow = faulty("sleep", "create", seconds=3.0)
-    with ParallelEnv(2, slow, num_processes=2, timeout=2.0) as env:
+    clock = Clock(monkeypatch)
+    started_file, finish = tmp_path / "started", tmp_path / "finish"
+
+    def build_slowly() -> None:
+        wait_until(started_file.exists)
+        clock.pass_slowly(5 * LIMIT)
+        finish.touch()
+
+    slow = faulty(waits(started_file, finish), "create")
+    with beside(build_slowly):
+        env = ParallelEnv(
+            2, slow, num_processes=2, timeout=LIMIT, start_timeout=100 * LIMIT
+        )
+    with env:
         env.rollout(2)
 
 

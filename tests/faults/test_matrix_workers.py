@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from fault_tools import KINDS, Hang, as_soon_as, faulty, meeting
-from support.clocks import LeapingClock
+from support.clocks import (
+    LIMIT,
+    Clock,
+    ClosingClock,
+    LeapingClock,
+    hangs,
+    hangs_in_c,
+    wait_for_ends,
+)
 from support.processes import SOON, gone
 from workloads.counting import (
     CountingEnv,
@@ -19,16 +27,19 @@ from workloads.counting import (
     UnpicklableError,
     flood,
     raise_unpicklable,
-    stuck,
 )
 
 from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.processes import WorkerPool
-from marl_collect.processes.launcher import COLLECTOR_MODULES
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    wait_for_ends(monkeypatch)
+    return Clock(monkeypatch)
 
 
 def play(collector: Any, batches: int) -> None:
@@ -37,8 +48,7 @@ def play(collector: Any, batches: int) -> None:
 
 
 def play_until_error(collector: Any) -> None:
-    deadline = time.monotonic() + SOON
-    while time.monotonic() < deadline:
+    while True:
         collector.next()
 
 
@@ -112,7 +122,7 @@ def test_an_error_while_closing_is_a_warning(kind: Any) -> None:
     pids = collector.worker_pids
     collector.next()
     with pytest.warns(RuntimeWarning, match="fault in close"):
-        collector.shutdown()
+        collector.shutdown(timeout=10 * SOON)
     assert all(map(gone, pids))
 
 
@@ -134,57 +144,69 @@ def test_an_error_of_parallel_env_that_cannot_be_pickled_is_reported_as_text() -
 
 @every_kind
 @pytest.mark.parametrize(
-    ("phase", "harm"), [("reset", "hang"), ("step", stuck)], ids=["python", "c"]
+    ("phase", "hanging"),
+    [("reset", hangs), ("step", hangs_in_c)],
+    ids=["python", "c"],
 )
 def test_a_hang_is_reported_after_the_timeout(
-    kind: Any, phase: Any, harm: Any, capfd: pytest.CaptureFixture[str]
+    kind: Any,
+    phase: Any,
+    hanging: Any,
+    clock: Clock,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    hung = tmp_path / "hung"
+    clock.runs_when = lambda: hung.exists() and clock.quiet == {1}
     collector = kind(
-        [CountingEnv, faulty(harm, phase)], frames_per_batch=40, timeout=3.0
+        [CountingEnv, faulty(hanging(hung), phase)], frames_per_batch=40, timeout=LIMIT
     )
     error = failure_of(collector)
     assert isinstance(error, WorkerError)
     assert (error.worker, error.phase) == (1, phase)
-    assert "hung 3 s" in str(error)
+    assert "hung 100 s" in str(error)
     assert "strike" in capfd.readouterr().err, "where it hung belongs on stderr"
 
 
-@pytest.fixture
-def fork_server() -> None:
-    """Wait for the fork server's imports, which count towards ``start_timeout``."""
-    with WorkerPool(lambda worker, argument: None, [0], preload=COLLECTOR_MODULES):
-        pass
-
-
 @pytest.mark.torchrl_defect("D21")
-@pytest.mark.usefixtures("fork_server")
 @every_kind
-def test_a_factory_that_hangs_has_its_own_limit(kind: Any) -> None:
-    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 4 s in create"):
-        kind(
-            [CountingEnv, faulty(stuck, "create")], frames_per_batch=9, start_timeout=4
-        )
+def test_a_factory_that_hangs_has_its_own_limit(
+    kind: Any, clock: Clock, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    clock.runs_when = lambda: hung.exists() and clock.quiet == {1}
+    factories = [CountingEnv, faulty(hangs_in_c(hung), "create")]
+    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s in create"):
+        kind(factories, frames_per_batch=9, timeout=9 * LIMIT, start_timeout=LIMIT)
 
 
 @every_kind
 def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
-    kind: Any,
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector = kind([CountingEnv, faulty(stuck, "close")], frames_per_batch=20)
+    hung = tmp_path / "hung"
+    collector = kind(
+        [CountingEnv, faulty(hangs_in_c(hung), "close")], frames_per_batch=20
+    )
     pids = collector.worker_pids
     collector.next()
+    healthy: Any = collector._backend._workers._pool._handles[0]
+    ClosingClock(monkeypatch, lambda: hung.exists() and healthy.exitcode is not None)
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match="Worker 1 .* hung in close"):
-        collector.shutdown(timeout=1.0)
+        collector.shutdown(timeout=1000.0)
     assert time.monotonic() - begin < SOON
     assert all(map(gone, pids))
 
 
 def test_parallel_env_whose_environment_hangs_in_close_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ParallelBatch.close, "__defaults__", (1.0,))
-    env = ParallelEnv(2, faulty(stuck, "close"), num_processes=2)
+    monkeypatch.setattr(ParallelBatch.close, "__defaults__", (1000.0,))
+    files = [tmp_path / "0", tmp_path / "1"]
+    ClosingClock(monkeypatch, lambda: all(file.exists() for file in files))
+    factories = [faulty(hangs_in_c(file), "close") for file in files]
+    env = ParallelEnv(2, factories, num_processes=2)
     engine: Any = env.engine()
     pids = engine.pids
     begin = time.monotonic()
@@ -238,10 +260,15 @@ def test_a_slow_learner_is_not_a_hang(
 
 
 @every_kind
-def test_a_slow_environment_that_makes_progress_is_not_a_hang(kind: Any) -> None:
+def test_a_slow_environment_that_makes_progress_is_not_a_hang(
+    kind: Any, clock: Clock
+) -> None:
+    """Whenever it has made progress, a quarter of the limit passes."""
     slow = faulty("sleep", seconds=0.1, repeat=True)
-    with kind([slow], frames_per_batch=30, timeout=2.0) as collector:
+    with kind([slow], frames_per_batch=30, timeout=LIMIT) as collector:
+        clock.runs_when = lambda: not clock.quiet
         assert collector.next().numel() == 30
+        assert clock.now > 2 * LIMIT
 
 
 @every_kind

@@ -13,12 +13,13 @@ from typing import Any
 import cloudpickle
 import pytest
 from support.clocks import LIMIT, Clock, beside, hangs, waits
-from support.processes import wait_until, wait_until_gone
+from support.processes import SOON, wait_until, wait_until_gone
 from support.scripts import run_python
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.parallel_env.batch import ParallelBatch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -93,7 +94,8 @@ def test_an_error_of_a_factory_is_raised_at_the_start() -> None:
     assert (cause.phase, cause.environment) == ("create", 1)
 
 
-def test_an_error_while_closing_is_a_warning() -> None:
+def test_an_error_while_closing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParallelBatch.close, "__defaults__", (10 * SOON,))
     env = ParallelEnv(3, one_of_three(Fault("raise", "close")), num_processes=3)
     pids = pids_of(env)
     with pytest.warns(RuntimeWarning, match="fault in close"):

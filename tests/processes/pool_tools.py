@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle
@@ -23,9 +23,12 @@ def obey(worker: WorkerContext, argument: Any) -> None:
 
 
 def be_up(pool: WorkerPool) -> None:
+    """Wait until all workers run and wait for a message."""
     pool.broadcast(lambda worker, argument: None)
     for _ in range(len(pool)):
         pool.receive()
+    phases = [Phase.IDLE] * len(pool)
+    wait_until(lambda: [pool.progress(i).phase for i in range(len(pool))] == phases)
 
 
 def exit_codes(pool: WorkerPool) -> tuple[int | None, ...]:
@@ -48,8 +51,12 @@ def receive_within(pool: WorkerPool, timeout: float) -> tuple[int, Any]:
         pool._timeout = before
 
 
-def hold(seconds: float = 1000.0) -> None:
-    """Sleep in C and keep the interpreter lock: no Python thread can run."""
+def hold(begin: Callable[[], None] = lambda: None, seconds: float = 1000.0) -> None:
+    """Call a function, then sleep in C and keep the interpreter lock.
+
+    No Python thread can run then.
+    """
+    begin()
     ctypes.PyDLL(None).sleep(int(seconds))
 
 
@@ -75,5 +82,4 @@ def open_paths() -> int:
 
 
 def hang(worker: WorkerContext, argument: object) -> None:
-    worker.line.enter(Phase.STEP, environment=7)
-    hold()
+    hold(lambda: worker.line.enter(Phase.STEP, environment=7))

@@ -1,5 +1,7 @@
 """The memory that control groups of both versions leave to this process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from marl_collect.processes.shared_memory import Segment
 GIB = 1 << 30
 
 
-def tree(root: Path, groups: str, files: dict[str, int | str]) -> tuple[Path, Path]:
-    """Write control groups; return the arguments of ``free_memory``."""
+@contextmanager
+def tree(root: Path, groups: str, files: dict[str, int | str]) -> Iterator[None]:
+    """Write control groups; use them in this context."""
     proc, mount = root / "cgroup", root / "mount"
     proc.write_text(groups)
     mount.mkdir()
@@ -19,7 +22,10 @@ def tree(root: Path, groups: str, files: dict[str, int | str]) -> tuple[Path, Pa
         path = mount / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
-    return proc, mount
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cgroups, "_PROC", proc)
+        patch.setattr(cgroups, "_MOUNT", mount)
+        yield
 
 
 def test_copies_of_files_in_memory_are_free(tmp_path: Path) -> None:
@@ -30,7 +36,8 @@ def test_copies_of_files_in_memory_are_free(tmp_path: Path) -> None:
         "memory.current": 8 * GIB - 100,
         "memory.stat": stat,
     }
-    assert cgroups.free_memory(*tree(tmp_path, "0::/\n", files)) == 6 * GIB + 100
+    with tree(tmp_path, "0::/\n", files):
+        assert cgroups.free_memory() == 6 * GIB + 100
 
 
 def test_shared_memory_is_not_free(tmp_path: Path) -> None:
@@ -40,7 +47,8 @@ def test_shared_memory_is_not_free(tmp_path: Path) -> None:
         "memory.current": 7 * GIB,
         "memory.stat": stat,
     }
-    assert cgroups.free_memory(*tree(tmp_path, "0::/\n", files)) == GIB
+    with tree(tmp_path, "0::/\n", files):
+        assert cgroups.free_memory() == GIB
 
 
 @pytest.mark.parametrize("at", ["", "job", "job/step"])
@@ -49,7 +57,8 @@ def test_the_tightest_group_counts(tmp_path: Path, at: str) -> None:
     for group in ("", "job", "job/step"):
         files[f"{group}/memory.max".lstrip("/")] = 4 * GIB if group == at else "max"
         files[f"{group}/memory.current".lstrip("/")] = GIB
-    assert cgroups.free_memory(*tree(tmp_path, "0::/job/step\n", files)) == 3 * GIB
+    with tree(tmp_path, "0::/job/step\n", files):
+        assert cgroups.free_memory() == 3 * GIB
 
 
 def test_version_1_counts_too(tmp_path: Path) -> None:
@@ -59,18 +68,24 @@ def test_version_1_counts_too(tmp_path: Path) -> None:
         "memory/job/memory.stat": f"total_inactive_file {GIB}\ntotal_active_file 5",
     }
     groups = "7:memory:/job\n3:cpu,cpuacct:/job\n"
-    assert cgroups.free_memory(*tree(tmp_path, groups, files)) == GIB + 5
+    with tree(tmp_path, groups, files):
+        assert cgroups.free_memory() == GIB + 5
 
 
 def test_a_group_above_its_limit_has_nothing_left(tmp_path: Path) -> None:
     files: dict[str, int | str] = {"memory.max": GIB, "memory.current": 2 * GIB}
-    assert cgroups.free_memory(*tree(tmp_path, "0::/\n", files)) == 0
+    with tree(tmp_path, "0::/\n", files):
+        assert cgroups.free_memory() == 0
 
 
 def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
     files: dict[str, int | str] = {"memory.max": "max", "memory.current": GIB}
-    assert cgroups.free_memory(*tree(tmp_path, "0::/\n", files)) is None
-    assert cgroups.free_memory(tmp_path / "absent", tmp_path) is None
+    with tree(tmp_path, "0::/\n", files):
+        assert cgroups.free_memory() is None
+    (tmp_path / "cgroup").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cgroups, "_PROC", tmp_path / "cgroup")
+        assert cgroups.free_memory() is None
 
 
 def test_a_segment_needs_what_the_group_leaves(

@@ -254,9 +254,10 @@ def test_workers_have_one_thread_and_the_file_limit_of_the_trainer(
 
 def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
     def nest(worker: Any, argument: Any) -> Any:
-        with WorkerPool(obey, ["x", "y"], preload=("ignored",)) as pool:
-            pool.broadcast(lambda worker, argument: (argument, os.getppid()))
-            inner = dict(pool.receive() for _ in range(2))
+        pool = WorkerPool(obey, ["x", "y"], preload=("ignored",))
+        pool.broadcast(lambda worker, argument: (argument, os.getppid()))
+        inner = dict(pool.receive() for _ in range(2))
+        pool.close(timeout=SOON)
         return os.getppid(), inner, exit_codes(pool)
 
     with WorkerPool(obey, [0]) as pool:
@@ -292,6 +293,8 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
             path.touch()
 
     def nest(worker: Any, argument: Any) -> None:
+        cleanup: Any = importlib.import_module("marl_collect.processes.cleanup")
+        cleanup._EXIT_SECONDS = SOON  # However slow this machine is.
         pool = WorkerPool(close_slowly, [tmp_path / "closed"])
         vars(sys.modules["marl_collect"])["kept"] = pool  # Until the process ends.
         worker.send(pool.receive())
@@ -299,7 +302,7 @@ def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:
 
     with WorkerPool(nest, [0]) as pool:
         pool.receive()
-        pool.close()
+        pool.close(timeout=SOON)
         assert exit_codes(pool) == (0,)
     assert (tmp_path / "closed").exists()
 

@@ -13,14 +13,12 @@ from typing import Any
 import cloudpickle
 import pytest
 from pool_tools import obey
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 from support.scripts import run_python
 
 from marl_collect.processes import WorkerContext, WorkerPool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-GONE_SECONDS = 20.0  # SIGKILL follows SIGTERM after one second.
 
 
 @pytest.fixture
@@ -48,23 +46,23 @@ def has_ended(pidfd: int, seconds: float) -> bool:
 def test_only_programs_of_the_killed_worker_end(pool: WorkerPool) -> None:
     first, second = start_program(pool, 0), start_program(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(first, GONE_SECONDS)
+    assert has_ended(first, SOON)
     assert not has_ended(second, 0.3)
     pool.close()
-    assert has_ended(second, GONE_SECONDS)
+    assert has_ended(second, SOON)
 
 
 def test_a_program_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
     stubborn = "trap '' TERM; while :; do sleep 1; done"
     program = start_program(pool, 0, f'sh -c "{stubborn}"')
     pool.close()
-    assert has_ended(program, GONE_SECONDS)
+    assert has_ended(program, SOON)
 
 
 def test_a_program_in_its_own_session_ends_too(pool: WorkerPool) -> None:
     program = start_program(pool, 0, "setsid sleep 1000")
     pool.close()
-    assert has_ended(program, GONE_SECONDS)
+    assert has_ended(program, SOON)
 
 
 def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
@@ -78,7 +76,7 @@ def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
     pool.restart(1, "new")
     assert not has_ended(daemon, 0.5)
     pool.close()
-    assert has_ended(daemon, GONE_SECONDS)
+    assert has_ended(daemon, SOON)
 
 
 def test_programs_do_not_stay_as_zombies_of_the_server(pool: WorkerPool) -> None:
@@ -86,7 +84,7 @@ def test_programs_do_not_stay_as_zombies_of_the_server(pool: WorkerPool) -> None
     server = pool.receive()[1]
     program = start_program(pool, 0)
     pool.close()
-    assert has_ended(program, GONE_SECONDS)
+    assert has_ended(program, SOON)
     children = Path(f"/proc/{server}/task/{server}/children")
     wait_until(lambda: not children.read_text().split(), "the server has children")
 
@@ -114,7 +112,7 @@ def test_a_program_that_is_just_starting_ends_too(pool: WorkerPool) -> None:
     pool.send(0, fork_unmarked)
     program = os.pidfd_open(pool.receive()[1])
     pool.close()
-    assert has_ended(program, GONE_SECONDS)
+    assert has_ended(program, SOON)
 
 
 def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(
@@ -158,10 +156,10 @@ def forked(pool: WorkerPool, worker: int) -> int:
 def test_only_forked_helpers_of_the_killed_worker_end(pool: WorkerPool) -> None:
     first, second = forked(pool, 0), forked(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(first, GONE_SECONDS)
+    assert has_ended(first, SOON)
     assert not has_ended(second, 0.3)
     pool.close()
-    assert has_ended(second, GONE_SECONDS)
+    assert has_ended(second, SOON)
 
 
 def test_forked_helpers_end_with_each_restart(pool: WorkerPool) -> None:
@@ -169,14 +167,14 @@ def test_forked_helpers_end_with_each_restart(pool: WorkerPool) -> None:
     for _ in range(3):
         helpers.append(forked(pool, 0))
         pool.restart(0, 0)
-        assert has_ended(helpers[-1], GONE_SECONDS)
+        assert has_ended(helpers[-1], SOON)
 
 
 def test_a_forked_helper_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
     pool.restart(0, signal.SIG_IGN)
     helper = forked(pool, 0)
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, GONE_SECONDS)
+    assert has_ended(helper, SOON)
 
 
 def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
@@ -192,7 +190,7 @@ def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
     helper = os.pidfd_open(pool.receive([0])[1])
     assert not has_ended(helper, 0.3)  # Its own parent has ended, its worker has not.
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, GONE_SECONDS)
+    assert has_ended(helper, SOON)
 
 
 def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> None:
@@ -209,10 +207,10 @@ def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> 
     helpers = pool.receive([0])[1]
     first, second = (os.pidfd_open(helpers[worker]) for worker in (0, 1))
     pool.send(0, kill)
-    assert has_ended(first, GONE_SECONDS)
+    assert has_ended(first, SOON)
     assert not has_ended(second, 0.3)
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(second, GONE_SECONDS)
+    assert has_ended(second, SOON)
 
 
 def test_a_process_whose_parent_has_ended_before_it_could_be_bound_ends() -> None:
@@ -234,4 +232,4 @@ def test_a_worker_keeps_its_mark_if_its_environment_variables_change(
     pool.send(0, forget)
     helper = os.pidfd_open(pool.receive([0])[1])
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, GONE_SECONDS)
+    assert has_ended(helper, SOON)

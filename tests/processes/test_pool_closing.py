@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from pool_tools import be_up, exit_codes, hang, hold, obey, wait_for_phase
+from support.clocks import ClosingClock
 from support.processes import SOON
 from support.scripts import run_python
 
@@ -33,7 +34,19 @@ def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:
         any_pool.receive()
 
 
-def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
+def closes_after_the_end_of(
+    worker: int, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the time for SIGTERM pass at once, and that for SIGKILL after an end."""
+    clock = ClosingClock(
+        monkeypatch,
+        lambda: clock.leaps == 0 or pool._handles[worker].exitcode is not None,
+    )
+
+
+def test_close_ends_workers_that_do_not_listen(
+    any_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ignore_everything(worker: Any, argument: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.line.enter(Phase.CREATE)
@@ -45,8 +58,9 @@ def test_close_ends_workers_that_do_not_listen(any_pool: WorkerPool) -> None:
     wait_for_phase(any_pool, 0, Phase.CREATE)
     wait_for_phase(any_pool, 1, Phase.STEP)
     os.kill(any_pool.pids[2], signal.SIGSTOP)
+    closes_after_the_end_of(1, any_pool, monkeypatch)
     start = time.monotonic()
-    any_pool.close(timeout=3.0)
+    any_pool.close(timeout=1000.0)
     assert time.monotonic() - start < SOON
     assert exit_codes(any_pool) == (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL)
 
@@ -63,13 +77,13 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(
             raise LookupError("while closing")
 
     with WorkerPool(main, [0], start_method=start_method) as pool:
-        (error,) = pool.close()
+        (error,) = pool.close(timeout=20 * SOON)
     assert str(error).startswith("Worker 0 (pid ")
     assert "failed in close of environment 1: LookupError: while closing" in str(error)
 
 
 def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
-    start_method: str,
+    start_method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def main(worker: Any, argument: Any) -> None:
         while True:
@@ -77,15 +91,16 @@ def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
 
     with WorkerPool(main, [0], start_method=start_method) as pool:
         pool.receive()
+        closes_after_the_end_of(0, pool, monkeypatch)
         start = time.monotonic()
-        pool.close(timeout=3.0)
+        pool.close(timeout=1000.0)
         assert time.monotonic() - start < SOON
     assert exit_codes(pool) == (-signal.SIGTERM,)
 
 
 def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) -> None:
     be_up(pool)
-    timer = threading.Timer(0.3, pool.close)
+    timer = threading.Timer(0.3, pool.close, (20 * SOON,))
     timer.start()
     with pytest.raises(ClosedError):
         pool.receive()

@@ -23,12 +23,19 @@ from pool_tools import (
     receive_within,
     wait_for_phase,
 )
-from support.clocks import LeapingClock
+from support.clocks import LIMIT, Clock, LeapingClock, wait_for_ends
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    wait_for_ends(monkeypatch)
+    return Clock(monkeypatch)
+
 
 # Workers get what is defined here by value: importing this file would import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -146,33 +153,44 @@ def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> No
         pool.receive([0])
 
 
+def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
+    """Let time pass while worker 1 is the only one without progress, in its step."""
+    clock.runs_when = lambda: (
+        clock.quiet == {1} and pool.progress(1).phase is Phase.STEP
+    )
+
+
 def test_a_worker_that_hangs_in_c_is_killed(
-    capfd: pytest.CaptureFixture[str], start_method: str
+    capfd: pytest.CaptureFixture[str], start_method: str, clock: Clock
 ) -> None:
-    message = r"Worker 1 .* hung 0.5 s in step of environment 7"
+    message = r"Worker 1 .* hung 100 s in step of environment 7"
     with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
         be_up(pool)
+        runs_while_1_hangs(clock, pool)
         pool.send(1, hang)
         with pytest.raises(WorkerError, match=message):
-            receive_within(pool, 0.5)
+            receive_within(pool, LIMIT)
         assert exit_codes(pool)[1] is not None
         with pytest.raises(WorkerError, match=message):  # It is not forgotten.
             pool.receive([1])
     assert "in hold" in capfd.readouterr().err
 
 
-def test_a_hanging_worker_is_noticed_while_others_reply(pool: WorkerPool) -> None:
+def test_a_hanging_worker_is_noticed_while_others_reply(
+    pool: WorkerPool, clock: Clock
+) -> None:
     be_up(pool)
+    runs_while_1_hangs(clock, pool)
     pool.send(1, hang)
     pool.send(0, lambda worker, argument: None)
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
-            worker, _ = receive_within(pool, 2.0)
+            worker, _ = receive_within(pool, LIMIT)
             pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
 
 
 def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
-    pool: WorkerPool,
+    pool: WorkerPool, clock: Clock
 ) -> None:
     def flood(worker: Any, argument: Any) -> None:
         worker.line.enter(Phase.STEP)
@@ -181,17 +199,22 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
             worker.send(i)
 
     be_up(pool)
+    runs_while_1_hangs(clock, pool)
     pool.send(1, hang)
     pool.send(0, flood)
     with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
         while True:
             await_message(pool, [0])
-            receive_within(pool, 2.0)
+            receive_within(pool, LIMIT)
     assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
     pool.close(timeout=0.1)
 
 
-def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
+def test_progress_within_the_limit_is_not_a_hang(
+    pool: WorkerPool, clock: Clock
+) -> None:
+    """A quarter of the limit passes whenever there was progress."""
+
     def work_slowly(worker: Any, argument: Any) -> Any:
         worker.line.enter(Phase.STEP)
         for step in range(30):
@@ -200,8 +223,10 @@ def test_progress_within_the_limit_is_not_a_hang(pool: WorkerPool) -> None:
         return "done"
 
     be_up(pool)
+    clock.runs_when = lambda: not clock.quiet
     pool.send(0, work_slowly)
-    assert receive_within(pool, 2.0) == (0, "done")
+    assert receive_within(pool, LIMIT) == (0, "done")
+    assert clock.now > 2 * LIMIT
 
 
 def test_idle_workers_never_hang(pool: WorkerPool) -> None:
@@ -221,12 +246,16 @@ def test_idle_workers_never_hang(pool: WorkerPool) -> None:
     assert receive_within(pool, 0.3) == (0, False)
 
 
-def test_a_worker_that_hangs_in_a_command_is_noticed(pool: WorkerPool) -> None:
+def test_a_worker_that_hangs_in_a_command_is_noticed(
+    pool: WorkerPool, clock: Clock
+) -> None:
     """Also if its main function writes no phase."""
     be_up(pool)
+    cells = pool.status_board.lines[0].cells
+    clock.runs_when = lambda: cells[MESSAGES_READ] == 2
     pool.send(0, lambda worker, argument: threading.Event().wait())
-    with pytest.raises(WorkerError, match="hung 0.5 s in a command"):
-        receive_within(pool, 0.5)
+    with pytest.raises(WorkerError, match="hung 100 s in a command"):
+        receive_within(pool, LIMIT)
 
 
 def test_the_pauses_of_the_trainer_do_not_count(

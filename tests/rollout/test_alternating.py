@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 from workloads.counting import CountingEnv
 
 from marl_collect.buffers.layout import BatchContents, batch_fields
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import allocate
-from marl_collect.core.env import EnvBatch
 from marl_collect.core.signature import PolicySignature
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.policies.runner import RandomRunner

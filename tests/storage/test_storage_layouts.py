@@ -213,6 +213,21 @@ def test_joined_datasets_have_different_layouts(
     check(open_dataset(tmp_path / "copy"), first + second + further)
 
 
+def test_joined_datasets_with_equal_keys_store_different_bytes(
+    tmp_path: Path, environment: EnvDescription
+) -> None:
+    """One layout for both must have what any of them has, whichever comes last."""
+    data: dict[str, Batches] = {}
+    for kind in ("any", "one", "two"):
+        td = batch(2, 6)
+        td["x"] = values(kind, 12 * 3).reshape(2, 6, 3).to(torch.uint8)
+        data[kind] = [td]
+        write(tmp_path / kind, environment, data[kind])
+    for order in ORDERS[:3]:
+        joined = concatenate([tmp_path / kind for kind in order])
+        check(joined, [td for kind in order for td in data[kind]])
+
+
 def test_batches_of_different_shapes(
     tmp_path: Path, environment: EnvDescription
 ) -> None:

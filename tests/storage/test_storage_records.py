@@ -39,10 +39,7 @@ def test_all_kinds_of_bytes(kinds: tuple[int, ...]) -> None:
         stored_column = column.read(layout.encode(content))
         assert (stored_column == content[:, begin:end]).all()
         assert stored_column.flags.c_contiguous
-        constant = not any(kinds[begin:end])
-        assert (column.constant is not None) == constant
-        if constant:
-            assert (column.constant == content[0, begin:end]).all()
+        assert column.is_constant == (not any(kinds[begin:end]))
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 16, 17, 33, 64, 65, 200])

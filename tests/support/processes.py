@@ -20,10 +20,12 @@ def gone(pid: int) -> bool:
 
 
 def wait_until(
-    condition: Callable[[], bool], problem: str = "it did not happen"
+    condition: Callable[[], bool],
+    problem: str = "it did not happen",
+    seconds: float = SOON,
 ) -> None:
-    """Wait for a condition; fail with ``problem`` after ``SOON``."""
-    deadline = time.monotonic() + SOON
+    """Wait for a condition; fail with ``problem`` after some seconds."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, problem
         Event().wait(0.005)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.encoding import repeats
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.index import Index, Totals, keys_from_json
+from marl_collect.storage.index import Index, KeyField, Totals, keys_from_json
 from marl_collect.storage.packed import Compression
 from marl_collect.storage.selection import Trajectories
 from marl_collect.storage.writer import Writer
@@ -41,6 +41,10 @@ episodes of the block."""
 RunBatch = tuple[RunDescription, int, Mapping[Key, torch.Tensor]]
 """A batch ``[B, T]``: its run, its number, and its tensors by key. The number follows
 that of the batch before, unless a batch of the run is missing between them."""
+
+
+Rows = NDArray[np.int64] | None
+"""Frames of a block whose values are stored; None if all are."""
 
 
 def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
@@ -139,6 +143,39 @@ class Block:
     def ends(self) -> NDArray[np.int64]:
         """Position of the last frame of each episode."""
         return np.cumsum(self.lengths) - 1
+
+    def stored(self, contents: Index) -> Iterator[tuple[KeyField, NDArray[Any], Rows]]:
+        """Yield each key, the values that a format stores, and their frames.
+
+        A next value that is the root value of the next frame is not stored, except in
+        the last frame of an episode. Of other keys all values are stored; their frames
+        are None.
+        """
+        for field in contents.keys:
+            values, root = self.frames[field.key], contents.roots.get(field.key)
+            if root is None:
+                yield field, values.numpy(), None
+                continue
+            differs = ~repeats(values[None], self.frames[root][None])[0]
+            differs[self.ends] = True
+            rows = np.flatnonzero(differs)
+            yield field, values.numpy()[rows], rows
+
+    @classmethod
+    def restored(
+        cls,
+        contents: Index,
+        stored: Mapping[Key, tuple[NDArray[Any], Rows]],
+        lengths: Sequence[int],
+        run: int,
+    ) -> Self:
+        """Return a block from the values and frames that ``stored`` has given."""
+        frames = {key: torch.from_numpy(values) for key, (values, _) in stored.items()}
+        for key, root in contents.roots.items():
+            after = torch.cat([frames[root][1:], frames[root][-1:]])
+            after[torch.as_tensor(stored[key][1])] = frames[key]
+            frames[key] = after
+        return cls(frames, lengths, run)
 
     def episodes(self) -> Iterator[dict[Key, torch.Tensor]]:
         """Yield each episode, every key ``[T, ...]``."""
@@ -242,28 +279,6 @@ def write_runs(
             ended = writer.add(batch)
             if report is not None:
                 report(size * length, ended)
-
-
-def stored_next(
-    root: torch.Tensor, after: torch.Tensor, ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the frames whose next value is not the root value of the next frame.
-
-    The last frames of episodes are always among them. Other formats store the next
-    values of these frames only; ``with_next`` restores the others.
-    """
-    differs = ~repeats(after[None], root[None])[0]
-    differs[ends] = True
-    return np.flatnonzero(differs)
-
-
-def with_next(
-    root: torch.Tensor, stored: NDArray[np.int64], values: torch.Tensor
-) -> torch.Tensor:
-    """Return all next values; the inverse of ``stored_next``."""
-    after = torch.cat([root[1:], root[-1:]])
-    after[torch.from_numpy(stored)] = values
-    return after
 
 
 def _check(contents: Index, block: Block, before: int) -> None:

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.formats.blocks import (
     Block,
+    Rows,
     cuts,
     header_from_json,
     header_to_json,
-    stored_next,
-    with_next,
 )
 from marl_collect.storage.formats.registry import Format, Source
 from marl_collect.storage.index import Index, KeyField
@@ -70,16 +68,15 @@ def _export(
         begin = 0
         for block in blocks:
             end = begin + sum(block.lengths)
-            for key, array in arrays.items():
-                values, root = block.frames[key].numpy(), contents.roots.get(key)
-                if root is None:
+            for field, values, rows in block.stored(contents):
+                array = arrays[field.key]
+                if rows is None:
                     array[begin:end] = values
                     continue
-                rows = stored_next(block.frames[root], block.frames[key], block.ends)
                 size = len(array)
                 array.resize(size + len(rows), axis=0)
-                array[size:] = values[rows]
-                stored[key].append(rows + begin)
+                array[size:] = values
+                stored[field.key].append(rows + begin)
             seeds = [_NO_SEED if n is None else n for n in block.seeds]
             runs = [block.run] * len(seeds)
             episodes += zip(block.lengths, runs, seeds, strict=True)
@@ -112,12 +109,9 @@ def _create(
     )
 
 
-def _open(path: str) -> Source:
+def _open(file: Path) -> Source:
     import h5py
 
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist, or is not a file.")
     if not h5py.is_hdf5(file):
         raise DatasetError(f"{file} is not an HDF5 file.")
     with h5py.File(file) as data:
@@ -152,20 +146,17 @@ def _read(path: Path, contents: Index) -> Iterator[Block]:
         for first, last in cuts(contents, lengths, runs):
             begin = int(lengths[:first].sum())
             end = begin + int(lengths[first:last].sum())
-            frames: dict[Key, torch.Tensor] = {}
+            columns: dict[Key, tuple[NDArray[Any], Rows]] = {}
             for field in contents.keys:
                 array = _array(file, _name_of("frames", field.key))
                 if field.key not in stored:
-                    frames[field.key] = torch.from_numpy(array[begin:end])
+                    columns[field.key] = array[begin:end], None
                     continue
                 low, high = np.searchsorted(stored[field.key], (begin, end))
-                root = _array(file, _name_of("frames", field.key[1:]))[begin:end]
-                frames[field.key] = with_next(
-                    torch.from_numpy(root),
-                    stored[field.key][low:high] - begin,
-                    torch.from_numpy(array[low:high]),
-                )
-            yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
+                rows = stored[field.key][low:high] - begin
+                columns[field.key] = array[low:high], rows
+            lengths_of_block = lengths[first:last].tolist()
+            yield Block.restored(contents, columns, lengths_of_block, int(runs[first]))
 
 
 def _array(file: Any, name: str) -> Any:
@@ -202,4 +193,5 @@ FORMAT: Final = Format(
     packages=("h5py",),
     export=_export,
     open=_open,
+    is_file=True,
 )

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
+from marl_collect.storage.card import groups_table
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.formats.blocks import (
     Block,
+    Rows,
     cuts,
     header_from_json,
     header_to_json,
-    stored_next,
-    with_next,
 )
 from marl_collect.storage.formats.registry import Format, Source
 from marl_collect.storage.index import Index, KeyField
@@ -85,12 +84,8 @@ def _table(contents: Index, block: Block, episodes: int) -> Any:
         _FRAME: pa.array(np.arange(lengths.sum()) - np.repeat(starts, lengths)),
         _RUN: pa.array(np.full(lengths.sum(), block.run)),
     }
-    for field in contents.keys:
-        values, root = block.frames[field.key], contents.roots.get(field.key)
-        rows = None
-        if root is not None:
-            rows = stored_next(block.frames[root], values, block.ends)
-        columns[_name(field.key)] = _to_arrow(field, values.numpy(), rows)
+    for field, values, rows in block.stored(contents):
+        columns[_name(field.key)] = _to_arrow(field, values, rows, lengths.sum())
     return pa.table(columns)
 
 
@@ -117,33 +112,28 @@ def _is_picture(field: KeyField) -> bool:
     )
 
 
-def _to_arrow(
-    field: KeyField, values: NDArray[Any], rows: NDArray[np.int64] | None
-) -> Any:
-    """Return a column; ``rows`` are those that are not null, or None for all."""
+def _to_arrow(field: KeyField, values: NDArray[Any], rows: Rows, count: int) -> Any:
+    """Return a column of ``count`` rows; others than ``rows`` are null, if given."""
     import pyarrow as pa
 
-    stored_values = values if rows is None else values[rows]
     if _is_picture(field):
-        pictures = [
-            _png(picture) for picture in stored_values.reshape(-1, *field.shape[-3:])
-        ]
+        pictures = [_png(picture) for picture in values.reshape(-1, *field.shape[-3:])]
         kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
         column = pa.array([{"bytes": png, "path": None} for png in pictures], kind)
     else:
-        column = pa.array(stored_values.reshape(-1))
+        column = pa.array(values.reshape(-1))
     for size in reversed(_shape(field)):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     if rows is None:
         return column
-    positions = np.zeros(len(values), np.int64)
+    positions = np.zeros(count, np.int64)
     positions[rows] = np.arange(len(rows))
-    null = np.ones(len(values), bool)
+    null = np.ones(count, bool)
     null[rows] = False
     return column.take(pa.array(positions, mask=null))
 
 
-def _from_arrow(field: KeyField, column: Any) -> tuple[torch.Tensor, NDArray[np.int64]]:
+def _from_arrow(field: KeyField, column: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the values that are not null, and their rows."""
     rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null()
@@ -154,8 +144,7 @@ def _from_arrow(field: KeyField, column: Any) -> tuple[torch.Tensor, NDArray[np.
         array = np.stack([_pixels(png) for png in pictures])
     else:
         array = values.to_numpy(zero_copy_only=False)
-    array = array.astype(field.dtype).reshape(len(rows), *field.shape)
-    return torch.from_numpy(array), rows
+    return array.astype(field.dtype).reshape(len(rows), *field.shape), rows
 
 
 def _png(picture: NDArray[np.uint8]) -> bytes:
@@ -191,10 +180,6 @@ def _feature(kind: Any) -> dict[str, Any]:
 def _card(contents: Index, name: str) -> str:
     """Return the dataset card: YAML for the Hub, and a text."""
     about, totals = contents.description, contents.totals
-    groups = "\n".join(
-        f"| {group} | {', '.join(g.agents)} | `{g.observation}` | `{g.action}` |"
-        for group, g in about.environment.groups.items()
-    )
     labels = contents.metadata
     named = f"license: {json.dumps(labels.license)}\n" if labels.license else ""
     tags = "".join(f"- {json.dumps(tag)}\n" for tag in labels.tags)
@@ -218,9 +203,7 @@ tags:
 {written}{totals.episodes:,} complete episodes of `{about.task}`, {totals.frames:,}
 frames.
 
-| group | agents | observation of an agent | action |
-|---|---|---|---|
-{groups}
+{groups_table(about.environment)}
 
 A row is one frame; `{_EPISODE}` and `{_FRAME}` count from 0. Columns are named after
 keys, such as `{_name(contents.keys[0].key)}`. What a step returns is under `next`. If a
@@ -238,10 +221,7 @@ frames = load_dataset("parquet", data_dir="{name}/{_DATA}", split="train")
 """
 
 
-def _open(source: str) -> Source:
-    folder = Path(source)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+def _open(folder: Path) -> Source:
     file = folder / _HEADER
     if not file.is_file():
         raise DatasetError(
@@ -285,19 +265,12 @@ def _blocks(contents: Index, table: Any) -> Iterator[Block]:
     ends = np.append(starts, len(episode))
     for first, last in cuts(contents, lengths.tolist(), runs.tolist()):
         rows = table.slice(ends[first], ends[last] - ends[first]).combine_chunks()
-        frames: dict[Key, torch.Tensor] = {}
-        repeats: dict[Key, tuple[Key, Any]] = {}
-        for field in contents.keys:
-            column = rows[_name(field.key)].combine_chunks()
-            values, stored = _from_arrow(field, column)
-            root = contents.roots.get(field.key)
-            if root is None:
-                frames[field.key] = values
-            else:
-                repeats[field.key] = root, (stored, values)
-        for key, (root, (stored, values)) in repeats.items():
-            frames[key] = with_next(frames[root], stored, values)
-        yield Block(frames, lengths[first:last].tolist(), int(runs[first]))
+        stored = {
+            field.key: _from_arrow(field, rows[_name(field.key)].combine_chunks())
+            for field in contents.keys
+        }
+        lengths_of_block = lengths[first:last].tolist()
+        yield Block.restored(contents, stored, lengths_of_block, int(runs[first]))
 
 
 FORMAT: Final = Format(

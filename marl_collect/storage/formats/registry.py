@@ -44,8 +44,9 @@ class Format:
         export: ``(path, contents, blocks, target)`` writes to the new file or folder
             ``path``, which is renamed to ``target`` afterwards. Its keyword arguments
             are the settings of the format. None if episodes cannot be exported.
-        open: opens what ``path`` names, and reads no episode yet. None if episodes
+        open: opens a path that exists, and reads no episode yet. None if episodes
             cannot be imported.
+        is_file: whether a file is imported; otherwise it is a folder.
         locate: returns the file or folder that the user's target names, or raises a
             ValueError.
     """
@@ -54,7 +55,8 @@ class Format:
     extra: str
     packages: tuple[str, ...]
     export: Callable[..., None] | None = None
-    open: Callable[[str], Source] | None = None
+    open: Callable[[Path], Source] | None = None
+    is_file: bool = False
     locate: Callable[[str], Path] = Path
 
     @property
@@ -149,8 +151,7 @@ def import_dataset(
     behind.
 
     Args:
-        source: a file or folder; the id of a dataset of the local store for
-            ``"minari"``.
+        source: a file or folder.
         out: a folder that does not exist.
         format: name of a format in ``FORMATS``.
         compression: of large frames such as images, as for ``record``.
@@ -170,7 +171,10 @@ def import_dataset(
     chosen = find_format(format)
     if chosen.open is None:
         raise ValueError(f"The format {format} can be exported, but not imported.")
-    contents, blocks = chosen.open(str(source))
+    path, kind = Path(source), "file" if chosen.is_file else "folder"
+    if not (path.is_file() if chosen.is_file else path.is_dir()):
+        raise FileNotFoundError(f"{path} does not exist, or is not a {kind}.")
+    contents, blocks = chosen.open(path)
     target = Path(out)
     with completed(target, "import") as temporary:
         write_blocks(temporary, contents, blocks, compression, progress)

@@ -199,10 +199,7 @@ def _names(structure: Any) -> Iterator[str]:
             yield str(name)
 
 
-def _open(source: str) -> Source:
-    folder = Path(source)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+def _open(folder: Path) -> Source:
     if not (folder / _METADATA).is_file():
         inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
         hint = f" Its folders {', '.join(inner)} have one." if inner else ""

@@ -75,7 +75,7 @@ def test_the_card_has_what_the_hub_reads(dataset: Dataset, tmp_path: Path) -> No
     (files,) = about["configs"][0]["data_files"]
     assert list(folder.glob(files["path"]))
     assert "reinforcement-learning" in about["task_categories"]
-    assert "| hunter | hunter_0, hunter_1 |" in body
+    assert "| hunter | 2: hunter_0, hunter_1 |" in body
     assert f"6 complete episodes of `{dataset.contents.description.task}`" in body
 
 
