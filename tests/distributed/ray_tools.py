@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.processes import wait_until
-from support.ray_cluster import PATIENCE
+from support.processes import PATIENCE, wait_until
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault, Kind

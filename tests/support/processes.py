@@ -9,6 +9,9 @@ from threading import Event
 SOON = 60.0
 """Seconds; far more than any wait takes on a busy machine. Only a defect reaches it."""
 
+PATIENCE = 250
+"""Seconds for what takes Ray ten on an idle machine. Only a defect reaches it."""
+
 
 def gone(pid: int) -> bool:
     """Return whether a process has ended; it may still be in the process table."""

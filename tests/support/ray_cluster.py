@@ -28,13 +28,11 @@ from typing import Any, Final
 import pytest
 
 from support import ray_workers
+from support.processes import PATIENCE
 from support.scripts import run_python
 
 STORE: Final = 80_000_000
 """Bytes of each node's object store; about the least that Ray accepts."""
-
-PATIENCE: Final = 250
-"""Seconds for what takes ten on an idle machine. Only a defect reaches it."""
 
 ENVIRONMENT: Final = {
     # Ray's default of 15 starves actors on a busy machine. RayCollector sets it too.
