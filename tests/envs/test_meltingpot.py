@@ -136,7 +136,7 @@ def test_every_substrate_is_described_without_being_built() -> None:
     assert len(names) == 49
     for name in names:
         with MeltingpotEnv(name, world_rgb=True, group_map="role") as env:
-            assert env._world._lab2d._lab is None  # type: ignore[attr-defined]
+            assert env._world._lab2d._lab is None
             described = env.description
             roles = {
                 agent for group in described.groups.values() for agent in group.agents
@@ -216,7 +216,7 @@ def test_only_requested_observations_are_computed() -> None:
             requested.append(name)
             return self._lab.observation(name)
 
-    env._world._lab2d._lab = Spy(env._world._lab2d.lab)  # type: ignore[attr-defined]
+    env._world._lab2d._lab = Spy(env._world._lab2d.lab)
     env.step_row()
     assert sorted(requested) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
     env.close()
@@ -370,7 +370,7 @@ def test_a_reset_in_an_episode_continues_it() -> None:
         for frames in range(1, 4):
             env.step_row()
             env.reset_row(9)
-            assert env._world._lab2d.frames == frames  # type: ignore[attr-defined]
+            assert env._world._lab2d.frames == frames
             assert not row["done",][0]
 
 
@@ -461,7 +461,7 @@ def test_rows_follow_the_group_map() -> None:
         row["two", "action"][...] = [5, 3]
         row["one", "action"][...] = [1]
         env.step_row()
-        lab2d = env._world._lab2d  # type: ignore[attr-defined]
+        lab2d = env._world._lab2d
         action_values = {
             name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()
         }
@@ -501,7 +501,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong: Any) -> None:
             env.step_row()
         row["agents", "action"][...] = 0
         env.step_row()
-        assert env._world._lab2d.frames == 1  # type: ignore[attr-defined]
+        assert env._world._lab2d.frames == 1
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_limits_and_cuts_are_the_same_as_for_named_substrates() -> None:
         for _ in range(2):
             for step in range(1, 4):
                 env.step_row()
-                frames.append(env._world._frames)  # type: ignore[attr-defined]
+                frames.append(env._world._frames)
                 assert row["truncated",][0] == (step == 3)
             with pytest.raises(RuntimeError, match="call reset"):
                 env.step_row()

@@ -207,7 +207,7 @@ def test_the_blocks_of_a_source_are_read_one_by_one(
     monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", 1)
     opening = find_format("hdf5").open
     assert opening is not None
-    _, blocks = opening(str(file))
+    _, blocks = opening(file)
     lengths = [block.lengths for block in blocks]
     assert lengths == [[n] for n in dataset.trajectories.lengths]
 
