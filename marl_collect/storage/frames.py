@@ -213,7 +213,7 @@ class StoredFrames:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state; another process verifies for itself."""
         unknown = np.zeros_like(self._verified)
-        return self.__dict__ | {"_verified": unknown, "_packed": {}}
+        return self.__dict__ | {"_verified": unknown, "_packed": {}, "_plans": {}}
 
     def select(self, *keys: str | Key) -> "StoredFrames":
         """Return the same frames with these keys, and those below them, only.
