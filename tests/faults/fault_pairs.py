@@ -341,20 +341,16 @@ SUBJECTS: Final[dict[str, Subject]] = {
 def noting_failures(noticed: Path) -> Iterator[None]:
     """Create a file when the trainer reads the failure or the end of a worker."""
 
-    def noting(read: Callable[[WorkerHandle], Any]) -> Callable[[WorkerHandle], Any]:
-        def read_and_note(handle: WorkerHandle) -> Any:
-            try:
-                return read(handle)
-            except Exception:
-                noticed.touch()
-                raise
+    read_ahead = WorkerHandle.read_ahead
 
-        return read_and_note
+    def read_and_note(handle: WorkerHandle, *most: int) -> None:
+        try:
+            read_ahead(handle, *most)
+        except Exception:
+            noticed.touch()
+            raise
 
-    with contextlib.ExitStack() as stack:
-        for name in ("take", "read_ahead"):
-            patched = noting(getattr(WorkerHandle, name))
-            stack.enter_context(mock.patch.object(WorkerHandle, name, patched))
+    with mock.patch.object(WorkerHandle, "read_ahead", read_and_note):
         yield
 
 

@@ -169,15 +169,11 @@ def test_the_earliest_of_several_failures_is_raised(tmp_path: Path) -> None:
 
     collector = MultiSyncCollector([later, earlier], frames_per_batch=20)
     backend: Any = collector._backend
-    command = backend._command(random=False)
-    for index in range(2):
-        backend._attach(index, command.slot)
-    for index in range(2):
-        backend._workers.collect(index, command)
+    backend._start_teams(random=False, ahead=0)
     handles = backend._workers._pool._handles
     wait_until(lambda: all(handle.is_ready for handle in handles))
     with pytest.raises(CountingError, match="fault in reset"):
-        backend._receive(command.slot)
+        backend._receive()
     collector.shutdown()
 
 
