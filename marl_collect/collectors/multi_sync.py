@@ -5,7 +5,7 @@ from typing import final
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
 from marl_collect.collectors.worker_group import start_workers
-from marl_collect.options import method
+from marl_collect.options import method, refuse
 
 
 @final
@@ -22,6 +22,7 @@ class MultiSyncCollector(MultiCollectorBase):
     @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
+        refuse(parsed, "MultiSyncCollector")
         workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
         frames = parsed.frames_of(workers.sizes)
         self._open(parsed, WorkersBackend(workers, parsed, frames))

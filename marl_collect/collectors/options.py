@@ -53,6 +53,7 @@ _TOGETHER = {
     "use sync=True",
 }
 _ASYNC = {
+    "MultiSyncCollector": "it is about async collection: use MultiAsyncCollector",
     "RayCollector(sync=True)": "it is about async collection: use sync=False",
 }
 _SHAPES = {

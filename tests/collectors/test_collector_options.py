@@ -82,6 +82,14 @@ def test_invalid_arguments_are_refused_before_anything_starts(
         kind(never, **({"frames_per_batch": 8} | options))
 
 
+def test_only_an_async_collector_limits_staleness() -> None:
+    def never() -> CountingEnv:
+        pytest.fail("an environment was built")
+
+    with pytest.raises(TypeError, match="no max_staleness: .* use MultiAsyncCollector"):
+        MultiSyncCollector([never], frames_per_batch=10, max_staleness=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_integers_of_numpy_are_accepted(kind: Any) -> None:
     options = {"num_workers": 1, "envs_per_worker": 2, "frames_per_batch": 8} | {
