@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -53,15 +54,35 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+_entropy = random.Random()
+"""What NumPy's generators begin with if nobody seeds them."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_entropy_of_the_system() -> Iterator[None]:
+    """Let NumPy take the entropy of unseeded generators from ``_entropy``.
+
+    Environments have such generators until they are reset with a seed.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numpy.random.bit_generator.randbits", _entropy.getrandbits)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _the_same_draws_in_every_run() -> None:
-    """Make weights and random actions of a test not depend on tests before it.
+    """Make weights, environments and random actions of a test the same in every run.
 
-    Which these are varies: tests are handed to processes as these become free.
+    Without it they depend on the tests before it, and which these are varies: tests are
+    handed to processes as these become free.
     """
+    import numpy as np
     import torch
 
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - Environments use the global generator.
+    _entropy.seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Where CI is set, an unlisted skip fails the run; --fast starts no process."""
+"""Unlisted skips fail where CI is set; --fast starts no process; draws repeat."""
 
 import os
 import re
@@ -62,6 +62,34 @@ def test_listed_skips_and_expected_failures_pass(case: str, tmp_path: Path) -> N
 
 def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
     process = run_alone(tmp_path, SKIPS["missing_extra"], ci="")
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
+
+
+DRAWS = """
+import random
+import numpy as np
+import torch
+
+DRAWS = []
+
+
+def draw():
+    unseeded = np.random.default_rng().random()
+    return random.random(), np.random.random(), unseeded, torch.rand(()).item()
+
+
+def test_draws():
+    DRAWS.append(draw())
+    assert set(draw()).isdisjoint(DRAWS[0])
+
+
+def test_draws_the_same():
+    assert draw() == DRAWS[0]
+"""
+
+
+def test_what_nobody_seeds_is_the_same_in_every_test(tmp_path: Path) -> None:
+    process = run_alone(tmp_path, DRAWS, ci="")
     assert process.returncode == pytest.ExitCode.OK, process.stdout
 
 
