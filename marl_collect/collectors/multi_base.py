@@ -82,8 +82,16 @@ class WorkersBackend(Backend):
 
         Args:
             frames: per batch of each worker's environments.
+
+        Raises:
+            ValueError: if ``cat_results`` needs equal workers, but they differ.
         """
         self._frames = list(frames)
+        if self._options.cat_results is not None and len(set(self._sizes)) > 1:
+            raise ValueError(
+                "cat_results joins batches of workers with equally many environments, "
+                f"but the workers have {self._sizes}: omit cat_results."
+            )
         size = self._team or len(self._workers)
         starts = range(0, len(self._workers), size)
         self._teams = [range(start, start + size) for start in starts]

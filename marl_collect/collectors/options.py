@@ -18,7 +18,7 @@ from marl_collect.core.factories import Factory
 from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.processes.options import ProcessOptions
+from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
 from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
 
 POLICY = "policy"
@@ -42,10 +42,6 @@ _FRAMES_HINT = (
 )
 
 # Collectors and functions that refuse an option, with the reason.
-_WORKERS = {
-    "Collector": "it is about worker processes, and Collector has none: use "
-    "MultiSyncCollector or MultiAsyncCollector"
-}
 _TOGETHER = {
     "MultiAsyncCollector": "it is about batches that all workers fill together: use "
     "MultiSyncCollector",
@@ -56,6 +52,10 @@ _ASYNC = {
     "MultiSyncCollector": "it is about async collection: use MultiAsyncCollector",
     "RayCollector(sync=True)": "it is about async collection: use sync=False",
 }
+_NUMBERED = (
+    "it numbers the environments of all its workers from 0: give each of several "
+    "collectors a seed of its own"
+)
 _SHAPES = {
     "record": "record() needs unchanged batches, which it writes itself: omit it"
 }
@@ -190,7 +190,8 @@ class WorkerOptions(ProcessOptions):
             '`"raise"`, or `"restart"`: a new worker replaces a worker that died, hung '
             "or raised an error. It begins its environments' next episodes and "
             "collects its rows again. `stats()` counts restarts and lists the cut "
-            "trajectories. A replacement that fails before its first batch is an error"
+            "trajectories. A replacement that fails before its first batch is an error",
+            not_in=WITHOUT_WORKERS,
         ),
     ] = "raise"
     max_worker_rss: Annotated[
@@ -202,7 +203,7 @@ class WorkerOptions(ProcessOptions):
             "replay leads to a different frame, begin new episodes. "
             '`stats()["recycled"]` counts the replacements',
             at_least=1,
-            not_in=_WORKERS,
+            not_in=WITHOUT_WORKERS,
         ),
     ] = None
     check_actions: Annotated[
@@ -240,6 +241,19 @@ class WorkerOptions(ProcessOptions):
         """Check every value, and those that go together."""
         super().__post_init__()
         _check_workers(self)
+
+    def check_policy_devices(self, workers: int) -> None:
+        """Check that no device is left over.
+
+        Raises:
+            ValueError: if a list has more devices than there are workers.
+        """
+        choice = self.device if self.policy_device is None else self.policy_device
+        if len(_each_device(choice)) > workers:
+            raise ValueError(
+                f"policy_device has {len(_each_device(choice))} entries, expected one "
+                f"for each of {workers} workers, or one for all."
+            )
 
     def policy_device_of(self, worker: int) -> torch.device:
         """Return the device of a worker's policy.
@@ -312,7 +326,11 @@ class BatchOptions(WorkerOptions):
             "from `worker_idx * B`",
             at_least=0,
             not_in=_SHAPES
-            | {"RayCollector": "it numbers the environments of its actors itself"},
+            | {
+                "MultiSyncCollector": _NUMBERED,
+                "MultiAsyncCollector": _NUMBERED,
+                "RayCollector": "it numbers the environments of its actors itself",
+            },
         ),
     ] = None
     update_at_each_batch: Annotated[
@@ -326,7 +344,7 @@ class BatchOptions(WorkerOptions):
             "False, and do not count. None and 1.0 wait for all workers",
             at_least=0,
             at_most=1,
-            not_in=_WORKERS | _TOGETHER,
+            not_in=WITHOUT_WORKERS | _TOGETHER,
         ),
     ] = None
     prefetch: Annotated[
@@ -336,7 +354,7 @@ class BatchOptions(WorkerOptions):
             "exactly one update older. Each worker starts its next batch as soon as it "
             "is done, without waiting for the slowest; with `preemptive_threshold`, "
             "once all are done",
-            not_in=_WORKERS | _TOGETHER,
+            not_in=WITHOUT_WORKERS | _TOGETHER,
         ),
     ] = False
     max_staleness: Annotated[
@@ -348,7 +366,7 @@ class BatchOptions(WorkerOptions):
             "`max_staleness + 1` workers collect at once, so below `num_workers - 1` "
             "some always wait",
             at_least=0,
-            not_in=_WORKERS | _ASYNC | _SHAPES,
+            not_in=WITHOUT_WORKERS | _ASYNC | _SHAPES,
         ),
     ] = None
     set_truncated: Annotated[
@@ -462,13 +480,17 @@ class BatchOptions(WorkerOptions):
             '`{"policy": scheme}`: a `marl_collect.weights.shared.WeightScheme` that '
             "sends weights to the workers; None: shared memory",
             not_in={
-                "RayCollector": "weights reach the nodes through Ray's object store"
+                "Collector": "it acts with the trained module itself: omit it",
+                "RayCollector": "weights reach the nodes through Ray's object store",
             },
         ),
     ] = None
     weight_recv_schemes: Annotated[
         Mapping[str, WeightSource] | None,
-        Option('`{"policy": source}`: the source that `receive_weights()` reads'),
+        Option(
+            '`{"policy": source}`: the source that `receive_weights()` reads',
+            not_in={"record": "record() receives no weights: omit it"},
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -652,6 +674,11 @@ def _check_batches(options: BatchOptions) -> None:
         raise ValueError(
             "set_truncated ends trajectories at the end of each batch, and "
             "trajs_per_batch delivers complete ones only: omit set_truncated."
+        )
+    if options.traj_format != "padded" and options.trajs_per_batch is None:
+        raise ValueError(
+            f"traj_format={options.traj_format!r} is the shape of batches with "
+            "trajs_per_batch: set trajs_per_batch, or omit traj_format."
         )
     needs_ids = options.split_trajs or options.trajs_per_batch is not None
     if needs_ids and not options.track_traj_ids:

@@ -186,12 +186,18 @@ class TrainerPolicy:
         """Return the weights that the arguments of an update select.
 
         Raises:
-            ValueError: if weights are given in more than one way.
+            ValueError: if weights, or their submodules, are given in more than one
+                way.
         """
         passed = [source for source in sources if source is not None]
         if len(passed) + (weights_dict is not None) > 1:
             raise ValueError(
                 "Pass only one of policy_or_weights, weights, policy and weights_dict."
+            )
+        if weights_dict is not None and model_id is not None:
+            raise ValueError(
+                f"weights_dict names its submodules itself, so model_id={model_id!r} "
+                "has no meaning: omit model_id."
             )
         source = passed[0] if passed else None
         if weights_dict is None and model_id is None:

@@ -78,8 +78,9 @@ class WorkerGroup:
         self._transport = transport
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
-        # Raises an error if a list has the wrong length.
+        # Raise an error if a list has the wrong length.
         factories_of(options, len(factories))
+        options.check_policy_devices(len(factories))
         self._members = [_Member(argument) for argument in assign(factories, options)]
         self._environments = 0  # Index of the next environment.
         self._pool = transport.start([member.assignment for member in self._members])

@@ -19,8 +19,15 @@ from marl_collect.collectors import (
     MultiSyncCollector,
 )
 from marl_collect.errors import WorkerError
+from marl_collect.parallel_env import SerialEnv
+from marl_collect.weights.shared import SharedMemoryWeights
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
+
+
+def never_built() -> CountingEnv:
+    """Fail, as a factory of arguments that are refused before anything starts."""
+    pytest.fail("an environment was built")
 
 
 def slow(seconds: float = 0.15) -> Any:
@@ -83,11 +90,80 @@ def test_invalid_arguments_are_refused_before_anything_starts(
 
 
 def test_only_an_async_collector_limits_staleness() -> None:
-    def never() -> CountingEnv:
-        pytest.fail("an environment was built")
-
     with pytest.raises(TypeError, match="no max_staleness: .* use MultiAsyncCollector"):
-        MultiSyncCollector([never], frames_per_batch=10, max_staleness=0)
+        MultiSyncCollector([never_built], frames_per_batch=10, max_staleness=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"timeout": 10.0}, "worker processes, .* use MultiSyncCollector"),
+        ({"start_timeout": 10.0}, "worker processes, .* use MultiSyncCollector"),
+        ({"start_method": "spawn"}, "worker processes, .* use MultiSyncCollector"),
+        ({"preload": ["json"]}, "worker processes, .* use MultiSyncCollector"),
+        ({"num_sub_threads": 2}, "worker processes, .* use num_threads"),
+        ({"on_worker_failure": "restart"}, "worker processes, .* use MultiSync"),
+        (
+            {"weight_sync_schemes": {"policy": SharedMemoryWeights()}},
+            "acts with the trained module itself: omit it",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_collector_without_workers_refuses_their_options(
+    option: dict[str, Any], words: str
+) -> None:
+    (name,) = option
+    with pytest.raises(TypeError, match=f"Collector takes no {name}: .*{words}"):
+        Collector(never_built, frames_per_batch=8, **option)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_collector_with_workers_numbers_environments_itself(kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes no worker_idx: .* a seed of its own"):
+        kind(never_built, num_workers=1, frames_per_batch=8, worker_idx=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"split_trajs": True}])
+def test_a_format_of_trajectories_needs_batches_of_trajectories(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="traj_format='cat' .* set trajs_per_batch"):
+        kind(never_built, frames_per_batch=8, traj_format="cat", **options)
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_modules_are_preloaded_by_a_fork_server_only(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"preload is \['json'\], .* no fork server"):
+        kind(
+            never_built,
+            num_workers=1,
+            frames_per_batch=8,
+            start_method="spawn",
+            preload=["json"],
+        )
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("option", ["device", "policy_device"])
+def test_a_list_of_devices_fits_the_workers(kind: Any, option: str) -> None:
+    with pytest.raises(ValueError, match="has 3 entries, .* each of 2 workers"):
+        kind(
+            never_built,
+            num_workers=2,
+            frames_per_batch=8,
+            **{option: ["cpu"] * 3},
+        )
+
+
+@pytest.mark.parametrize("how", ["stack", 0, -1])
+def test_joined_batches_need_equal_workers(how: Any) -> None:
+    def of(environments: int) -> Any:
+        return lambda: SerialEnv(environments, CountingEnv)
+
+    with pytest.raises(ValueError, match=r"the workers have \[1, 2\]"):
+        MultiSyncCollector([of(1), of(2)], frames_per_batch=12, cat_results=how)
 
 
 @pytest.mark.parametrize("kind", KINDS)

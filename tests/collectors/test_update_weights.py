@@ -80,6 +80,10 @@ def test_weights_of_some_workers_and_of_submodules() -> None:
             collector.update_policy_weights_(weights_dict={"critic": {}})
         with pytest.raises(ValueError, match="only one"):
             collector.update_policy_weights_(policy, weights=policy)
+        with pytest.raises(ValueError, match="model_id='module' .* omit model_id"):
+            collector.update_policy_weights_(
+                model_id="module", weights_dict={"policy": policy}
+            )
 
 
 class Wrapped(nn.Module):

@@ -27,6 +27,8 @@ from marl_collect.parallel_env import ParallelEnv, SerialEnv
 
 TRAINER = ("Collector", "serial", "parallel", "halves")
 """Collectors whose policy acts in this process."""
+_SECONDS = 60.0
+"""Without progress, after which a process counts as hung."""
 Table = dict[Key, torch.Tensor]
 
 
@@ -143,7 +145,6 @@ class _Run:
             # Rounded up, so every environment contributes the same number of frames.
             "frames_per_batch": frames - (environments > 1),
             "seed": seed,
-            "timeout": 60.0,
         }
         if case.bounded:
             # Reached by the last frame of the last batch.
@@ -158,14 +159,24 @@ class _Run:
         batches: dict[str, Any] = {
             "serial": partial(SerialEnv, total, factory),
             "parallel": partial(
-                ParallelEnv, total, factory, num_processes=case.workers
+                ParallelEnv,
+                total,
+                factory,
+                num_processes=case.workers,
+                timeout=_SECONDS,
             ),
             "halves": partial(
-                ParallelEnv, total, factory, num_processes=case.workers, groups=2
+                ParallelEnv,
+                total,
+                factory,
+                num_processes=case.workers,
+                groups=2,
+                timeout=_SECONDS,
             ),
         }
         if case.collector in batches:
             return Collector(batches[case.collector], self.policy, **options)
+        options["timeout"] = _SECONDS
         if case.collector == "ray":
             from marl_collect import RayCollector
 
