@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_collect.models.base import AgentNetworks, MultiAgentNetBase
-from marl_collect.models.mlp import LayerFactory
+from marl_collect.models.mlp import LayerFactory, check_norm
 
 Size = int | tuple[int, int]
 
@@ -42,7 +42,8 @@ class MultiAgentConvNet(MultiAgentNetBase):
 
     Raises:
         TypeError: if ``centralised`` or ``share_params`` is missing.
-        ValueError: if the lists have different lengths, or for another ``dtype``.
+        ValueError: if the lists have different lengths, for another ``dtype``, or for
+            ``norm_kwargs`` without ``norm_class``.
     """
 
     pure_forward = True
@@ -71,6 +72,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
             raise ValueError(
                 f"dtype must be torch.float32 or torch.bfloat16, but is {dtype}."
             )
+        check_norm(norm_class, norm_kwargs)
         cells = (32, 32, 32) if num_cells is None else tuple(num_cells)
         super().__init__(
             n_agents=n_agents,

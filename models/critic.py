@@ -1,6 +1,6 @@
 """``CrossGroupCritic``: a critic on the observations of several groups."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -44,7 +44,7 @@ class CrossGroupNet(nn.Module):
         *,
         d_model: int,
         trunk_depth: int,
-        trunk_cells: int,
+        trunk_cells: int | Sequence[int],
         activation_class: LayerFactory,
         share_params: bool,
         detach_groups: Iterable[str],
@@ -117,7 +117,8 @@ class CrossGroupCritic(TensorDictModule):
         group_map: group name to its spec, in the order of the inputs.
         d_model: features of an encoded observation.
         trunk_depth: number of hidden layers of the trunk.
-        trunk_cells: units of each hidden layer of the trunk.
+        trunk_cells: units of each hidden layer of the trunk: one number for all
+            layers, or one per layer.
         activation_class: builds the activations.
         share_params: whether all groups share the last linear layer. Each group always
             has its own encoder, and the trunk is always shared.
@@ -125,7 +126,8 @@ class CrossGroupCritic(TensorDictModule):
         device: device of the weights.
 
     Raises:
-        ValueError: if there is no group, or ``detach_groups`` names an unknown group.
+        ValueError: if there is no group, ``detach_groups`` names an unknown group, or
+            ``trunk_depth`` contradicts ``trunk_cells``.
 
     Source:
         Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
@@ -138,7 +140,7 @@ class CrossGroupCritic(TensorDictModule):
         *,
         d_model: int = 64,
         trunk_depth: int = 2,
-        trunk_cells: int = 256,
+        trunk_cells: int | Sequence[int] = 256,
         activation_class: LayerFactory = nn.Tanh,
         share_params: bool = False,
         detach_groups: Iterable[str] = (),

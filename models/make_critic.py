@@ -50,7 +50,8 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     ``make_policy`` reads them. A critic with ``centralised=True`` reads the
     observations of all groups, and returns one value per agent; otherwise each agent's
     value depends on its own observation only. If all observations are vectors and
-    ``recurrent`` is None, a centralised critic is a ``CrossGroupCritic``.
+    ``recurrent`` is None, a centralised critic is a ``CrossGroupCritic``. Its trunk is
+    one network with an output for each agent, so ``share_params`` does not apply to it.
 
     A recurrent critic has states as a recurrent policy does, with names that begin
     with ``critic_``.
@@ -177,7 +178,7 @@ def _cross_critic(
         specs,
         d_model=_width(options),
         trunk_depth=len(options.num_cells),
-        trunk_cells=_width(options),
+        trunk_cells=options.num_cells,
         activation_class=options.activation_class,
     )
 

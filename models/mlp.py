@@ -43,8 +43,9 @@ class MultiAgentMLP(MultiAgentNetBase):
 
     Raises:
         TypeError: if ``centralised`` or ``share_params`` is missing.
-        ValueError: if ``depth`` and ``num_cells`` contradict each other, or a layer
-            has no units.
+        ValueError: if ``depth`` and ``num_cells`` contradict each other, a layer has no
+            units, a list of arguments has not one mapping per layer, or there are
+            ``norm_kwargs`` but no ``norm_class``.
 
     Example:
         >>> actor = MultiAgentMLP(31, 4, 3, centralised=False, share_params=False)
@@ -147,12 +148,17 @@ def mlp(
     sizes = (*cells, n_outputs)
     last = len(sizes) - 1
     # For layers without a device argument, such as normalisation.
+    check_norm(*norm)
+    linear_kwargs = _per_layer("layer_kwargs", linear[1], len(sizes))
+    activations = len(cells) + activate_last_layer
+    norm_kwargs = _per_layer("norm_kwargs", norm[1], activations)
+    activation_kwargs = _per_layer("activation_kwargs", activation[1], activations)
     with torch.device(torch.get_default_device() if device is None else device):
         layers: list[nn.Module] = []
         width = n_inputs
         for index, size in enumerate(sizes):
             options = {"bias": bias_last_layer or index < last}
-            options |= _nth(linear[1], index)
+            options |= linear_kwargs[index]
             layers.append(_linear_layer(linear[0], width, size, options))
             width = size
             if index == last and not activate_last_layer:
@@ -160,8 +166,8 @@ def mlp(
             if dropout is not None:
                 layers.append(nn.Dropout(dropout))
             if norm[0] is not None:
-                layers.append(norm[0](**_nth(norm[1], index)))
-            layers.append(activation[0](**_nth(activation[1], index)))
+                layers.append(norm[0](**norm_kwargs[index]))
+            layers.append(activation[0](**activation_kwargs[index]))
     return nn.Sequential(*layers)
 
 
@@ -178,9 +184,35 @@ def _linear_layer(
     return nn.LazyLinear(n_outputs, **options)
 
 
-def _nth(options: Options, index: int) -> dict[str, Any]:
-    if options is None:
-        return {}
-    if isinstance(options, Mapping):
-        return dict(options)
-    return dict(options[index])
+def check_norm(norm_class: LayerFactory | None, norm_kwargs: Options) -> None:
+    """Check that there is a normalisation layer for its arguments.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if norm_class is None and norm_kwargs:
+        raise ValueError(
+            f"norm_kwargs is {norm_kwargs!r}, but without norm_class there is no "
+            "normalisation: pass both, or omit norm_kwargs."
+        )
+
+
+def _per_layer(name: str, options: Options, layers: int) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each layer of a kind.
+
+    Args:
+        name: of the argument, for errors.
+        options: for all layers, or one mapping per layer.
+        layers: their number.
+
+    Raises:
+        ValueError: if there are more or fewer mappings than layers.
+    """
+    if options is None or isinstance(options, Mapping):
+        return [dict(options or {})] * layers
+    if len(options) != layers:
+        raise ValueError(
+            f"{name} has {len(options)} entries, but there are {layers} such layers: "
+            "pass one mapping for all of them, or one per layer."
+        )
+    return list(map(dict, options))

@@ -40,7 +40,7 @@ class Scenario:
         focal: names of the focal agents; None for all.
         background: policies of the other agents: a policy, a mapping, or a
             ``PolicyPool``. In each episode one is sampled for each agent. None:
-            random actions.
+            random actions, or no other agents.
         reference: scores that are 0 and 1 after normalisation, such as those of random
             actions and of a trained population; None if they are not known.
     """
@@ -194,6 +194,11 @@ def _check(scenario: Scenario, agents: tuple[str, ...]) -> None:
         raise ValueError(
             f"The focal agents of scenario {scenario.name!r} must be some of "
             f"{list(agents)}, but are {focal if single else sorted(focal)!r}."
+        )
+    if scenario.background is not None and set(focal) == set(agents):
+        raise ValueError(
+            f"All agents of scenario {scenario.name!r} are focal, so nobody plays with "
+            "its background: name the focal agents with focal=, or omit background."
         )
     if (
         scenario.reference is not None

@@ -22,6 +22,10 @@ class ParallelEnv(JointEnvs):
     @method(ParallelArguments)
     def __new__(cls, options: ParallelArguments) -> Any:
         """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
+        if options.num_threads is not None:
+            import torch
+
+            torch.set_num_threads(options.num_threads)
         if options.serial_for_single and options.num_workers == 1:
             return SerialEnv(
                 options.num_workers,
@@ -45,10 +49,6 @@ class ParallelEnv(JointEnvs):
             options.num_workers, options.create_env_fn, options.create_env_kwargs
         )
         options.check(len(factories))
-        if options.num_threads is not None:
-            import torch
-
-            torch.set_num_threads(options.num_threads)
         self._engine = ParallelBatch.start(factories, options)
 
     @property

@@ -183,6 +183,11 @@ class Loader:
         self._options = options
         seed = options.seed
         self._seed = int(torch.randint(2**31 - 1, ())) if seed is None else seed
+        if options.pin_memory and not torch.cuda.is_available():
+            raise ValueError(
+                "pin_memory=True is for copies to a GPU, but torch finds none: omit "
+                "pin_memory, so memory is pinned where there is a GPU."
+            )
         self._pin = torch.cuda.is_available() and options.pin_memory is not False
         # Worker processes that no loop uses, each with the batches that it is to read.
         # torch keeps processes only while one DataLoader is used again, and takes its
@@ -266,6 +271,8 @@ class Loader:
             "items": len(self._source),
             "batch_size": self._options.batch_size,
             "world_size": self._options.world_size,
+            "shuffle": int(self._options.shuffle),
+            "drop_last": int(self._options.drop_last),
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -275,11 +282,14 @@ class Loader:
             ValueError: if the state is of a loader with other items or batches.
         """
         here = self.state_dict()
-        for name in ("items", "batch_size", "world_size"):
-            if state[name] != here[name]:
+        position = ("seed", "epoch", "batches")
+        for name in [name for name in here if name not in position]:
+            # States of earlier versions lack some names.
+            there = state.get(name, here[name])
+            if there != here[name]:
                 raise ValueError(
-                    f"The state is of a loader with {name} {state[name]}, but this one "
-                    f"has {here[name]}. Open the same dataset with the same arguments."
+                    f"The state is of a loader with {name} {there}, but this one has "
+                    f"{here[name]}. Open the same dataset with the same arguments."
                 )
         self._seed = state["seed"]
         self._epoch, self._done = state["epoch"], state["batches"]

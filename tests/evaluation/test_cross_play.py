@@ -117,6 +117,10 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     scenario: Any = Scenario("good", never)
     with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
         evaluate_scenarios(None, scenario, episodes=1)
+    for focal in (None, ["player_0", "player_1"]):
+        everybody = Scenario("full", rps, focal=focal, background=Shows(PAPER))
+        with pytest.raises(ValueError, match="'full' are focal, so nobody plays with"):
+            evaluate_scenarios(None, [everybody], episodes=1)
     narrow = make_policy(rps)
     wrong = [
         Scenario("own", rps, focal=["player_0"], background=Shows(PAPER)),

@@ -129,6 +129,11 @@ def test_lists_of_different_lengths_are_an_error() -> None:
         conv(False, False, strides=[1])
 
 
+def test_arguments_of_a_normalisation_need_its_class() -> None:
+    with pytest.raises(ValueError, match="norm_kwargs .* without norm_class"):
+        MultiAgentConvNet(2, False, True, norm_kwargs={"num_groups": 2})
+
+
 def test_the_default_is_three_layers_of_32() -> None:
     net = MultiAgentConvNet(2, centralised=False, share_params=True, in_features=3)
 

@@ -32,7 +32,8 @@ DICT = GroupDescription(
     spaces.Discrete(2),
 )
 BOTH = EnvDescription("both", {"one": VECTOR, "two": DICT})
-SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
+FEED_FORWARD = {"num_cells": (8,), "conv": {"num_cells": (4, 4, 4)}}
+SMALL = FEED_FORWARD | {"hidden_size": 6}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,14 @@ def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:
     assert not isinstance(make_critic(description), CrossGroupCritic)
 
 
+def test_hidden_layers_of_a_cross_group_critic_have_their_own_units() -> None:
+    description = EnvDescription("vectors", {"one": VECTOR})
+    critic = make_critic(description, centralised=True, num_cells=(8, 16, 4))
+    trunk = [m for m in critic.module.trunk if isinstance(m, torch.nn.Linear)]
+    assert [layer.out_features for layer in trunk[:-1]] == [8, 16, 4]
+    assert critic(observe(description, 3))["one", "state_value"].shape[0] == 3
+
+
 def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> None:
     nested = GroupDescription(
         ("c",),
@@ -89,8 +98,9 @@ def test_identities_tell_agents_with_shared_weights_apart(
     build: Any, recurrent: bool
 ) -> None:
     key = "logits" if build is make_policy else "state_value"
+    options = SMALL if recurrent else FEED_FORWARD
     for agent_ids in (False, True):
-        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
+        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **options)
         td = observe(BOTH, 1)
         for name in BOTH.groups:  # All agents of a group see the same.
             for k, value in td[name].items(include_nested=True, leaves_only=True):

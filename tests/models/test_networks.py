@@ -273,6 +273,26 @@ def test_layers_without_a_batched_form_are_computed_per_agent(
             torch.testing.assert_close(agent_state[key], value)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm_kwargs": {"eps": 1.0}}, "norm_kwargs .* without norm_class"),
+        ({"layer_kwargs": [{}] * 2}, "layer_kwargs has 2 entries, .* 3 such layers"),
+        ({"layer_kwargs": [{}] * 4}, "layer_kwargs has 4 entries, .* 3 such layers"),
+        ({"activation_kwargs": [{}] * 3}, "activation_kwargs has 3 .* 2 such layers"),
+        (
+            {"norm_class": nn.LayerNorm, "norm_kwargs": [{"normalized_shape": 8}] * 3},
+            "norm_kwargs has 3 entries, .* 2 such layers",
+        ),
+    ],
+)
+def test_arguments_of_layers_that_do_not_exist_are_errors(
+    options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        network(False, share_params=True, **options)
+
+
 class Square(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x.square()

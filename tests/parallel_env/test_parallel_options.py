@@ -126,6 +126,10 @@ def test_threads_of_this_process_are_set_on_request_only() -> None:
     try:
         with ParallelEnv(1, CountingEnv, num_threads=before + 1):
             assert torch.get_num_threads() == before + 1
+        with ParallelEnv(
+            1, CountingEnv, num_threads=before + 2, serial_for_single=True
+        ):
+            assert torch.get_num_threads() == before + 2
     finally:
         torch.set_num_threads(before)
     with pytest.raises(ValueError, match="num_threads must be an integer"):

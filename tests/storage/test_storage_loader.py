@@ -242,6 +242,27 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
     assert actual == expected
     with pytest.raises(ValueError, match="loader with batch_size 8"):
         dataset.loader(batch_size=9).load_state_dict(first.state_dict())
+    for option in ({"shuffle": False}, {"drop_last": True}):
+        (name,) = option
+        other = dataset.loader(batch_size=8, **option)
+        with pytest.raises(ValueError, match=f"a loader with {name} .*same arguments"):
+            other.load_state_dict(first.state_dict())
+
+
+def test_a_loader_reads_states_of_earlier_versions(dataset: Dataset) -> None:
+    loader = dataset.loader(batch_size=8, seed=3)
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["shuffle"], state["drop_last"]
+    other = dataset.loader(batch_size=8)
+    other.load_state_dict(state)
+    assert other.state_dict() == loader.state_dict()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_memory_cannot_be_pinned_without_a_gpu(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="torch finds none: omit pin_memory"):
+        dataset.loader(batch_size=8, pin_memory=True)
 
 
 @pytest.mark.forks
