@@ -61,3 +61,15 @@ Cache = Annotated[
         "`open_dataset(cache=)`."
     ),
 ]
+
+
+def given(context: typer.Context) -> list[str]:
+    """Return the arguments that the user has typed, such as ``TASK`` or ``--seeds``."""
+    typed = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            is_argument = parameter.param_type_name == "argument"
+            typed.append(name.upper() if is_argument else parameter.opts[0])
+    return typed

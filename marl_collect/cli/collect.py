@@ -14,6 +14,7 @@ from marl_collect.cli.runs import what_to_play
 
 _AMOUNT = "How much"
 _ACTING = "Policy"
+_FRAMES = 10_000
 
 
 def collect(  # noqa: PLR0913 - one argument per option
@@ -27,14 +28,16 @@ def collect(  # noqa: PLR0913 - one argument per option
     ],
     *,
     frames: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             help="Frames to collect, rounded up to whole batches. A frame is one step "
-            "of one environment, regardless of the number of agents.",
+            "of one environment, regardless of the number of agents.  "
+            "[default: 10000]",
             rich_help_panel=_AMOUNT,
+            show_default=False,
         ),
-    ] = 10_000,
+    ] = None,
     episodes: Annotated[
         int | None,
         typer.Option(
@@ -131,10 +134,12 @@ def collect(  # noqa: PLR0913 - one argument per option
 
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     with user_errors(ValueError, OSError):
+        if frames is not None and episodes is not None:
+            raise ValueError("Pass either --frames or --episodes, not both.")
         acting = PolicyRequest(policy or "", centralised, share_params, seed)
         what = what_to_play(task, acting, env, max_frames_per_traj, default="mlp")
         check_compression(compression)
-    amount = None if episodes is not None else frames
+    amount = None if episodes is not None else frames or _FRAMES
     settings = {
         "frames": amount,
         "episodes": episodes,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import Settings
+from marl_collect.cli.arguments import Settings, given
 from marl_collect.cli.comparing import (
     CompareRequest,
     run,
@@ -21,6 +21,7 @@ _WHERE = "Output"
 
 
 def compare(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
     task: Annotated[
         str | None,
         typer.Argument(
@@ -59,9 +60,14 @@ def compare(  # noqa: PLR0913 - one argument per option
         ),
     ] = None,
     workers: Annotated[
-        int,
-        typer.Option(min=1, help="Worker processes per run.", rich_help_panel=_WHAT),
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Worker processes per run.  [default: 2]",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,6 +132,10 @@ def compare(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect compare simple_spread_v3 --frames 200000 --seeds 2`
     """
     if report is not None:
+        if others := [name for name in given(context) if name != "--report"]:
+            raise fail(
+                f"--report trains nothing: omit {', '.join(others)}.", USER_ERROR
+            )
         raise typer.Exit(show_report(report))
     if task is None and not settings:
         raise fail("Expected a TASK, or a folder of runs with --report.", USER_ERROR)

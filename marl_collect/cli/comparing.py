@@ -31,7 +31,7 @@ class CompareRequest:
     setups: tuple[str, ...]
     seeds: tuple[int, ...]
     frames: int | None
-    workers: int
+    workers: int | None
     settings: dict[str, Any]
     out: Path | None
     resume: bool
@@ -144,6 +144,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
     from marl_collect.training.comparison import (
         Comparison,
         check_folder,
+        check_settings,
         check_setups,
         check_task,
         check_video,
@@ -171,6 +172,8 @@ def _comparison(request: CompareRequest) -> "Comparison":
         else None,
     )
     check_task(comparison)
+    if not request.resume:  # Runs of earlier versions may have such settings.
+        check_settings(comparison, request.settings)
     check_setups(comparison)
     with environment_errors(request.task, kwargs):
         check_video(comparison)
@@ -201,7 +204,12 @@ def _options(request: CompareRequest) -> "TrainingOptions":
     from marl_collect.training.options import TrainingOptions
     from marl_collect.training.presets import preset
 
-    settings = dict(preset(request.task)) | {"workers": request.workers}
+    for name in ("frames", "workers"):
+        if getattr(request, name) is not None and name in request.settings:
+            raise ValueError(f"--{name} and --set {name}= are the same: pass one.")
+    settings = dict(preset(request.task))
+    if request.workers is not None:
+        settings["workers"] = request.workers
     if request.frames is not None:
         settings["frames"] = request.frames
         # Ten evaluations at least, however short the run is.

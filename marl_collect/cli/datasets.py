@@ -262,6 +262,10 @@ def export(
     with user_errors(OSError, ValueError, KeyError, ImportError):
         settings: dict[str, Any] = parse_settings(option or [], "--option")
         if compression is not None:
+            if "compression" in settings:
+                raise ValueError(
+                    "--compression and --option compression= are the same: pass one."
+                )
             settings["compression"] = compression
         trajectories = open_dataset(path, cache=cache).trajectories
         display = ProgressDisplay(f"export {target}", 0)

@@ -33,13 +33,31 @@ class PolicyRequest:
         """Check the source.
 
         Raises:
-            ValueError: if it is neither a known name nor a path.
+            ValueError: if it is neither a known name nor a path, or if options describe
+                networks that it does not have.
         """
         if self.source not in (MLP, RANDOM) and not Path(self.source).exists():
             raise ValueError(
                 f"--policy {self.source}: expected mlp, random, the folder of a run of "
                 "compare, or the file of a policy, but no such path exists. In Python, "
                 "save_policy(path, policy, make_env) writes one."
+            )
+        if self.source == RANDOM or Path(self.source).is_dir():
+            self._check_networks()
+
+    def _check_networks(self) -> None:
+        """Check that no option describes networks that are not built from it.
+
+        Raises:
+            ValueError: if one does.
+        """
+        given = ["--centralised"] * self.centralised
+        given += ["--no-share-params"] * (not self.share_params)
+        if given:
+            policy = "random" if self.source == RANDOM else f"that of {self.source}"
+            raise ValueError(
+                f"{' and '.join(given)}: these options describe the networks of mlp, "
+                f"but the policy is {policy}. Omit them."
             )
 
     def describe(self) -> dict[str, Any]:
@@ -68,13 +86,15 @@ class PolicyRequest:
             description: ``EnvDescription`` of the environment.
 
         Raises:
-            ValueError: if the checkpoint does not fit; says what differs.
+            ValueError: if the checkpoint does not fit, or if options describe other
+                networks; says what differs.
         """
         if self.source == RANDOM:
             return None
         import torch
 
         if self.source != MLP and self._is_saved_policy():
+            self._check_networks()
             return import_module("marl_collect.models").load_policy(
                 self.source, description
             )

@@ -76,6 +76,11 @@ def view(
         if chosen and save is None:
             raise ValueError("--episode chooses what --save writes: add --save x.html.")
         if save is not None:
+            if port or not browser:
+                raise ValueError(
+                    "--port and --no-browser are for the server, which --save does "
+                    "not start: omit them."
+                )
             require_folder(save)
         open_episodes = partial(_episodes, task=task, cache=cache)
         answers, requests = _contents(

@@ -1,7 +1,7 @@
 """Trains all runs of a comparison one after the other, and writes the report."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -107,6 +107,25 @@ def check_setups(comparison: Comparison) -> None:
             make_learner(comparison.task.description, setup, options, 0)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{setup.name} cannot be trained: {error}") from error
+
+
+def check_settings(comparison: Comparison, names: Iterable[str]) -> None:
+    """Check that each of the settings has an effect on at least one setup.
+
+    Raises:
+        ValueError: if one has none; names it.
+    """
+    setups, options = comparison.setups, comparison.options
+    for name in names:
+        if all(
+            learner_of(setup.algorithm).ignores(name, setup, options)
+            for setup in setups
+        ):
+            raise ValueError(
+                f"The setting {name} has no effect on "
+                f"{', '.join(setup.name for setup in setups)}: omit it, or add a setup "
+                "that reads it."
+            )
 
 
 def has_runs(folder: Path) -> bool:

@@ -86,6 +86,18 @@ class Learner(abc.ABC):
         ]
         return [*setups, Setup(algorithm, agent_ids=True)] if agent_ids else setups
 
+    @classmethod
+    def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
+        """Return whether a setting has no effect on the runs of a setup.
+
+        Args:
+            setting: name, as for ``TrainingOptions.with_settings``.
+            setup: whose algorithm has this learner.
+            options: of the runs.
+        """
+        del setting, setup, options
+        return False
+
     @abc.abstractmethod
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Learn from a batch and return metrics, such as mean losses.

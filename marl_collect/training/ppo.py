@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
@@ -72,6 +73,13 @@ class PPOLearner(Learner):
             list(self.parameters()), lr=self.ppo.lr, eps=1e-5
         )
         self._losses = {name: self._make_loss(name) for name in description.groups}
+
+    @classmethod
+    @override
+    def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
+        if options.recurrent is None and setting == "ppo.sequence_frames":
+            return True
+        return setting.startswith("value.")
 
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Train on the batch for several epochs of minibatches."""

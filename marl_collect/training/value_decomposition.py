@@ -14,6 +14,7 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.errors import imports_of
@@ -117,6 +118,13 @@ class ValueLearner(Learner):
     def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
         """Return the one setup that is compared by default."""
         return [Setup(algorithm, agent_ids=agent_ids)]
+
+    @classmethod
+    @override
+    def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
+        if setup.algorithm == "vdn" and setting.startswith("value.mixing_"):
+            return True  # Its mixer is a sum.
+        return setting.startswith("ppo.") or setting == "reward"
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:

@@ -61,6 +61,26 @@ def test_help_lists_every_option_and_defaults() -> None:
     assert "[default: runs/TASK-N]" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--frames", "9", "--episodes", "2"], "either --frames or --episodes, not"),
+        (["--policy", "random", "--centralised"], "--centralised: these options"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = run("collect", "workloads.counting:CountingEnv", *options)
+    assert code == 2
+    assert message in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +264,10 @@ def test_a_dataset_is_exported_and_imported(tmp_path: Path) -> None:
     code, text = run("export", str(tmp_path / "d"), "--out", file)
     assert code == 2
     assert f"{file} exists" in text
+    twice = ("--compression", "lzf", "--option", "compression=gzip")
+    code, text = run("export", str(tmp_path / "d"), "--out", f"{file}.2", *twice)
+    assert code == 2
+    assert "--compression and --option compression= are the same: pass one" in text
     copy_path = str(tmp_path / "again")
     code, text = run("import", file, "--format", "hdf5", "--out", copy_path)
     assert code == 0, text

@@ -29,30 +29,38 @@ from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.storage.files import FolderLock
-from marl_collect.training.comparison import default_setups
+from marl_collect.training.comparison import (
+    Comparison,
+    check_settings,
+    default_setups,
+)
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND
+from marl_collect.training.trainer import Task
 
 TASK = "workloads.counting:CountingEnv"
+
+
+def set_to(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
 SMALL = [
     *("--frames", "80", "--workers", "1", "--env", "n_prey=0"),
-    *(
-        part
-        for setting in (
-            "frames_per_batch=40",
-            "envs_per_worker=2",
-            "eval_interval=40",
-            "eval_episodes=2",
-            "final_episodes=2",
-            "num_cells=[8]",
-            "ppo.epochs=1",
-            "value.warm_up_frames=0",
-            "value.frames_per_update=20",
-        )
-        for part in ("--set", setting)
+    *set_to(
+        "frames_per_batch=40",
+        "envs_per_worker=2",
+        "eval_interval=40",
+        "eval_episodes=2",
+        "final_episodes=2",
+        "num_cells=[8]",
     ),
 ]
+SMALL_PPO = [*SMALL, *set_to("ppo.epochs=1")]
+VALUE = set_to("value.warm_up_frames=0", "value.frames_per_update=20")
+SMALL_VALUE = [*SMALL, *VALUE]
+SMALL_ALL = [*SMALL_PPO, *VALUE]
 
 
 def run(*arguments: str) -> Any:
@@ -61,7 +69,10 @@ def run(*arguments: str) -> Any:
 
 
 def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> None:
-    arguments = ["compare", TASK, *SMALL, "--setup", "vdn-local-shared", "--seeds", "2"]
+    arguments = [
+        *("compare", TASK, *SMALL_VALUE),
+        *("--setup", "vdn-local-shared", "--seeds", "2"),
+    ]
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2)\n  0 frames: return " in text
@@ -110,7 +121,7 @@ def interrupt(command: Program) -> str:
 
 
 def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None:
-    arguments = [*SMALL, "--setup", "mappo-local-shared", "--seeds", "1"]
+    arguments = [*SMALL_PPO, "--setup", "mappo-local-shared", "--seeds", "1"]
     arguments += ["--out", str(tmp_path / "out")]
     with start(*arguments, "--frames", "100000000") as command:
         assert command.stderr is not None
@@ -138,7 +149,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
 
 def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = [*SMALL, "--setup", "mappo-local-shared", "--out", str(out)]
+    arguments = [*SMALL_PPO, "--setup", "mappo-local-shared", "--out", str(out)]
     # The first evaluation, of random actions, does not end.
     with start(*arguments, "--set", "final_episodes=100000000") as command:
         wait_until(lambda: command.poll() is not None or out.exists())
@@ -147,7 +158,9 @@ def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) 
 
 
 def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
-    arguments = ["compare", TASK, *SMALL, "--env", "n_prey=1", "--out", str(tmp_path)]
+    arguments = [
+        *("compare", TASK, *SMALL_ALL, "--env", "n_prey=1", "--out", str(tmp_path))
+    ]
     code, text = run(
         *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
     )
@@ -234,6 +247,18 @@ def test_settings_are_printed_with_values_and_meanings() -> None:
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
         (["compare", TASK, "--resume"], "--resume needs --out"),
         (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),
+        (
+            ["compare", TASK, "--report", "nowhere", "--seeds", "3", "--video"],
+            "--report trains nothing: omit TASK, --seeds, --video.",
+        ),
+        (
+            ["compare", TASK, "--workers", "2", "--set", "workers=1"],
+            "--workers and --set workers= are the same: pass one.",
+        ),
+        (
+            ["compare", TASK, "--frames", "9", "--set", "frames=80"],
+            "--frames and --set frames= are the same: pass one.",
+        ),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(
@@ -244,6 +269,40 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
     assert code == 2
     assert message in re.sub(r"\s+", " ", text)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setups", "setting", "ignored"),
+    [
+        (["ippo-local-shared"], "value.tau=0.5", True),
+        (["ippo-local-shared"], "ppo.sequence_frames=4", True),
+        (["vdn-local-shared"], "ppo.lr=0.1", True),
+        (["vdn-local-shared"], "reward=team", True),
+        (["vdn-local-shared"], "value.mixing_cells=8", True),
+        (["qmix-local-shared"], "value.mixing_cells=8", False),
+        (["vdn-local-shared", "qmix-local-shared"], "value.mixing_gain=1", False),
+        (["vdn-local-shared", "mappo-local-shared"], "ppo.lr=0.1", False),
+        (["ippo-local-shared"], "ppo.lr=0.1", False),
+        (["vdn-local-shared"], "value.tau=0.1", False),
+    ],
+)
+def test_a_setting_that_no_setup_reads_is_refused(
+    setups: list[str], setting: str, ignored: bool, tmp_path: Path
+) -> None:
+    name, _, text = setting.partition("=")
+    value = text if name == "reward" else float(text)
+    comparison = Comparison(
+        Task(TASK, CountingEnv, CountingEnv().description, {}),
+        [Setup.parse(setup) for setup in setups],
+        [0],
+        TrainingOptions().with_settings({name: value}),
+        tmp_path,
+    )
+    if not ignored:
+        check_settings(comparison, [name])
+        return
+    with pytest.raises(ValueError, match=f"{name} has no effect on {setups[0]}: omit"):
+        check_settings(comparison, [name])
 
 
 def test_a_wrong_setting_of_the_environment_is_named(
@@ -261,7 +320,7 @@ def test_a_wrong_setting_of_the_environment_is_named(
 def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path) -> None:
     with FolderLock(tmp_path / ".lock"):
         code, text = run(
-            "compare", TASK, *SMALL, "--seeds", "1", "--out", str(tmp_path)
+            "compare", TASK, *SMALL_ALL, "--seeds", "1", "--out", str(tmp_path)
         )
     assert code == 2
     assert "is being written to by another process" in re.sub(r"\s+", " ", text)
@@ -276,7 +335,7 @@ def test_videos_have_the_overlay(tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio", reason="needs the extra video")
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
     out = tmp_path / "out"
-    settings = [argument for argument in SMALL if argument not in ("n_prey=0", "--env")]
+    settings = [part for part in SMALL_VALUE if part not in ("n_prey=0", "--env")]
     arguments = ["compare", "simple_spread_v3", *settings, "--env", "max_cycles=5"]
     arguments += ["--setup", "vdn-local-shared", "--seeds", "1", "--video"]
     code, text = run(*arguments, "--out", str(out))
@@ -320,7 +379,7 @@ def odd_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("odd_tasks_of_compare", None)
 
 
-ONE = [part for part in SMALL if part not in ("n_prey=0", "--env")]
+ONE = [part for part in SMALL_PPO if part not in ("n_prey=0", "--env")]
 ONE += ["--setup", "ippo-local-own", "--seeds", "1", "--out", "out"]
 
 
@@ -355,7 +414,7 @@ def test_an_error_of_the_environment_has_the_worker_s_traceback_only(
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
-    arguments = ["compare", TASK, *SMALL, "--set", "ppo.lr=1e30", "--seeds", "1"]
+    arguments = ["compare", TASK, *SMALL_ALL, "--set", "ppo.lr=1e30", "--seeds", "1"]
     arguments += ["--setup", "ippo-local-own", "--setup", "vdn-local-shared"]
     arguments += ["--out", str(tmp_path)]
     for options in [], ["--resume"]:

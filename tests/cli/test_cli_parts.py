@@ -17,7 +17,7 @@ from marl_collect.cli.consoles import err, fail, out
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.progress import ProgressDisplay, remaining, returns_line
 from marl_collect.cli.tasks import parse_settings
-from marl_collect.models import make_policy
+from marl_collect.models import make_policy, save_policy
 from marl_collect.storage import EndedEpisode
 
 
@@ -142,9 +142,22 @@ def test_a_checkpoint_that_does_not_fit_the_options_is_refused(tmp_path: Path) -
         assert torch.equal(weight, policy.state_dict()[name])
     with pytest.raises(ValueError, match="does not fit the policy that --centralised"):
         request(share_params=False).build(description)
+    save_policy(path, policy, description)
+    assert request().build(description) is not None
+    with pytest.raises(ValueError, match="--no-share-params: .* is that of .*weights"):
+        request(share_params=False).build(description)
     path.write_text("not weights")
     with pytest.raises(ValueError, match=r"holds no tensors: .* save_policy"):
         request().build(description)
+
+
+@pytest.mark.parametrize("source", ["random", "."])
+def test_options_of_networks_need_a_policy_that_has_them(source: str) -> None:
+    PolicyRequest(source, centralised=False, share_params=True, seed=0).check()
+    with pytest.raises(ValueError, match="--centralised: .* Omit them"):
+        PolicyRequest(source, centralised=True, share_params=True, seed=0).check()
+    with pytest.raises(ValueError, match="--no-share-params: .* Omit them"):
+        PolicyRequest(source, centralised=False, share_params=False, seed=0).check()
 
 
 def test_names_with_colons_are_no_pictures() -> None:

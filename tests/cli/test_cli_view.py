@@ -333,6 +333,8 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
     [
         (["--save=x.html", "--episode=9"], "no episode 9.* has 4 complete episodes"),
         (["--episode=1"], "add --save"),
+        (["--save=x.html", "--port=80"], "--port and --no-browser are for the server"),
+        (["--save=x.html", "--no-browser"], "for the server, .*: omit them"),
         (["--save=none/x.html"], "^error: There is no folder none.$"),
         (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
     ],
