@@ -1,7 +1,5 @@
 """Worker processes fill one batch together; their deaths and errors are reported."""
 
-import os
-import signal
 import subprocess
 import textwrap
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import psutil
 import pytest
 import torch
 from support.clocks import LIMIT, Clock, beside, hangs, waits
-from support.processes import wait_until
+from support.processes import suspend, wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -297,7 +295,7 @@ def test_a_stopped_worker_continues() -> None:
     slow = fault("sleep", "step", 2, seconds=0.2)
     with MultiSyncCollector([slow], frames_per_batch=8, timeout=30) as collector:
         pid = collector.worker_pids[0]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         resume = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"])
         assert collector.next() is not None
         resume.wait()

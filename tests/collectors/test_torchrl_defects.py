@@ -17,6 +17,7 @@ import pytest
 import torch
 from collector_tools import wait_until_idle
 from support.clocks import LIMIT, Clock
+from support.processes import suspend
 from support.scripts import run_python
 from tests_policies import level_policy
 from workloads.counting import CountingEnv
@@ -90,7 +91,7 @@ def test_an_update_does_not_wait_for_a_worker_that_never_reads(
             wait_until_idle(collector, 8 * ahead)
         collector.update_policy_weights_()
         pid = collector.worker_pids[1]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         for _ in range(ahead):
             collector.next()  # Tells the stopped worker to use version 1.
         collector.update_policy_weights_()  # There is room for one more version.

@@ -1,7 +1,5 @@
 """Lost actors and nodes, which are really killed: results and leftovers."""
 
-import os
-import signal
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ from ray_tools import (
     wait_until_nothing_is_in_use,
 )
 from support.clocks import LIMIT
-from support.processes import SOON, wait_until_gone
+from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
 from workloads.counting import CountingError
 
@@ -235,7 +233,7 @@ def test_an_actor_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
         first = collector.next()["collector", "traj_ids"].clone()
         pid = collector.actors[0]["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=monotonic))
         batch = collector.next()
         assert batch["collector", "traj_ids"].min() > first.max()

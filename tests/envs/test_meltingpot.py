@@ -577,9 +577,9 @@ def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
         max_steps=100,
         episode_reward=True,
     )
-    # A sum that goes on shows after an episode with a reward. Lab2d repeats nothing, and
-    # a player has no reward in two of three episodes of 100 random steps: in 60 of 60
-    # with a probability below 10^-10.
+    # A sum that goes on shows after an episode with a reward. Lab2d repeats nothing,
+    # and a player has no reward in two of three episodes of 100 random steps: in 60 of
+    # 60 with a probability below 10^-10.
     unrewarded = set(env.group_map)
     for _ in range(60):
         rollout = env.rollout(125, break_when_any_done=False)

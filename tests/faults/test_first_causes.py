@@ -13,7 +13,7 @@ import pytest
 import torch
 from fault_tools import KINDS, Hang, as_soon_as, faulty, press_ctrl_c
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, wait_for_ends
-from support.processes import SOON, wait_until, wait_until_gone
+from support.processes import SOON, suspend, wait_until, wait_until_gone
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -369,7 +369,7 @@ def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any, tmp_path: Path) -
     pids = collector.worker_pids
 
     def stop_and_interrupt() -> None:
-        os.kill(pids[1], signal.SIGSTOP)
+        suspend(pids[1])
         press_ctrl_c()
 
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
@@ -388,7 +388,7 @@ def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds(
     pids = engine.pids
     with pytest.raises(KeyboardInterrupt), env:  # noqa: PT012
         root = env.rand_action(env.reset())
-        os.kill(pids[1], signal.SIGSTOP)
+        suspend(pids[1])
         as_soon_as(lambda: hang.count == 1, press_ctrl_c)
         env.step(root)
     wait_until_gone(pids)
@@ -398,7 +398,7 @@ def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds(
 def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
     collector = kind([CountingEnv] * 2, frames_per_batch=40)
     pids = collector.worker_pids
-    os.kill(pids[1], signal.SIGSTOP)
+    suspend(pids[1])
     begin = time.monotonic()
     collector.shutdown(1000)
     assert time.monotonic() - begin < SOON

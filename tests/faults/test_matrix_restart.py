@@ -12,7 +12,7 @@ import psutil
 import pytest
 from fault_tools import KINDS, constant, faulty_once, next_from
 from support.clocks import LIMIT, Clock, hangs_in_c
-from support.processes import wait_until_gone
+from support.processes import suspend, wait_until_gone
 from support.scripts import run_python
 from tensordict import TensorDict
 from workloads.counting import CountingEnv, Fault, stuck
@@ -144,7 +144,7 @@ def test_weights_can_be_updated_after_a_worker_died_before_reading(
                 batch = collector.next()
             assert int(batch["policy_version"].max()) <= newest
             pid = collector.worker_pids[k % 2]
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
             collector.update_policy_weights_()
             kill(pid)
             collector.update_policy_weights_()

@@ -19,7 +19,7 @@ from support.clocks import (
     hangs_in_c,
     wait_for_ends,
 )
-from support.processes import SOON, gone
+from support.processes import SOON, gone, suspend
 from workloads.counting import (
     CountingEnv,
     CountingError,
@@ -236,7 +236,7 @@ def test_a_worker_that_is_stopped_for_a_while_continues(kind: Any) -> None:
     with kind([CountingEnv] * 2, frames_per_batch=40, seed=3) as collector:
         play(collector, 2)
         pid = collector.worker_pids[0]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         timer = threading.Timer(0.5, os.kill, (pid, signal.SIGCONT))
         timer.start()
         rows = []

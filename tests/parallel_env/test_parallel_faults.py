@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from support.clocks import LIMIT, Clock, beside, hangs, waits
-from support.processes import SOON, wait_until, wait_until_gone
+from support.processes import SOON, suspend, wait_until, wait_until_gone
 from support.scripts import run_python
 from workloads.counting import CountingEnv, CountingError, Fault
 
@@ -175,7 +175,7 @@ def test_a_process_that_was_stopped_while_idle_is_noticed(clock: Clock) -> None:
     """The status board shows no pending work, so the trainer sends a message."""
     env = ParallelEnv(2, CountingEnv, num_processes=2, timeout=LIMIT)
     root = env.rand_action(env.reset())
-    os.kill(pids_of(env)[0], signal.SIGSTOP)
+    suspend(pids_of(env)[0])
     clock.runs_when = lambda: pending(env) == [0]
     with pytest.raises(WorkerError, match=r"Worker 0 .* hung 100 s"):
         env.step(root)
@@ -186,7 +186,7 @@ def test_a_process_that_is_stopped_for_a_while_continues() -> None:
     with ParallelEnv(2, CountingEnv, num_processes=2) as env:
         root = env.rand_action(env.reset())
         pid = pids_of(env)[0]
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         timer = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
         timer.start()
         env.step(root)

@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from pool_tools import exit_codes, obey
-from support.processes import SOON, wait_until_gone
+from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
 
 from marl_collect.errors import WorkerError
@@ -98,7 +98,7 @@ def shared_by_the_first(
         assert ask(pool, second) == [False, False]
         # A busy server finds what is shared and the next request at the same time.
         pid = ask(pool, lambda worker, argument: os.getppid())
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         ask(pool, first)
         threading.Timer(0.3, os.kill, (pid, signal.SIGCONT)).start()
         with WorkerPool(obey, [0], preload=(server,)) as other:
@@ -192,7 +192,7 @@ def test_a_stopped_server_is_given_up(module: WriteModule) -> None:
     name = module("preload_stopped", "")
     with WorkerPool(obey, [0], preload=(name,)) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())
-        os.kill(server, signal.SIGSTOP)
+        suspend(server)
         try:
             with pytest.raises(TimeoutError, match="fork server did not answer"):
                 WorkerPool(obey, [0], preload=(name,), start_timeout=0.5)

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 from pool_tools import be_up, exit_codes, hang, hold, obey, wait_for_phase
 from support.clocks import ClosingClock
-from support.processes import SOON
+from support.processes import SOON, suspend
 from support.scripts import run_python
 
 from marl_collect.errors import ClosedError
@@ -57,7 +57,7 @@ def test_close_ends_workers_that_do_not_listen(
     any_pool.send(1, hang)
     wait_for_phase(any_pool, 0, Phase.CREATE)
     wait_for_phase(any_pool, 1, Phase.STEP)
-    os.kill(any_pool.pids[2], signal.SIGSTOP)
+    suspend(any_pool.pids[2])
     closes_after_the_end_of(1, any_pool, monkeypatch)
     start = time.monotonic()
     any_pool.close(timeout=1000.0)

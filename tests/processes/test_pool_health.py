@@ -24,7 +24,7 @@ from pool_tools import (
     wait_for_phase,
 )
 from support.clocks import LIMIT, Clock, LeapingClock, wait_for_ends
-from support.processes import SOON, wait_until
+from support.processes import SOON, suspend, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
@@ -137,7 +137,7 @@ def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(
     monkeypatch.setattr(worker_handle, "SOCKET_SECONDS", 1)
     with WorkerPool(obey, [0]) as pool:
         be_up(pool)
-        os.kill(pool.pids[0], signal.SIGSTOP)
+        suspend(pool.pids[0])
         with pytest.raises(WorkerError, match="read nothing of a message"):
             pool.send(0, bytes(5_000_000))
         assert exit_codes(pool)[0] is not None
@@ -285,7 +285,7 @@ def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
     any_pool: WorkerPool,
 ) -> None:
     be_up(any_pool)
-    os.kill(any_pool.pids[0], signal.SIGSTOP)
+    suspend(any_pool.pids[0])
     any_pool.send(0, lambda worker, argument: "back")
     assert not await_message(any_pool, seconds=0.2)
     threading.Timer(0.3, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
@@ -296,7 +296,7 @@ def test_a_stopped_worker_that_does_not_read_its_message_hangs(
     pool: WorkerPool,
 ) -> None:
     be_up(pool)
-    os.kill(pool.pids[0], signal.SIGSTOP)
+    suspend(pool.pids[0])
     pool.send(0, lambda worker, argument: "back")
     with pytest.raises(WorkerError, match="Worker 0 .* hung 0.4 s while idle"):
         receive_within(pool, 0.4)

@@ -1,5 +1,7 @@
 """Waits for what other processes do."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,11 +17,16 @@ PATIENCE = 250
 
 def gone(pid: int) -> bool:
     """Return whether a process has ended; it may still be in the process table."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
+    return _state(pid) in (None, "Z")
+
+
+def suspend(pid: int) -> None:
+    """Stop a process with SIGSTOP, and wait until it has stopped.
+
+    Until then it goes on, and may end of another signal.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _state(pid) == "T", f"process {pid} goes on")
 
 
 def wait_until(
@@ -32,6 +39,15 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, problem
         Event().wait(0.005)
+
+
+def _state(pid: int) -> str | None:
+    """Return the letter of the kernel for a process, or None if there is no such."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()[0]
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
