@@ -47,6 +47,7 @@ class RayCollector(CollectorBase):
         self._create_env_fn = options.create_env_fn
         self._team = team = options.num_workers_per_collector
         factories = deal(options.create_env_fn, options.num_collectors, options)
+        options.check_configs(len(factories) // team)
         if not isinstance(options.frames_per_batch, int):
             options.frames_of([1] * (len(factories) // team))  # Does the list fit?
         if options.num_threads is not None:

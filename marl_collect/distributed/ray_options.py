@@ -75,13 +75,18 @@ class RayOptions(CollectorOptions):
         super().__post_init__()
         refuse(self, "RayCollector")
         refuse(self, f"RayCollector(sync={self.sync})")
+
+    def check_configs(self, actors: int) -> None:
+        """Check that a list of Ray's options has one mapping per actor.
+
+        Raises:
+            ValueError: if it has another length.
+        """
         configs = self.remote_configs
-        if configs is None or isinstance(configs, Mapping):
-            return
-        if not configs or len(configs) != (self.num_collectors or len(configs)):
+        if isinstance(configs, Sequence) and len(configs) != actors:
             raise ValueError(
                 f"remote_configs has {len(configs)} entries, expected one for each "
-                f"of {self.num_collectors} actors, or a single mapping for all."
+                f"of {actors} actors, or a single mapping for all."
             )
 
     def remote(self, index: int) -> dict[str, Any]:

@@ -69,6 +69,12 @@ def test_invalid_arguments_are_refused(
         RayCollector(masked, None, **({"frames_per_batch": 10} | options))
 
 
+@pytest.mark.parametrize("configs", [[], [{}, {}], [{}] * 4])
+def test_a_list_of_ray_options_fits_the_actors(configs: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=f"has {len(configs)} entries, .* 3 actors"):
+        RayCollector([masked] * 3, frames_per_batch=10, remote_configs=configs)
+
+
 def test_an_environment_instead_of_a_factory_is_refused() -> None:
     with pytest.raises(TypeError, match="create_env_fn"):
         RayCollector(masked(), frames_per_batch=10)  # type: ignore[arg-type]
