@@ -165,7 +165,8 @@ class PettingZooEnv(PettingZooBase):
             task: ``"multiwalker_v9"``, ``"sisl/multiwalker_v9"``, or
                 ``"module:name"`` of a callable that returns an environment.
             parallel: True for the parallel API, in which agents act simultaneously;
-                False for AEC, in which they act in turn.
+                False for AEC, in which they act in turn. What a ``"module:name"``
+                builds is either.
             return_state: whether to write the environment's ``state()`` to ``"state"``.
             group_map: group to agents, or a ``MarlGroupMapType``. None: agents of a
                 parallel environment are grouped by the name before the number, and
@@ -208,12 +209,18 @@ class PettingZooEnv(PettingZooBase):
         Raises:
             UnknownTaskError: if the task is unknown; names similar tasks.
             MissingPackageError: if a package is missing; names what to install.
-            ValueError: if groups or spaces do not fit (names the agents), or if the
-                device is not the CPU.
+            ValueError: if groups or spaces do not fit (names the agents), if the
+                device is not the CPU, or if ``parallel`` is False and the task is not.
         """
         _require_cpu(device)
         options = options_of(PettingZooOptions, locals())
         env = _check(find_task(task, parallel=parallel)(**kwargs), task)
+        if not parallel and isinstance(env, ParallelEnv):
+            env.close()
+            raise ValueError(
+                f"{task} builds a ParallelEnv, but parallel is False: omit parallel, "
+                "or name a callable that returns an AECEnv."
+            )
         super().__init__(env, task, options, fast=fast)
 
 

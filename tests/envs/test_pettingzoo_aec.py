@@ -264,3 +264,10 @@ def test_rows_equal_a_plain_pettingzoo_loop() -> None:
         raw.step(action)
         for other, reward in raw.rewards.items():
             assert row[other, "reward"][0, 0] == reward
+
+
+def test_a_parallel_environment_of_ones_own_is_not_turn_based() -> None:
+    task = "pettingzoo.sisl.multiwalker_v9:parallel_env"
+    assert PettingZooEnv(task).is_parallel
+    with pytest.raises(ValueError, match="builds a ParallelEnv, .* omit parallel"):
+        PettingZooEnv(task, parallel=False)
