@@ -109,6 +109,10 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
     for amount in ({"episodes": 1}, {"frames": 10}):
         with pytest.raises(TypeError, match="set_truncated would split episodes"):
             record(tmp_path, CountingEnv, set_truncated=True, **amount)
+        with pytest.raises(TypeError, match="receives no weights: omit it"):
+            record(
+                tmp_path, CountingEnv, weight_recv_schemes={"policy": None}, **amount
+            )
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         record(tmp_path, CountingEnv, episodes=0)
     assert list(tmp_path.iterdir()) == []
