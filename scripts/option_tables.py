@@ -79,11 +79,7 @@ def _options(kind: Any) -> str:
     lines = ["| argument | default | meaning |", "|---|---|---|"]
     for name, _, default, option in declared(kind):
         if name in kind.__annotations__:
-            excluded = ", ".join(
-                f"`{collector_kind}`" for collector_kind in option.not_in
-            )
-            text = f"{option.help}. Not for {excluded}" if excluded else option.help
-            lines.append(f"| `{name}` | {_shown(default)} | {text} |")
+            lines.append(f"| `{name}` | {_shown(default)} | {option.help} |")
     return "\n".join(lines)
 
 
