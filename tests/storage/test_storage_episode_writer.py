@@ -106,13 +106,12 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
     with pytest.raises(TypeError, match="record takes no total_frames: record"):
         record(tmp_path, CountingEnv, frames=1, total_frames=2, cat_results=0)
     amount: Any
+    sources: Any = {"policy": None}
     for amount in ({"episodes": 1}, {"frames": 10}):
         with pytest.raises(TypeError, match="set_truncated would split episodes"):
             record(tmp_path, CountingEnv, set_truncated=True, **amount)
         with pytest.raises(TypeError, match="receives no weights: omit it"):
-            record(
-                tmp_path, CountingEnv, weight_recv_schemes={"policy": None}, **amount
-            )
+            record(tmp_path, CountingEnv, weight_recv_schemes=sources, **amount)
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         record(tmp_path, CountingEnv, episodes=0)
     assert list(tmp_path.iterdir()) == []
