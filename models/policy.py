@@ -60,13 +60,6 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
         ValueError: for options that contradict each other.
     """
     chosen = PolicyOptions(**options)
-    unused = {"hidden_size": 64, "num_layers": 1} if chosen.recurrent is None else {}
-    for option, default in unused.items():
-        if getattr(chosen, option) != default:
-            raise ValueError(
-                f"{option}={getattr(chosen, option)} is for recurrent networks, but "
-                f"recurrent is None: pass recurrent='gru' or 'lstm', or omit {option}."
-            )
     description = description_of(what)
     policies = {
         name: group_policy(name, group, chosen)

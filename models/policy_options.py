@@ -77,8 +77,8 @@ class PolicyOptions:
         recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
             layers and the head. Collectors carry its state; see
             ``set_recurrent_mode`` for training.
-        hidden_size: units of the recurrent network; not without ``recurrent``.
-        num_layers: layers of the recurrent network; not without ``recurrent``.
+        hidden_size: units of the recurrent network.
+        num_layers: layers of the recurrent network.
         conv: arguments of ``MultiAgentConvNet``, for groups that see images;
             ``{"dtype": torch.bfloat16}`` computes its convolutions in bfloat16.
         device: device of the weights. ``"meta"`` allocates no memory; collectors

@@ -147,10 +147,6 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
         if "dtype" in (options.get("conv") or {}):
             dtype = getattr(torch, options["conv"]["dtype"])
             options["conv"] = {**options["conv"], "dtype": dtype}
-        if options.get("recurrent") is None:
-            # Earlier versions took and saved them, although nothing read them.
-            options.pop("hidden_size", None)
-            options.pop("num_layers", None)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{file} is damaged, or of another version "

@@ -132,11 +132,9 @@ def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
 def test_workers_with_worlds_collect_what_one_process_collects(
     trajs: int | None,
 ) -> None:
-    keywords = KEYWORDS | {
-        "frames_per_batch": 48 * K,
-        "trajs_per_batch": trajs,
-        "traj_format": "cat",
-    }
+    keywords = KEYWORDS | {"frames_per_batch": 48 * K}
+    if trajs is not None:
+        keywords |= {"trajs_per_batch": trajs, "traj_format": "cat"}
     acting = policy()
     with (
         Collector([single] * (2 * K), acting, **keywords) as expected,

@@ -1,5 +1,6 @@
 """Environments and policies for the tests of collecting on Ray."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -99,23 +100,34 @@ def environments(batch: Any) -> list[int]:
     return (batch["collector", "traj_ids"][:, 0] >> 32).tolist()
 
 
-def wait_until_nothing_is_in_use() -> None:
-    """Wait until no actor holds a CPU, and no object is left, on the whole cluster."""
+def wait_until_nothing_is_in_use(*, cpus: float = 0.0, nbytes: float = 0.0) -> None:
+    """Wait until no actor holds a CPU, and no object is left, on the whole cluster.
+
+    Args:
+        cpus: that may be held.
+        nbytes: of objects that may be left.
+    """
     import ray
 
+    gc.collect()  # Tracebacks of earlier tests may refer to objects.
+    limits = {"CPU": cpus, "object_store_memory": nbytes}
     in_use: dict[str, float] = {}
 
     def nothing() -> bool:
         total, free = ray.cluster_resources(), ray.available_resources()
-        for name in ("CPU", "object_store_memory"):
+        for name in limits:
             in_use[name] = total.get(name, 0) - free.get(name, 0)
-        return not any(in_use.values())
+        return all(in_use[name] <= limit for name, limit in limits.items())
 
     try:
         # Ray's processes report what is free, so it takes as long as all they do.
         wait_until(nothing, seconds=PATIENCE)
     except AssertionError as error:
-        raise AssertionError(f"actors or objects are left: {in_use}") from error
+        core = ray._private.worker.global_worker.core_worker
+        raise AssertionError(
+            f"actors or objects are left: {in_use}; this process refers to "
+            f"{core.get_all_reference_counts()}"
+        ) from error
 
 
 def kill(pid: int) -> None:

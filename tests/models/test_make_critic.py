@@ -32,8 +32,7 @@ DICT = GroupDescription(
     spaces.Discrete(2),
 )
 BOTH = EnvDescription("both", {"one": VECTOR, "two": DICT})
-FEED_FORWARD = {"num_cells": (8,), "conv": {"num_cells": (4, 4, 4)}}
-SMALL = FEED_FORWARD | {"hidden_size": 6}
+SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,8 @@ def test_identities_tell_agents_with_shared_weights_apart(
     build: Any, recurrent: bool
 ) -> None:
     key = "logits" if build is make_policy else "state_value"
-    options = SMALL if recurrent else FEED_FORWARD
     for agent_ids in (False, True):
-        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **options)
+        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
         td = observe(BOTH, 1)
         for name in BOTH.groups:  # All agents of a group see the same.
             for k, value in td[name].items(include_nested=True, leaves_only=True):

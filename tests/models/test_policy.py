@@ -337,12 +337,6 @@ def test_layers_without_units_are_errors(options: dict[str, Any], message: str) 
         make_policy(describe("multi"), **options)
 
 
-@pytest.mark.parametrize("option", ["hidden_size", "num_layers"])
-def test_options_of_recurrent_networks_need_one(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}=7 is for recurrent networks"):
-        make_policy(describe("multi"), **{option: 7})
-
-
 def test_options_of_the_default_network_together_with_network_are_errors() -> None:
     with pytest.raises(ValueError, match="network replaces .*num_cells"):
         make_policy(describe("multi"), network=GatedNet, num_cells=(8,))

@@ -90,10 +90,15 @@ class Zygote:
         return pickle.loads(payload)
 
     def _start(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        leads, copy = os.pipe()
         pid = os.fork()
         if not pid:
             self._leave(fds)
             raise Become(request)
+        # Its session can be killed once it leads one; it then closes its copy.
+        os.close(copy)
+        os.read(leads, 1)
+        os.close(leads)
         *standard, self._status[pid] = fds
         for fd in standard:
             os.close(fd)

@@ -123,16 +123,6 @@ def test_a_policy_of_a_script_is_built_again_from_its_file(tmp_path: Path) -> No
         load_policy(path, partial(CountingEnv, n_hunters=4))
 
 
-def test_a_file_may_have_options_that_nothing_read(tmp_path: Path) -> None:
-    policy = make_policy(CountingEnv())
-    save_policy(tmp_path / "policy.pt", policy, CountingEnv())
-    state = torch.load(tmp_path / "policy.pt", weights_only=True)
-    state["make_policy"] |= {"recurrent": None, "hidden_size": 7, "num_layers": 2}
-    torch.save(state, tmp_path / "policy.pt")
-    loaded = load_policy(tmp_path / "policy.pt", CountingEnv())
-    assert repr(loaded) == repr(policy)
-
-
 def test_a_shared_network_acts_for_other_numbers_of_agents(tmp_path: Path) -> None:
     four = partial(CountingEnv, n_hunters=4)
     path = tmp_path / "policy.pt"
