@@ -123,10 +123,10 @@ def wait_until_nothing_is_in_use(*, cpus: float = 0.0, nbytes: float = 0.0) -> N
         # Ray's processes report what is free, so it takes as long as all they do.
         wait_until(nothing, seconds=PATIENCE)
     except AssertionError as error:
-        core = ray._private.worker.global_worker.core_worker
+        worker: Any = ray._private.worker.global_worker
         raise AssertionError(
             f"actors or objects are left: {in_use}; this process refers to "
-            f"{core.get_all_reference_counts()}"
+            f"{worker.core_worker.get_all_reference_counts()}"
         ) from error
 
 
