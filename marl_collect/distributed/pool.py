@@ -26,7 +26,7 @@ from marl_collect.collectors.broadcaster import Ask, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.distributed import worker as ray_worker
-from marl_collect.distributed.cluster import Cluster
+from marl_collect.distributed.cluster import Cluster, require_ray
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.relay import (
     GROUPS,
@@ -154,11 +154,13 @@ class RayPool(Transport):
 
     @override
     def start(self, assignments: Sequence[messages.WorkerAssignment]) -> "RayPool":
+        self._ray = require_ray()
+        self._remote = self._ray.remote(concurrency_groups=GROUPS)(Relay)
+        new = self._new(assignments)  # Bad ones start no Ray.
         self._cluster = Cluster(self._options.ray_init_config)
-        self._ray = self._cluster.ray
         cleanup.register(self)
         try:
-            self._add(assignments)
+            self._add(new)
         except BaseException:
             self.close(0.0)
             raise
@@ -166,7 +168,7 @@ class RayPool(Transport):
 
     def add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
         """Start further actors."""
-        self._add(assignments)
+        self._add(self._new(assignments))
         if self._weights is not None:
             self._weights.add(factories_of(self._options, len(assignments)))
 
@@ -225,7 +227,7 @@ class RayPool(Transport):
         actor.failed -= chosen
         if actor.lost is not None:
             self._lost_actors += 1
-            self._create(actor)
+            self._create_again(actor)
             self._confirm(actor, _STARTS)
             return
         self._lost_workers += has_failed
@@ -348,35 +350,42 @@ class RayPool(Transport):
 
     # Starting
 
-    def _add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
-        added: list[Actor] = []
+    def _new(
+        self, assignments: Sequence[messages.WorkerAssignment]
+    ) -> list[tuple[Actor, Any, list[bytes]]]:
+        """Return further actors, each with what ``_create`` takes."""
+        new = []
         for begin in range(0, len(assignments), self._team):
             team = list(assignments[begin : begin + self._team])
-            added.append(Actor(self._next, team, earlier=[0] * self._team))
+            actor = Actor(self._next, team, earlier=[0] * self._team)
+            new.append((actor, self._configured(actor), self._jobs(actor)))
             self._next += 1
-        self.actors += added
-        for actor in added:
-            self._create(actor)
+        return new
+
+    def _add(self, new: Sequence[tuple[Actor, Any, list[bytes]]]) -> None:
+        self.actors += [actor for actor, _, _ in new]
+        for actor, remote, jobs in new:
+            self._create(actor, remote, jobs)
         starts = 1 if self._options.max_restarts == 0 else _STARTS
-        for actor in added:
+        for actor, _, _ in new:
             self._confirm(actor, starts)
 
-    def _create(self, actor: Actor) -> None:
-        """Begin to start an actor; later calls to it queue behind the start."""
-        options = self._options
-        if self._remote is None:
-            self._remote = self._ray.remote(concurrency_groups=GROUPS)(Relay)
-        chosen = {"max_restarts": 0, **options.remote(actor.index)}
-        preload = (*COLLECTOR_MODULES, *options.preload)
-        if options.start_method == "spawn":
-            preload = ()
+    def _configured(self, actor: Actor) -> Any:
+        """Return the class of an actor with its options for Ray."""
+        chosen = {"max_restarts": 0, **self._options.remote(actor.index)}
         try:
-            entry = self._remote.options(**chosen)
+            return self._remote.options(**chosen)
         except (TypeError, ValueError) as error:
             name = f"remote_configs of actor {actor.index}"
             raise type(error)(f"{name}: {error}") from error
-        jobs = self._jobs(actor)
-        actor.handle = entry.remote(tuple(sys.path), preload)
+
+    def _create(self, actor: Actor, remote: Any, jobs: list[bytes]) -> None:
+        """Begin to start an actor; later calls to it queue behind the start."""
+        options = self._options
+        preload = (*COLLECTOR_MODULES, *options.preload)
+        if options.start_method == "spawn":
+            preload = ()
+        actor.handle = remote.remote(tuple(sys.path), preload)
         actor.lost = actor.reply = actor.looked = None
         actor.silent, actor.checked = 0.0, time.monotonic()
         actor.sent, actor.vectors, actor.status = [], {}, b""
@@ -389,6 +398,9 @@ class RayPool(Transport):
         }
         main = cloudpickle.dumps(ray_worker.main, protocol=5)
         actor.started = actor.call(SEND, "start", main, jobs, keywords)
+
+    def _create_again(self, actor: Actor) -> None:
+        self._create(actor, self._configured(actor), self._jobs(actor))
 
     def _jobs(self, actor: Actor) -> list[bytes]:
         try:
@@ -413,7 +425,7 @@ class RayPool(Transport):
             except self._ray.exceptions.RayError as error:
                 self._lose(actor, _why(error))
                 if left:
-                    self._create(actor)
+                    self._create_again(actor)
                 continue
             if isinstance(started, Failure):
                 raise_failure(started, self._workers_of(actor).start)

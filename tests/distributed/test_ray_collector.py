@@ -372,17 +372,6 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
         RayCollector(masked, policy, policy_factory=biased, frames_per_batch=20)
 
 
-def test_factories_that_cannot_be_pickled_are_named() -> None:
-    locked = partial(masked, threading.Lock())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="environments of actor 1 cannot be pickled"):
-        RayCollector([masked, locked], frames_per_batch=20)
-
-
-def test_options_that_ray_refuses_are_named() -> None:
-    with pytest.raises(ValueError, match="remote_configs of actor 0: .*bogus"):
-        RayCollector(masked, frames_per_batch=20, remote_configs={"bogus": 1})
-
-
 def test_a_slow_actor_is_preempted() -> None:
     with RayCollector(
         [masked, partial(slow, 1.0)],  # Its whole batch would take 200 seconds.

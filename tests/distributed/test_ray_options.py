@@ -1,5 +1,7 @@
 """The arguments of RayCollector are checked before Ray is started or connected."""
 
+import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,26 @@ def test_invalid_arguments_are_refused(
 def test_a_list_of_ray_options_fits_the_actors(configs: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match=f"has {len(configs)} entries, .* 3 actors"):
         RayCollector([masked] * 3, frames_per_batch=10, remote_configs=configs)
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray is started"))
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_options_that_ray_refuses_are_named_before_it_is_started() -> None:
+    configs: Any = [{}, {"bogus": 1}]
+    with pytest.raises(ValueError, match="remote_configs of actor 1: .*bogus"):
+        RayCollector([masked] * 2, frames_per_batch=20, remote_configs=configs)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_factories_that_cannot_be_pickled_are_named_before_ray_is_started() -> None:
+    locked = partial(masked, threading.Lock())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="environments of actor 1 cannot be pickled"):
+        RayCollector([masked, locked], frames_per_batch=20)
 
 
 def test_an_environment_instead_of_a_factory_is_refused() -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -46,9 +46,13 @@ ENVIRONMENT: Final = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests with the cluster in one test process, because there is one Ray."""
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        if _uses(item):
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
+
+
+def _uses(item: pytest.Item | None) -> bool:
+    return "cluster" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,9 +72,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, object, object]:
-    """Fail a test that forked a process with Ray."""
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Fail a test that forked a process with Ray; end the cluster after its last test.
+
+    The tests that a process runs later may fork then, and what runs no more takes no
+    time from them. Without xdist tests with the cluster are not in a row.
+    """
     result = yield
+    if "PYTEST_XDIST_WORKER" in os.environ and _uses(item) and not _uses(nextitem):
+        _cluster.close()
     if _forks:
         lines = "\n".join(_forks)
         _forks.clear()
@@ -100,8 +112,11 @@ def _connected() -> bool:
 def cluster() -> Iterator[Any]:
     """A head with the resource ``home``, and a node with ``away``."""
     pytest.importorskip("ray")
-    with started() as nodes:
-        yield nodes
+    with _cluster:
+        yield _cluster.enter_context(started())
+
+
+_cluster: Final = ExitStack()
 
 
 @contextmanager
