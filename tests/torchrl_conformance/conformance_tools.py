@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -150,12 +151,15 @@ def twice(number: int) -> int:
     return 2 * number
 
 
+@dataclass(frozen=True)
 class Implementation:
-    """The names of one library, imported when they are needed."""
+    """The names of one library, imported when they are needed.
 
-    def __init__(self, name: str) -> None:
-        """Use ``marl_collect`` or ``torchrl``."""
-        self.name = name
+    Args:
+        name: ``marl_collect`` or ``torchrl``.
+    """
+
+    name: str
 
     def __reduce__(self) -> Any:
         """Travel by name."""

@@ -1,5 +1,8 @@
 """Runs every test of this folder with both implementations."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,12 +12,31 @@ from differences import DIFFERENCES
 IMPLEMENTATIONS = ("marl_collect", "torchrl")
 
 
-@pytest.fixture(scope="session", params=IMPLEMENTATIONS)
+@pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request: Any) -> Implementation:
     """Return the library under test."""
     if request.param == "torchrl":
         pytest.importorskip("torchrl")
     return Implementation(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Callable[..., Any]]:
+    """Calls a function, or returns what it returned before for equal arguments.
+
+    What has a ``close`` is closed after the tests of the module. A fixture with
+    parameters would be built again whenever these change, often in random order.
+    """
+    with ExitStack() as stack:
+
+        @cache
+        def call(build: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            result = build(*args, **options)
+            if hasattr(result, "close"):
+                stack.callback(result.close)
+            return result
+
+        yield call
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,5 @@
 """SerialEnv and ParallelEnv: several environments as one."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,21 +16,20 @@ from conformance_tools import (
 SIZE = 2
 
 
-@pytest.fixture(scope="session", params=["SerialEnv", "ParallelEnv"])
-def shared(request: Any, implementation: Any) -> Iterator[Any]:
-    """Two environments that all tests of a kind share."""
+def build(implementation: Implementation, kind: str) -> Any:
+    """Return two environments."""
     with forked():
-        env = getattr(implementation, request.param)(SIZE, implementation.make())
+        env = getattr(implementation, kind)(SIZE, implementation.make())
         env.reset()
-    yield env
-    env.close()
+    return env
 
 
-@pytest.fixture
-def env(shared: Any) -> Any:
+@pytest.fixture(params=["SerialEnv", "ParallelEnv"])
+def env(request: Any, implementation: Any, shared: Any) -> Any:
     """Two environments at the beginning of an episode."""
-    shared.reset()
-    return shared
+    env = shared(build, implementation, request.param)
+    env.reset()
+    return env
 
 
 def acted(env: Any, td: Any = None, action: int = 1) -> Any:

@@ -38,10 +38,15 @@ def needs(implementation: Implementation, option: str) -> None:
         pytest.skip("needs a TorchRL that has this option")
 
 
-@pytest.fixture(scope="session")
-def batches(implementation: Any) -> Any:
-    """Two batches of ten frames of two environments, with random actions."""
+def two_batches(implementation: Implementation) -> Any:
+    """Return two batches of ten frames of two environments, with random actions."""
     return first(implementation.collector(None, weight_policy()), 2)
+
+
+@pytest.fixture
+def batches(implementation: Any, shared: Any) -> Any:
+    """Return two batches that all tests of a library share."""
+    return shared(two_batches, implementation)
 
 
 def test_a_batch_has_environments_and_time(batches: Any) -> None:

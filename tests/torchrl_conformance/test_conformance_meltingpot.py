@@ -1,29 +1,37 @@
 """MeltingPot's substrates: keys, shapes, dtypes, groups, limits."""
 
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from conformance_tools import Implementation
 
 if importlib.util.find_spec("meltingpot") is None:
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 SUBSTRATE, AGENTS = "commons_harvest__open", 7
 
 
-@pytest.fixture(scope="session")
-def substrate(implementation: Any) -> Iterator[Any]:
-    """One substrate, which ends after four steps."""
-    env = implementation.MeltingpotEnv(SUBSTRATE, max_steps=4)
-    yield env
-    env.close()
+def build(implementation: Implementation) -> Any:
+    """Return a substrate that ends after four steps."""
+    return implementation.MeltingpotEnv(SUBSTRATE, max_steps=4)
 
 
-@pytest.fixture(scope="session")
-def rollout(substrate: Any) -> Any:
-    """An episode."""
+def play(substrate: Any) -> Any:
+    """Return an episode."""
     return substrate.rollout(99)
+
+
+@pytest.fixture
+def substrate(implementation: Any, shared: Any) -> Any:
+    """Return a substrate that all tests of a library share."""
+    return shared(build, implementation)
+
+
+@pytest.fixture
+def rollout(substrate: Any, shared: Any) -> Any:
+    """Return an episode that all tests of a library share."""
+    return shared(play, substrate)
 
 
 def test_all_players_are_one_group(substrate: Any) -> None:

@@ -1,7 +1,6 @@
 """Collectors with processes, and the weights that they send to these."""
 
-from collections.abc import Iterator
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from conformance_tools import (
     ACTION,
     LENGTH,
     OBSERVATION,
+    Implementation,
     forked,
     times,
     weight_policy,
@@ -52,26 +52,25 @@ class Running:
         self.collector.shutdown()
 
 
-@pytest.fixture(scope="session", params=["MultiSyncCollector", "MultiAsyncCollector"])
-def running(request: Any, implementation: Any) -> Iterator[Running]:
+@pytest.fixture(params=["MultiSyncCollector", "MultiAsyncCollector"])
+def running(request: Any, implementation: Any, shared: Any) -> Running:
     """Return running workers, shared by the tests of a kind."""
-    running = Running(implementation, request.param)
-    yield running
+    running: Running = shared(Running, implementation, request.param)
+    return running
+
+
+def two_batches(implementation: Implementation, **options: Any) -> list[Any]:
+    """Return what MultiSync collects first with these options."""
+    running = Running(implementation, "MultiSyncCollector", **options)
+    collected = [running.batch, running.next()]
     running.close()
+    return collected
 
 
-@pytest.fixture(scope="session")
-def sync(implementation: Any) -> Any:
+@pytest.fixture
+def sync(implementation: Any, shared: Any) -> Any:
     """Return a function that gives two batches with these options of MultiSync."""
-
-    @cache
-    def batches(**options: Any) -> list[Any]:
-        running = Running(implementation, "MultiSyncCollector", **options)
-        collected = [running.batch, running.next()]
-        running.close()
-        return collected
-
-    return batches
+    return partial(shared, two_batches, implementation)
 
 
 def test_a_batch_is_a_stack_of_the_workers(sync: Any) -> None:
