@@ -93,6 +93,33 @@ def test_what_nobody_seeds_is_the_same_in_every_test(tmp_path: Path) -> None:
     assert process.returncode == pytest.ExitCode.OK, process.stdout
 
 
+GROUPS = """
+import os
+from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(name))
+        for name in ["first", "second"] * 4
+    ],
+)
+def test_of_a_group(name):
+    with open(Path(__file__).with_name(name), "a") as file:
+        file.write(os.environ["PYTEST_XDIST_WORKER"] + " ")
+"""
+
+
+def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
+    process = run_alone(tmp_path, GROUPS, "", "-n2", "--dist", "loadgroup")
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
+    first, second = ((tmp_path / n).read_text().split() for n in ("first", "second"))
+    assert len(first) == len(second) == 4
+    assert len(set(first)) == len(set(second)) == 1
+    assert set(first) != set(second)
+
+
 PROCESSES = """
 import multiprocessing
 import os

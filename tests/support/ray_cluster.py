@@ -43,6 +43,7 @@ ENVIRONMENT: Final = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests with the cluster in one test process, because there is one Ray."""
     for item in items:

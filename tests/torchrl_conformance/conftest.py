@@ -39,6 +39,7 @@ def shared() -> Iterator[Callable[..., Any]]:
         yield call
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect the failures of the table; a test that passes nevertheless fails."""
     for item in items:

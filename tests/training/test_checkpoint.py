@@ -143,15 +143,23 @@ def stopped(program: Program, line: str, number: int) -> str:
     return before + output(program)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Result of a loop that nothing stops."""
+    folder = tmp_path_factory.mktemp("loop")
+    with started(folder, "loop.py", "straight") as program:
+        output(program)
+    return torch.load(folder / "straight" / "result.pt")
+
+
+@pytest.mark.xdist_group("straight")
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_a_loop_goes_on_exactly_after_a_signal(
-    number: int, code: int, tmp_path: Path
+    number: int, code: int, tmp_path: Path, straight: Any
 ) -> None:
-    with started(tmp_path, "loop.py", "straight") as program:
-        output(program)
     slow = tmp_path / "slow"
     slow.write_text("60")  # 120 frames in 2 environments.
     with started(tmp_path, "loop.py", "stopped") as program:
@@ -168,9 +176,7 @@ def test_a_loop_goes_on_exactly_after_a_signal(
         text = output(program)
         assert "Resumed stopped/checkpoints/last.pt." in text
         assert "\n80 frames" not in text
-    straight, resumed = (
-        torch.load(tmp_path / name / "result.pt") for name in ("straight", "stopped")
-    )
+    resumed = torch.load(tmp_path / "stopped" / "result.pt")
     assert straight["rows"] == resumed["rows"]
     for name, value in straight["policy"].items():
         assert torch.equal(value, resumed["policy"][name])
@@ -190,34 +196,45 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_compare_from_pixels_goes_on_exactly_after_a_signal(
-    number: int, tmp_path: Path
-) -> None:
-    command = ["-m", "marl_collect.cli.main", "compare", "pixels:make_env"]
-    command += ["--setup", "mappo-local-shared", "--seeds", "1", "--workers", "1"]
-    command += ["--frames", "400"]
-    for name, value in SETTINGS.items():
-        command += ["--set", f"{name}={value}"]
-    with started(tmp_path, *command, "--out", "straight") as program:
+COMPARE = ["-m", "marl_collect.cli.main", "compare", "pixels:make_env"]
+COMPARE += ["--setup", "mappo-local-shared", "--seeds", "1", "--workers", "1"]
+COMPARE += ["--frames", "400"]
+for name, value in SETTINGS.items():
+    COMPARE += ["--set", f"{name}={value}"]
+
+
+def last_checkpoint(folder: Path) -> Any:
+    return torch.load(folder / "mappo-local-shared/seed_0/checkpoints/last.pt")
+
+
+@pytest.fixture(scope="module")
+def straight_comparison(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Last checkpoint of a comparison that nothing stops."""
+    folder = tmp_path_factory.mktemp("comparison")
+    with started(folder, *COMPARE, "--out", "straight") as program:
         text = output(program)
         assert program.returncode == 0, text
+    return last_checkpoint(folder / "straight")
+
+
+@pytest.mark.xdist_group("straight comparison")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_compare_from_pixels_goes_on_exactly_after_a_signal(
+    number: int, tmp_path: Path, straight_comparison: Any
+) -> None:
     slow = tmp_path / "slow"
     slow.write_text("100")
-    with started(tmp_path, *command, "--out", "stopped") as program:
+    with started(tmp_path, *COMPARE, "--out", "stopped") as program:
         text = stopped(program, " *200 frames: return", number)
         assert program.returncode != 0
         assert "Traceback" not in text
     slow.unlink()
-    with started(tmp_path, *command, "--out", "stopped", "--resume") as program:
+    with started(tmp_path, *COMPARE, "--out", "stopped", "--resume") as program:
         text = output(program)
         assert program.returncode == 0, text
         assert "\n  0 frames" not in text
-    runs = [
-        tmp_path / name / "mappo-local-shared/seed_0"
-        for name in ("straight", "stopped")
-    ]
-    straight, resumed = (torch.load(run / "checkpoints/last.pt") for run in runs)
+    straight = straight_comparison
+    resumed = last_checkpoint(tmp_path / "stopped")
     for network, weights in straight["networks"].items():
         for name, value in weights.items():
             assert torch.equal(value, resumed["networks"][network][name]), name
