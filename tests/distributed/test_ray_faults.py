@@ -1,6 +1,7 @@
 """Lost actors and nodes, which are really killed: results and leftovers."""
 
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -337,3 +338,39 @@ def test_a_collector_that_was_shut_down_raises_an_error() -> None:
     assert_same(batch, copy)
     with pytest.raises(ClosedError):
         collector.next()
+
+
+def test_ray_is_not_stopped_while_a_thread_receives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RayCollector(hanging, frames_per_batch=10) as collector:
+        actors = collector._pool
+        looks, ended, stopped = (threading.Event() for _ in range(3))
+        nobody_receives: list[bool] = []
+        end, stop = actors._end, actors._cluster.close
+
+        def look(actor: Any) -> None:
+            looks.set()
+            assert ended.wait(SOON)
+            stopped.wait(0.3)  # In vain, unless Ray is stopped meanwhile.
+
+        def noted_end(*args: Any) -> Any:
+            failures = end(*args)
+            ended.set()
+            return failures
+
+        def noted_stop() -> None:
+            nobody_receives.append(actors._reading.acquire(blocking=False))
+            stopped.set()
+            stop()
+
+        monkeypatch.setattr(actors, "_look", look)
+        monkeypatch.setattr(actors, "_end", noted_end)
+        monkeypatch.setattr(actors._cluster, "close", noted_stop)
+        with ThreadPoolExecutor(1) as executor:
+            batch = executor.submit(collector.next)
+            assert looks.wait(SOON)
+            actors.close()
+            with pytest.raises(ClosedError):
+                batch.result(SOON)
+        assert nobody_receives == [True]
