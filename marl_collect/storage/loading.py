@@ -257,6 +257,8 @@ class Loader:
             self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
             batch_sampler=to_read,
             num_workers=self._options.workers,
+            # Other start methods, such as TorchRL's default, run the script again.
+            multiprocessing_context="fork",
             pin_memory=self._pin,
             collate_fn=self._source.collate,
             persistent_workers=True,

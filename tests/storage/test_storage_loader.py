@@ -3,11 +3,13 @@
 import pickle
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from support.scripts import run_python
 from tensordict import TensorDict
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
@@ -225,6 +227,25 @@ def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
     ]
     for epoch in zip(*pairs, strict=True):
         assert sorted(chain(*epoch)) == sorted(chain(*expected))
+
+
+READ = """
+import multiprocessing
+import sys
+
+from marl_collect import open_dataset
+
+multiprocessing.set_start_method("spawn", force=True)  # As TorchRL's import does.
+loader = open_dataset(sys.argv[1]).loader(batch_size=16, seed=2, workers=2)
+print(sum(batch.numel() for batch in loader))
+"""
+
+
+def test_worker_processes_need_no_main_guard(dataset: Dataset, tmp_path: Path) -> None:
+    script = tmp_path / "read.py"
+    script.write_text(READ)
+    process = run_python(script, str(dataset.path))
+    assert process.stdout == f"{len(dataset.transitions)}\n", process.stderr
 
 
 def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:

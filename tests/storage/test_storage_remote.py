@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import multiprocessing  # noqa: TID251 - the start method of torch's DataLoader
 import os
 import pickle
 import shutil
@@ -129,17 +128,7 @@ def test_only_what_is_read_is_fetched_and_it_is_removed(
     assert not path.exists()
 
 
-@pytest.fixture
-def forked() -> Iterator[Any]:
-    """Let torch fork: only a copy of this process has its memory file system."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
-
-
 @pytest.mark.forks
-@pytest.mark.usefixtures("forked")
 def test_processes_that_load_share_the_fetched_files(
     location: tuple[str, dict[str, Any]], local: Path
 ) -> None:
