@@ -112,7 +112,14 @@ def test_of_a_group(name):
 
 
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
-    process = run_alone(tmp_path, GROUPS, "", "-n2", "--dist", "loadgroup")
+    (tmp_path / "test_sample.py").write_text("import pytest\n" + GROUPS)
+    options = ("-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider")
+    process = run_python(
+        *("-m", "pytest", "-p", "support.scheduling", "-n2", "--dist", "loadgroup"),
+        *(*options, tmp_path),
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        timeout=500.0,
+    )
     assert process.returncode == pytest.ExitCode.OK, process.stdout
     first, second = ((tmp_path / n).read_text().split() for n in ("first", "second"))
     assert len(first) == len(second) == 4
