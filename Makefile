@@ -17,7 +17,8 @@
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
-# runs JOBS tests at a time; `ARGS="-n 0 ..."` runs them in one process, for a debugger.
+# runs JOBS tests at a time (test-fast 2, the others 3: tests that start processes wait for
+# some of their time); `ARGS="-n 0 ..."` runs them in one process, for a debugger.
 # `make test VENV=build/versions/python3.13` runs all tests in an environment of
 # test-versions.
 # On Linux the default build of torch includes CUDA. For the much smaller CPU build, set
@@ -26,7 +27,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-JOBS ?= 2
 MINUTES ?= 30
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
@@ -65,6 +65,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
+
+test test-random-order test-processes: JOBS ?= 3
+test-fast test-tensordict fuzz: JOBS ?= 2
+test-python-%: JOBS ?= 2
 
 test: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)

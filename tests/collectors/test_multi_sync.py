@@ -391,7 +391,7 @@ SCRIPT = """
     [
         ("forkserver", "", True),
         ("forkserver", "raise SystemError('mine')", False),
-        ("spawn", "raise SystemError('mine')", True),
+        ("spawn", "raise SystemError('mine')", False),
     ],
     ids=["forkserver-end", "forkserver-raise", "spawn-raise"],
 )
