@@ -47,13 +47,14 @@ ENVIRONMENT: Final = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests with the cluster in one test process, because there is one Ray."""
     for item in items:
-        if _uses(item):
+        if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
-def _uses(item: pytest.Item | None) -> bool:
-    return "cluster" in getattr(item, "fixturenames", ())
+def _is_of_the_group(item: pytest.Item | None) -> bool:
+    marks = () if item is None else item.iter_markers("xdist_group")
+    return any(mark.args == ("ray",) for mark in marks)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -82,7 +83,10 @@ def pytest_runtest_teardown(
     time from them. Without xdist tests with the cluster are not in a row.
     """
     result = yield
-    if "PYTEST_XDIST_WORKER" in os.environ and _uses(item) and not _uses(nextitem):
+    if "cluster" in getattr(item, "funcargs", ()) and not _connected():
+        pytest.fail("The test disconnected Ray: each later test would start its own.")
+    in_a_row = "PYTEST_XDIST_WORKER" in os.environ
+    if in_a_row and _is_of_the_group(item) and not _is_of_the_group(nextitem):
         _cluster.close()
     if _forks:
         lines = "\n".join(_forks)
