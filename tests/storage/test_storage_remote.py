@@ -373,8 +373,7 @@ def test_requests_of_a_copy_are_made_at_the_same_time(
     segments(source, monkeypatch)
     assert copy(source, url, storage_options=server) == 4
     assert requests_at_once["_put_file"] == 4
-    monkeypatch.setattr(remote, "_BLOCK", 512)
-    monkeypatch.setattr(remote, "_PIECE", 4096)
+    monkeypatch.setattr(remote, "_PIECE", remote._BLOCK)
     monkeypatch.setattr(remote, "_AT_ONCE", 3)
     assert copy(url, tmp_path / "back", storage_options=server) == 4
     assert requests_at_once["_cat_file"] == 3
