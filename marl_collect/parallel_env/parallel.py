@@ -22,16 +22,14 @@ class ParallelEnv(JointEnvs):
     @method(ParallelArguments)
     def __new__(cls, options: ParallelArguments) -> Any:
         """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
-        if options.num_threads is not None:
-            import torch
-
-            torch.set_num_threads(options.num_threads)
         if options.serial_for_single and options.num_workers == 1:
-            return SerialEnv(
+            env = SerialEnv(
                 options.num_workers,
                 options.create_env_fn,
                 create_env_kwargs=options.create_env_kwargs,
             )
+            _set_threads(options.num_threads)
+            return env
         return super().__new__(cls)
 
     @method(ParallelArguments)
@@ -49,6 +47,7 @@ class ParallelEnv(JointEnvs):
             options.num_workers, options.create_env_fn, options.create_env_kwargs
         )
         options.check(len(factories))
+        _set_threads(options.num_threads)
         self._engine = ParallelBatch.start(factories, options)
 
     @property
@@ -78,3 +77,10 @@ class ParallelEnv(JointEnvs):
 
     def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
         return self._engine.ask(question, indices)
+
+
+def _set_threads(number: int | None) -> None:
+    if number is not None:
+        import torch
+
+        torch.set_num_threads(number)

@@ -124,6 +124,9 @@ def test_threads_of_this_process_are_set_on_request_only() -> None:
     with ParallelEnv(1, CountingEnv):
         assert torch.get_num_threads() == before
     try:
+        with pytest.raises(ValueError, match="has 1 factories"):
+            ParallelEnv(2, [CountingEnv], num_threads=before + 1)
+        assert torch.get_num_threads() == before
         with ParallelEnv(1, CountingEnv, num_threads=before + 1):
             assert torch.get_num_threads() == before + 1
         with ParallelEnv(
