@@ -11,6 +11,7 @@ for us, as the fork server and Ray do, need no call: the running one was not sta
 
 import functools
 import importlib
+import os
 import sys
 import threading
 from collections import defaultdict
@@ -174,6 +175,7 @@ def _parents(name: str) -> list[str]:
     return [name.partition("::")[0], function, name]
 
 
+@functools.cache
 def listed() -> set[str]:
     """Return the lines of the list."""
     if not LIST.exists():
@@ -211,6 +213,16 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Guard(listing), "processless-guard")
         if listing and not is_worker:
             config.pluginmanager.register(Lister(), "processless-lister")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which no test will run; this takes seconds."""
+    fast, processes = config.getoption("fast"), config.getoption("processes")
+    if collection_path.suffix != ".py" or not (fast or processes):
+        return None
+    name = os.path.relpath(collection_path, config.rootpath)
+    files = {line.partition("::")[0] for line in listed()}
+    return (fast and name in listed()) or (processes and name not in files) or None
 
 
 @pytest.hookimpl(tryfirst=True)
