@@ -191,7 +191,10 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     if on_gpu:
         # Pinned at once, so workers may fill the slot again.
         flat = flat.pin_memory()
-    there = flat.to(device, non_blocking=on_gpu, copy=True).untyped_storage()
+    copied = flat.to(device, non_blocking=on_gpu, copy=True)
+    there = copied.untyped_storage()
+    # Its device has the number of the GPU, which "cuda" leaves out.
+    device = copied.device
 
     def again(leaf: torch.Tensor) -> torch.Tensor:
         empty = torch.empty(0, dtype=leaf.dtype, device=device)

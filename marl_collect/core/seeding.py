@@ -5,7 +5,7 @@ seed, the environment's index and the episode's number. So data do not depend on
 environments are distributed over workers, and any single episode can be repeated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,31 @@ def draw_seed(seed: int | None) -> int:
     import torch
 
     return int(torch.randint(_LIMIT, ())) if seed is None else seed
+
+
+def torch_generators() -> dict[str, Any]:
+    """Return the states of torch's global generators: of the CPU and of every GPU.
+
+    The GPUs' are left out if this process uses none.
+    """
+    import torch
+
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": gpus}
+
+
+def set_torch_generators(states: Mapping[str, Any]) -> None:
+    """Restore what ``torch_generators`` returned, on the GPUs that there are.
+
+    Args:
+        states: earlier versions wrote none of GPUs.
+    """
+    import torch
+
+    torch.set_rng_state(states["torch"])
+    gpus = states.get("cuda", [])[: torch.cuda.device_count()]
+    for index, state in enumerate(gpus):
+        torch.cuda.set_rng_state(state, index)
 
 
 def episode_seed(seed: int, environment: int, episode: int) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-import torch
-
 from marl_collect.core.interruption import FINISHING, Interruption
 from marl_collect.core.log_file import LOG, add_line
+from marl_collect.core.seeding import set_torch_generators, torch_generators
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.training.run_folder import LAST
 
@@ -80,7 +79,7 @@ class Checkpoint:
             name: part if isinstance(part, (dict, list)) else part.state_dict()
             for name, part in self._parts.items()
         }
-        generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        generators = torch_generators() | {"python": random.getstate()}
         write_tensors(self._folder / LAST, {"parts": state, "generators": generators})
         self._saved = time.monotonic()
 
@@ -121,7 +120,7 @@ class Checkpoint:
                 (part.update if isinstance(part, dict) else part.extend)(parts[name])
             else:
                 part.load_state_dict(parts[name])
-        torch.set_rng_state(state["generators"]["torch"])
+        set_torch_generators(state["generators"])
         random.setstate(state["generators"]["python"])
         self.print(f"Resumed {path}.")
 

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.seeding import set_torch_generators, torch_generators
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.costs import Costs, StepMeter
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
@@ -129,7 +130,7 @@ class Learner(abc.ABC):
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
             "generator": self.generator.get_state(),
-            "torch": torch.get_rng_state(),
+            **torch_generators(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,7 +140,7 @@ class Learner(abc.ABC):
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         self.generator.set_state(state["generator"])
-        torch.set_rng_state(state["torch"])
+        set_torch_generators(state)
 
     @final
     def costs(self) -> Costs | None:

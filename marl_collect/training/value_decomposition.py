@@ -7,7 +7,7 @@ Sources:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from gymnasium import spaces
@@ -109,9 +109,7 @@ class ValueLearner(Learner):
         self._loss.make_value_estimator(ValueEstimators.TD0, gamma=options.gamma)
         self._target = SoftUpdate(self._loss, tau=self.value.tau)
         self._buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(self.value.buffer_frames, device=self.device),
-            batch_size=self.value.minibatch_frames,
-            generator=self.generator,
+            storage=LazyTensorStorage(self.value.buffer_frames, device=self.device)
         )
 
     @classmethod
@@ -145,12 +143,17 @@ class ValueLearner(Learner):
         steps = max(1, len(data) // self.value.frames_per_update)
         losses = norms = 0.0
         for _ in range(steps):
-            sample = self._buffer.sample()
-            loss, _logged, norm = self._step(sample, self.value.max_grad_norm)
+            loss, _logged, norm = self._step(self._sample(), self.value.max_grad_norm)
             norms += norm
             losses += float(loss)
             self._target.step()
         return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
+
+    def _sample(self) -> TensorDictBase:
+        # The buffer itself would draw on the learner's device: other frames on a GPU.
+        count, size = len(self._buffer), self.value.minibatch_frames
+        drawn = torch.randint(count, (size,), generator=self.generator)
+        return cast("TensorDictBase", self._buffer[drawn.to(self.device)])
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the data for the loss, ``[B * T]`` or less.

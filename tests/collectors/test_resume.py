@@ -12,7 +12,9 @@ import pytest
 import torch
 from collector_tools import wait_until_idle
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from tests_policies import level_policy
+from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -93,6 +95,36 @@ def test_resumed_run_repeats_the_uninterrupted_one(
         for batch in expected[3:]:
             assert (second.next() == batch).all()
         assert second.stats()["frames"] == 66 + 66
+
+
+class Drawn(nn.Module):
+    """Acts with noise from torch's generator of the observations' device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, device = observation.shape[0], observation.device
+        hunters = torch.zeros(batch, 2, dtype=torch.int64, device=device)
+        return self.level + torch.rand(batch, 3, 2, device=device), hunters
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.accelerator)]
+)
+def test_a_policy_s_own_draws_continue(kind: Any, device: str) -> None:
+    keys = [("prey", "action"), ("hunter", "action")]
+    policy = TensorDictModule(Drawn(), [("prey", "observation")], keys)
+    build = partial(kind, [CountingEnv] * 2, policy, policy_device=device)
+    with build(**options()) as first:
+        first.next()
+        state = through_disk(first.state_dict())
+        expected = first.next().clone()
+    with build(**options(seed=99)) as second:
+        second.load_state_dict(state)
+        assert (second.next() == expected).all()
 
 
 def test_weights_are_part_of_the_state() -> None:

@@ -280,10 +280,26 @@ def test_a_loader_reads_states_of_earlier_versions(dataset: Dataset) -> None:
     assert other.state_dict() == loader.state_dict()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_memory_cannot_be_pinned_without_a_gpu(dataset: Dataset) -> None:
+def test_memory_cannot_be_pinned_without_a_gpu(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch finds none: omit pin_memory"):
         dataset.loader(batch_size=8, pin_memory=True)
+
+
+@pytest.mark.accelerator
+@pytest.mark.forks
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_in_pinned_memory_for_a_gpu(dataset: Dataset, workers: int) -> None:
+    # The processes are forked while this one uses the GPU.
+    torch.zeros(1, device="cuda")
+    pinned = dataset.loader(batch_size=8, seed=0, workers=workers)
+    plain = dataset.loader(batch_size=8, seed=0, pin_memory=False)
+    for batch, expected in zip(pinned, plain, strict=True):
+        leaves = batch.values(include_nested=True, leaves_only=True)
+        assert all(leaf.is_pinned() for leaf in leaves)
+        assert (batch.to("cuda", non_blocking=True).cpu() == expected).all()
 
 
 @pytest.mark.forks

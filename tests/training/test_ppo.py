@@ -215,6 +215,33 @@ def test_a_device_that_cannot_be_used_is_named() -> None:
         learner_of(CountingEnv, device="meta")
 
 
+@pytest.mark.accelerator
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mappo-local-shared", {}),
+        ("ippo-local-own", {"recurrent": "gru"}),
+        ("mappo-centralised-shared", {}),
+    ],
+)
+def test_a_learner_on_a_gpu_learns_what_one_on_the_cpu_does(
+    name: str, options: dict[str, Any]
+) -> None:
+    on_gpu = learner_of(CountingEnv, name, device="cuda", **options)
+    on_cpu = learner_of(CountingEnv, name, **options)
+    batch = batch_of(CountingEnv, on_cpu)
+    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-3)
+    assert all(p.is_cuda for p in on_gpu.parameters())
+    prepared, expected = on_gpu.prepare(batch), on_cpu.prepare(batch)
+    for group in ("hunter", "prey"):
+        close(prepared[group, "advantage"].cpu(), expected[group, "advantage"])
+    metrics = on_gpu.update(batch, progress=0.0)
+    reference = on_cpu.update(batch, progress=0.0)
+    for each in (metrics, reference):
+        del each["entropy"]  # Of continuous actions: estimated from a device's draws.
+    assert metrics == pytest.approx(reference, rel=1e-2, abs=1e-3, nan_ok=True)
+
+
 def test_the_learning_rate_decays_with_the_frames() -> None:
     learner = learner_of(CountingEnv, **{"ppo.anneal": True, "ppo.lr": 0.1})
     metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)

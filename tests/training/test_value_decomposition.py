@@ -52,6 +52,28 @@ def test_an_update_moves_networks_targets_and_epsilon(name: str) -> None:
     assert any(not torch.equal(t, b) for t, b in zip(after, targets, strict=True))
 
 
+@pytest.mark.accelerator
+@pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-shared"])
+def test_a_learner_on_a_gpu_updates_from_a_buffer_there(name: str) -> None:
+    on_gpu, on_cpu = learner_of(name, device="cuda"), learner_of(name)
+    batch = batch_of(on_cpu)
+    losses = [
+        learner.loss(learner.prepare(batch))[0].item() for learner in (on_gpu, on_cpu)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    before = [p.clone() for p in on_gpu.parameters()]
+    assert all(p.is_cuda for p in before)
+    for _ in range(2):  # The same frames are drawn.
+        reference = pytest.approx(on_cpu.update(batch, progress=0.5), rel=1e-2)
+        assert on_gpu.update(batch, progress=0.5) == reference
+    assert not any(
+        torch.equal(p, b) for p, b in zip(on_gpu.parameters(), before, strict=True)
+    )
+    on_cpu.load_state_dict(on_gpu.state_dict())
+    for ours, theirs in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
+        assert torch.equal(ours, theirs.cpu())
+
+
 def test_vdn_s_loss_sums_the_values_of_acting_agents() -> None:
     learner = learner_of("vdn-local-own", gamma=0.5, reward_scale=2.0)
     data = learner.prepare(batch_of(learner))

@@ -120,15 +120,15 @@ def test_an_update_moves_weights_and_targets_by_definition(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(seed)
-    buffer, rows = case.learner._buffer, []
-    sampled = buffer.sample
+    rows = []
+    sampled = case.learner._sample
 
     def sample() -> Any:
         minibatch = sampled()
         rows.append(minibatch["index"])
         return minibatch
 
-    monkeypatch.setattr(buffer, "sample", sample)
+    monkeypatch.setattr(case.learner, "_sample", sample)
     case.learner.update(case.batch, progress=1.0)
     (frames,) = rows
     assert len(frames) == case.value.minibatch_frames
