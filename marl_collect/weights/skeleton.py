@@ -80,6 +80,15 @@ def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.M
     return module
 
 
+def _reduce_format(value: torch.memory_format) -> tuple[Any, ...]:
+    return getattr, (torch, str(value).removeprefix("torch."))
+
+
+# Pickle looks for such an object in all modules, and may find it in ``__mp_main__``,
+# the user's script, which workers do not have.
+cloudpickle.Pickler.dispatch_table[torch.memory_format] = _reduce_format
+
+
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, stream: io.BytesIO, numbers: dict[int, int]) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)

@@ -17,7 +17,7 @@ from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies import by_row
 from marl_collect.policies.module import ModuleRunner
 
-ENVIRONMENTS = 6
+ENVIRONMENTS = 4
 ALONE = "Runs on the rows of its agents only."
 Agents = tuple[str, ...]
 
@@ -43,9 +43,16 @@ def two(build: Any, **options: Any) -> dict[str, Any]:
     return {"main": net(build, 0, **options), "rival": net(build, 1, **options)}
 
 
-def start(build: Any, policies: Any, kind: Any = Collector, **options: Any) -> Any:
-    keywords = {"assign": by_seed, "seed": 3, "frames_per_batch": 60} | options
-    return kind([build] * ENVIRONMENTS, policies=policies, **keywords)
+def start(
+    build: Any,
+    policies: Any,
+    kind: Any = Collector,
+    *,
+    n_envs: int = ENVIRONMENTS,
+    **options: Any,
+) -> Any:
+    keywords = {"assign": by_seed, "seed": 3, "frames_per_batch": 10 * n_envs} | options
+    return kind([build] * n_envs, policies=policies, **keywords)
 
 
 def collect(collector: Any, batches: int = 4) -> TensorDict:
@@ -175,11 +182,12 @@ def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
 @pytest.mark.parametrize("agent_ids", [False, True])
 def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> None:
     policies = partial(two, images, recurrent="gru", agent_ids=agent_ids)
-    expected = collect(all_rows(images, policies()))
+    expected = collect(all_rows(images, policies(), n_envs=6))
     for workers in (1, 3):
-        actual = alone(images, policies(), MultiSyncCollector, num_workers=workers)
+        options: dict[str, Any] = {"num_workers": workers, "n_envs": 6}
+        actual = alone(images, policies(), MultiSyncCollector, **options)
         same(collect(actual), expected)
-    options = {"num_workers": 2, "frames_per_batch": 30}
+    options = {"num_workers": 2, "n_envs": 6, "frames_per_batch": 30}
     with alone(images, policies(), MultiAsyncCollector, **options) as collector:
         batch = collector.next().clone()
         k = int(batch["collector", "traj_ids"][0, 0]) >> 32
@@ -196,7 +204,7 @@ def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
         policies=two(plain),
         assign=by_seed,
         seed=3,
-        frames_per_batch=60,
+        frames_per_batch=10 * ENVIRONMENTS,
     )
     assert ALONE in actual.explain()[0]
     same(collect(actual), expected)

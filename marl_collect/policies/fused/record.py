@@ -72,6 +72,12 @@ class TensorOp:
 class OperationObserver(TorchDispatchMode, abc.ABC):
     """Sees every operation that runs in a block, as a context manager."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first operation, only to keep it
+        # from compiling the method below. Compiled policies are not observed.
+        return False
+
     @final
     def __torch_dispatch__(
         self,

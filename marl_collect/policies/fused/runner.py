@@ -20,6 +20,7 @@ from tensordict.nn.probabilistic import interaction_type
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.policies.fused.numpy_calls import close
 from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, record
@@ -36,13 +37,6 @@ _COPIED = 64
 
 _COMPARISONS = 3
 _RECORDINGS = 10
-RTOL, ATOL = 1e-5, 1e-6
-"""Tolerances between the outputs of a recording and the module's; integers are equal.
-
-The same kernels run on the same numbers, so outputs usually do not differ. A library
-may choose another kernel for memory with another alignment. After this comparison,
-numpy's results are compared with torch's operation by operation.
-"""
 
 
 @dataclass(frozen=True)
@@ -352,7 +346,7 @@ class FusedRunner(PolicyRunner):
                     "repeating its operations draws other random numbers"
                 )
             for key, a, b in zip(keys, expected, values, strict=True):
-                if not _are_close(b, a):
+                if not close(b, a):
                     raise NotRepeatableError(
                         f"repeating its operations gives other values of "
                         f"{'/'.join(key)}"
@@ -368,14 +362,6 @@ class FusedRunner(PolicyRunner):
                     f"{'/'.join(key)} is not finite for random observations, so a "
                     "recording cannot be compared with the policy"
                 )
-
-
-def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    try:
-        torch.testing.assert_close(one, other, rtol=RTOL, atol=ATOL, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
 
 
 def copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
