@@ -19,6 +19,9 @@ _COMPILER: Final = "torch._dynamo"
 _MARKING: Final = ("allow_in_graph", "assume_constant_result")
 """Functions of ``torch.compiler`` that return what they mark."""
 
+_EXCLUDED: Final = "__dynamo_disable"
+"""Where torch keeps what replaces a function that it excludes, from its first call."""
+
 F = TypeVar("F")
 
 
@@ -28,11 +31,29 @@ def import_compiler_late() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def exclude_late(function: Any) -> None:
+    """Do not import the compiler only to exclude ``function`` from compilation.
+
+    Torch excludes some functions, such as those of dispatch modes, when they are first
+    called. If the import of the compiler was deferred, they are excluded after it.
+    """
+    excluded = getattr(function, "__wrapped__", None)
+    finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
+    if excluded is not None and finder is not None:
+        setattr(excluded, _EXCLUDED, excluded)
+        finder.waiting.append(excluded)
+
+
 @final
 class _Finder(MetaPathFinder):
-    """Sees the imports of tensordict and of the compiler."""
+    """Sees the imports of tensordict and of the compiler.
+
+    Attributes:
+        waiting: functions that torch has yet to exclude.
+    """
 
     def __init__(self) -> None:
+        self.waiting: list[Any] = []
         self._marks: list[tuple[str, Any]] = []
 
     @override
@@ -80,3 +101,5 @@ class _Finder(MetaPathFinder):
         execute(module)
         for name, function in self._marks:
             getattr(module, name)(function)
+        for function in self.waiting:
+            delattr(function, _EXCLUDED)

@@ -34,6 +34,53 @@ with MultiSyncCollector(
         collector.update_policy_weights_()
 """
 
+COMPILED = """
+import torch
+from torch import nn
+from workloads.counting import CountingEnv
+
+from marl_collect.models import make_policy
+
+
+@torch.compile(backend="eager")
+def many_operations(x):
+    for operation in (
+        *(torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.exp, torch.abs),
+        *(torch.floor, torch.ceil, torch.neg, torch.sign, torch.round, torch.square),
+    ):
+        x = operation(x)
+    return x
+
+
+class Net(nn.Module):
+    def __init__(self, n_in, n_out):
+        super().__init__()
+        self.layer = nn.Linear(n_in, n_out)
+
+    def forward(self, x):
+        return self.layer(many_operations(x))
+
+
+def net(n_in, n_out, n_agents, **_):
+    return Net(n_in, n_out)
+
+
+def build():
+    return make_policy(CountingEnv, network=net)
+"""
+
+CALLS_COMPILED = """
+import compiled
+from workloads.counting import CountingEnv
+
+from marl_collect import MultiSyncCollector
+
+with MultiSyncCollector(
+    [CountingEnv] * 2, policy_factory=compiled.build, frames_per_batch=20
+) as collector:
+    collector.next()
+"""
+
 MARKS = """
 import sys
 
@@ -74,6 +121,15 @@ def test_workers_compile_a_policy(tmp_path: Path) -> None:
     script.write_text(WORKERS)
     process = run_python(script, "forkserver", "compiles", interpreter=True)
     assert process.stdout.split() == ["True"] * 2, process.stderr
+
+
+def test_the_compiler_leaves_what_sees_operations_alone(tmp_path: Path) -> None:
+    """Compiling it again for every operation, it warns of its limit."""
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    script = tmp_path / "script.py"
+    script.write_text(CALLS_COMPILED)
+    process = run_python(script, interpreter=True, check=True)
+    assert "torch._dynamo" not in process.stderr
 
 
 def test_the_compiler_knows_what_tensordict_has_marked() -> None:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from marl_collect.processes.late_compiler import exclude_late
+
 T = TypeVar("T")
 
 
@@ -72,12 +74,6 @@ class TensorOp:
 class OperationObserver(TorchDispatchMode, abc.ABC):
     """Sees every operation that runs in a block, as a context manager."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch imports its compiler at the first operation, only to keep it
-        # from compiling the method below. Compiled policies are not observed.
-        return False
-
     @final
     def __torch_dispatch__(
         self,
@@ -95,6 +91,9 @@ class OperationObserver(TorchDispatchMode, abc.ABC):
     @abc.abstractmethod
     def ran(self, operation: TensorOp) -> None:
         """Take note of an operation that has just run."""
+
+
+exclude_late(vars(OperationObserver)["__torch_dispatch__"])
 
 
 @final
