@@ -20,7 +20,6 @@ import cloudpickle
 from marl_collect.errors import Failure
 from marl_collect.processes import import_guard, survival
 from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.late_compiler import import_compiler_late
 from marl_collect.processes.orphans import WORKER_VARIABLE
 from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.processes.status_board import Phase, StatusBoard
@@ -119,7 +118,6 @@ def run_spawned(command_fd: int, parent: int, *, tied_by_kernel: bool) -> NoRetu
     if tied_by_kernel:
         survival.die_with_parent(parent)
     survival.watch_parent(parent)
-    import_compiler_late()
     run_worker(command_fd)
 
 

@@ -34,7 +34,6 @@ from typing import Final, NoReturn
 
 from marl_collect.processes import import_guard, launcher, orphans, survival
 from marl_collect.processes.bootstrap import run_worker
-from marl_collect.processes.late_compiler import import_compiler_late
 from marl_collect.processes.packets import (
     BROKEN,
     ENDED,
@@ -67,7 +66,6 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     control = socket.socket(fileno=control_fd)
     try:
         survival.die_at_hangup(control_fd)  # Nothing reads it during the preload.
-        import_compiler_late()
         _preload(preload)
         _reset_signals()  # A module may have changed them.
         survival.survive_hangup(control_fd)

@@ -14,8 +14,6 @@ from typing import Any, TypeVar, final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from marl_collect.processes.late_compiler import exclude_late
-
 T = TypeVar("T")
 
 
@@ -91,9 +89,6 @@ class OperationObserver(TorchDispatchMode, abc.ABC):
     @abc.abstractmethod
     def ran(self, operation: TensorOp) -> None:
         """Take note of an operation that has just run."""
-
-
-exclude_late(vars(OperationObserver)["__torch_dispatch__"])
 
 
 @final
