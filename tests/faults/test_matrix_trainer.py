@@ -263,8 +263,10 @@ def in_a_fork(use: Callable[[], object]) -> str:
         except RuntimeError as error:
             os.write(writing, str(error).encode())
         finally:
-            cleanup.close_all()  # As at the exit of the interpreter.
-            os._exit(0)
+            try:
+                cleanup.close_all()  # As at the exit of the interpreter.
+            finally:  # Earlier tests may have left what cannot be closed.
+                os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
     with open(reading) as file:
