@@ -1,4 +1,4 @@
-"""Derives the seeds of episodes and the generators of noise from one seed.
+"""Derives seeds of episodes and generators of noise from one seed; saves torch's.
 
 Every episode of every environment has its own seed, derived from the collector's
 seed, the environment's index and the episode's number. So data do not depend on how
@@ -25,9 +25,9 @@ def draw_seed(seed: int | None) -> int:
 
 
 def torch_generators() -> dict[str, Any]:
-    """Return the states of torch's global generators: of the CPU and of every GPU.
+    """Return the states of torch's global generators, of the CPU and of all GPUs.
 
-    The GPUs' are left out if this process uses none.
+    Those of GPUs are left out if this process has not used one.
     """
     import torch
 
@@ -39,7 +39,7 @@ def set_torch_generators(states: Mapping[str, Any]) -> None:
     """Restore what ``torch_generators`` returned, on the GPUs that there are.
 
     Args:
-        states: earlier versions wrote none of GPUs.
+        states: states of GPUs may be missing, as in files of earlier versions.
     """
     import torch
 

@@ -37,7 +37,7 @@ def installed_versions() -> dict[str, str]:
 
 @functools.cache
 def _version(name: str, _path: tuple[str, ...]) -> str:
-    # Reading and parsing all of them takes longer than all else of an empty dataset.
+    # It is read from a file and parsed. `_path` is where it was found, for the cache.
     return importlib.metadata.version(name)
 
 
