@@ -94,15 +94,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any, options: Any) -> 
 
 def test_async_workers_act_with_members_of_the_pool() -> None:
     policies = population()
+    games = []
     with start(MultiAsyncCollector, policies=policies, num_workers=2) as collector:
         for _ in range(8):
             batch = collector.next().clone()
+            games.append(float(policies["past"].games.sum()))
             ids = batch["hunter", "policy_id"]
             assert set(ids.unique().tolist()) <= {MAIN, *PAST}
             assert (ids == MAIN).any()
             train(collector)
     assert policies["past"].versions.tolist() == [6, 7, 8]
-    assert policies["past"].games.sum() > 0
+    # Later, workers that lag may have played only against versions that were replaced.
+    assert games[0] > 0
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
