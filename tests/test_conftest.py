@@ -283,7 +283,13 @@ import types
 pytest_plugins = ["support.ray_cluster"]
 PID = os.environ.setdefault("PID_WITH_RAY", str(os.getpid()))
 ray = sys.modules.setdefault("ray", types.ModuleType("ray"))
-ray.is_initialized = lambda: os.getpid() == int(PID)
+connected = lambda: os.getpid() == int(PID)
+ray.is_initialized = connected
+
+@pytest.fixture(scope="session")
+def cluster():
+    yield
+    ray.is_initialized = lambda: False
 
 def fork():
     if os.fork() == 0:
@@ -301,20 +307,30 @@ def test_forks_another():
 @pytest.mark.forks
 def test_fails_in_another():
     assert os.getpid() == int(PID)
+
+def test_disconnects(cluster):
+    ray.is_initialized = lambda: False
+
+def test_is_the_last(cluster):
+    ray.is_initialized = connected
 """
 
 
-def test_a_process_with_ray_is_not_forked(tmp_path: Path) -> None:
+def test_a_process_with_ray_is_neither_forked_nor_disconnected(tmp_path: Path) -> None:
     process = run_alone(tmp_path, FORKS, "", "-n0", "-rA")
     lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", process.stdout, re.MULTILINE)
     assert sorted(lines) == [
+        ("ERROR", "disconnects"),
         ("ERROR", "forks_it"),
         ("FAILED", "fails_in_another"),
+        ("PASSED", "disconnects"),
         ("PASSED", "forks_another"),
         ("PASSED", "forks_it"),
+        ("PASSED", "is_the_last"),
         ("PASSED", "passes"),
     ], process.stdout
     assert "mark the test `forks`" in process.stdout
+    assert "each later test would start its own" in process.stdout
     assert ", in fork\n" in process.stdout
 
 

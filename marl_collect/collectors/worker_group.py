@@ -167,8 +167,8 @@ class WorkerGroup:
         member = self._members[index]
         if member.is_heavy:
             self._recycle(index)
+        member.last = command  # Without the weights, which stay in memory if referred to.
         command = replace(command, weights=self.weights.order(index))
-        member.last = command
         self._preempt(index, preempted=False)
         self._pool.send(index, command)
 
@@ -459,8 +459,7 @@ class WorkerGroup:
                 self.weights.forget(index)
                 continue
             weights = self.weights.order_again(index)
-            member.last = replace(member.last, weights=weights)
-            self._pool.send(index, member.last)
+            self._pool.send(index, replace(member.last, weights=weights))
 
     def _recycle(self, index: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""

@@ -83,7 +83,8 @@ def pytest_runtest_teardown(
     time from them. Without xdist tests with the cluster are not in a row.
     """
     result = yield
-    if "cluster" in getattr(item, "funcargs", ()) and not _connected():
+    # With the last test of all, `cluster` itself has ended.
+    if "cluster" in getattr(item, "funcargs", ()) and nextitem and not _connected():
         pytest.fail("The test disconnected Ray: each later test would start its own.")
     in_a_row = "PYTEST_XDIST_WORKER" in os.environ
     if in_a_row and _is_of_the_group(item) and not _is_of_the_group(nextitem):
