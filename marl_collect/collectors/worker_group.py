@@ -167,7 +167,7 @@ class WorkerGroup:
         member = self._members[index]
         if member.is_heavy:
             self._recycle(index)
-        member.last = command  # Without the weights, which stay in memory if referred to.
+        member.last = command  # Without weights: they stay while they are referred to.
         command = replace(command, weights=self.weights.order(index))
         self._preempt(index, preempted=False)
         self._pool.send(index, command)

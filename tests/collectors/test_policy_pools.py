@@ -104,7 +104,7 @@ def test_async_workers_act_with_members_of_the_pool() -> None:
             assert (ids == MAIN).any()
             train(collector)
     assert policies["past"].versions.tolist() == [6, 7, 8]
-    # Later, workers that lag may have played only against versions that were replaced.
+    # Later, workers that lag may have met only versions that were replaced.
     assert games[0] > 0
 
 

@@ -90,7 +90,7 @@ def test_several_batches_of_an_actor_are_refused_with_the_way() -> None:
 def test_async_actors_act_with_members_of_the_pool() -> None:
     with start(RayCollector, CountingEnv, **(RAY | {"sync": False})) as collector:
         batch = batches(collector, 1)
-        # Later, actors that lag may have played only against versions that were replaced.
+        # Later, actors that lag may have met only versions that were replaced.
         assert collector.policy["past"].games.sum() > 0
         batch = torch.cat([batch, batches(collector, 3)], 1)
         assert set(batch["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
