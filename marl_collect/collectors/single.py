@@ -86,6 +86,7 @@ class SingleBackend(Backend):
                 self._engine.close()
             raise
         self.weights = OwnWeights(self._policy)
+        self._closed = False
         cleanup.register(self)
 
     @property
@@ -212,10 +213,14 @@ class SingleBackend(Backend):
         return self._metrics.snapshot() | {"slots": len(self._slots)}
 
     def close(self, timeout: float = 0.0) -> None:
-        """Close the environments and release the slots."""
+        """Close the environments and release the slots; may be called twice."""
         del timeout  # Closing does not wait.
-        self._engine.close()
-        self._slots.close()
+        if not self._closed:
+            self._closed = True  # Also if an environment raises.
+            try:
+                self._engine.close()
+            finally:
+                self._slots.close()
 
 
 @final

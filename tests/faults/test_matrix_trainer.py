@@ -137,6 +137,26 @@ def test_workers_end_with_the_trainer(tmp_path: Path, body: str, code: int) -> N
         assert "ZeroDivisionError" in process.stderr
 
 
+def test_an_environment_that_cannot_be_closed_is_not_closed_again_at_the_exit(
+    tmp_path: Path,
+) -> None:
+    body = """
+    class Env(CountingEnv):
+        def close(self):
+            print("close")
+            raise OSError("busy")
+
+    collector = Collector(Env, frames_per_batch=20)
+    try:
+        collector.shutdown()
+    except OSError as error:
+        print(error)
+    """
+    process = run(tmp_path, body)
+    assert process.stdout.split() == ["close", "busy"]
+    assert process.stderr == ""
+
+
 def test_a_small_limit_on_open_files_is_named_and_no_process_is_left(
     tmp_path: Path,
 ) -> None:
