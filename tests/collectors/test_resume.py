@@ -1,6 +1,7 @@
 """A resumed run equals the uninterrupted one exactly."""
 
 import io
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -274,6 +275,7 @@ def test_a_state_of_an_earlier_version_changes_nothing() -> None:
         assert collector.frames == 12
 
 
+@pytest.mark.torchrl_defect("D23")
 def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
@@ -291,11 +293,13 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     with MultiAsyncCollector(envs, **options()) as first:
         before = frames(first, 5)
         state = through_disk(first.state_dict())
+        rest = frames(first, 5)
     with MultiAsyncCollector(envs, **options()) as second:
         second.load_state_dict(state)
         after = frames(second, 5)
-    for index in (0, 1):
-        transitions = torch.cat(before[index] + after[index])
+    for index, later in itertools.product((0, 1), (rest, after)):
+        # One worker may deliver any number of batches before the other delivers five.
+        transitions = torch.cat(before[index] + later[index])[: expected.shape[1]]
         assert (transitions == expected[index, : len(transitions)]).all()
 
 

@@ -46,6 +46,7 @@ DEFECTS = {
     "D17": "ids come back after a reset",
     "D21": "the last batch comes from a closed environment; bad values are found late",
     "D22": "start method and threads of the user's process are changed",
+    "D23": "async workers that are asked for their state deliver nothing any more",
 }
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -59,6 +59,21 @@ def running(request: Any, implementation: Any, shared: Any) -> Running:
     return running
 
 
+class Asked(Running):
+    """The same, for questions to workers that collect meanwhile.
+
+    They may be the end of it: TorchRL's asynchronous workers drop a batch if they were
+    asked something while they collected it, and then wait for an order to collect.
+    """
+
+
+@pytest.fixture(params=["MultiSyncCollector", "MultiAsyncCollector"])
+def asked(request: Any, implementation: Any, shared: Any) -> Asked:
+    """Return further workers, of which nobody expects another batch."""
+    asked: Asked = shared(Asked, implementation, request.param)
+    return asked
+
+
 def two_batches(implementation: Implementation, **options: Any) -> list[Any]:
     """Return what MultiSync collects first with these options."""
     running = Running(implementation, "MultiSyncCollector", **options)
@@ -270,13 +285,13 @@ def test_a_frame_that_terminated_is_also_truncated_at_the_end(sync: Any) -> None
     assert batch["next", "truncated"][:, -1].all()
 
 
-def test_a_state_has_an_entry_per_worker(running: Running) -> None:
-    state = running.collector.state_dict()
+def test_a_state_has_an_entry_per_worker(asked: Asked) -> None:
+    state = asked.collector.state_dict()
     assert {"worker0", "worker1"} <= set(state)
     assert "policy_state_dict" in state["worker0"]
 
 
-def test_statistics_may_be_by_worker(implementation: Any, running: Running) -> None:
-    if implementation.name == "torchrl" and not hasattr(running.collector, "stats"):
+def test_statistics_may_be_by_worker(implementation: Any, asked: Asked) -> None:
+    if implementation.name == "torchrl" and not hasattr(asked.collector, "stats"):
         pytest.skip("needs a TorchRL that has this option")
-    assert running.collector.stats(workers="per_worker")
+    assert asked.collector.stats(workers="per_worker")
