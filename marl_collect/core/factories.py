@@ -10,6 +10,7 @@ from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
+from marl_collect.core.sharing import simulators
 from marl_collect.errors import warn
 
 _BATCH_ADVICE = {
@@ -18,6 +19,13 @@ _BATCH_ADVICE = {
     "parallel",
 }
 """By whether it consists of the worlds of one simulator."""
+
+BUILD_ANEW = (
+    "A factory must build everything anew in each call, such as `lambda: "
+    "PettingZooWrapper(MyEnv())`; not `raw = MyEnv()` and then `lambda: "
+    "PettingZooWrapper(raw)`."
+)
+"""What to do if two environments share something."""
 
 Built = TypeVar("Built")
 Factory = Callable[[], Any]
@@ -81,8 +89,8 @@ def build(
         failing: called with an error before the environments built so far are closed.
 
     Raises:
-        TypeError: if a factory returns something other than an environment, or the
-            same object twice.
+        TypeError: if a factory returns something other than an environment, or if two
+            environments share a simulator.
         ValueError: if the environments differ in groups or spaces.
     """
     indices = range(first, first + len(factories))
@@ -118,10 +126,12 @@ def _build(
     failing: Callable[[BaseException], None],
 ) -> Built:
     built: list[Any] = []
+    owners: dict[int, int] = {}
     try:
         for index, factory in zip(indices, factories, strict=True):
             building(index)
-            built.append(_built(factory, index, built))
+            built.append(_built(factory, index))
+            _claim(built[-1], index, owners)
             who, reference = f"environment {index}", f"environment {indices[0]}"
             check_alike(built[0].description, built[-1].description, who, reference)
         return finish(built)
@@ -196,9 +206,28 @@ def _kwargs(kwargs: Kwargs, workers: int) -> list[Mapping[str, Any]]:
     return list(kwargs)
 
 
-def _built(
-    factory: Factory, index: int, others: Sequence[TensorDictEnv]
-) -> TensorDictEnv:
+def _claim(env: TensorDictEnv, index: int, owners: dict[int, int]) -> None:
+    """Note that environment ``index`` owns the simulators inside ``env``.
+
+    Args:
+        env: the environment.
+        index: of the environment, as the user counts them.
+        owners: identity of each simulator to the index of its environment.
+
+    Raises:
+        TypeError: if another environment owns one. The message names its class.
+    """
+    for simulator in simulators(env):
+        owner = owners.setdefault(id(simulator), index)
+        if owner != index:
+            raise TypeError(
+                f"The environments {owner} and {index} of one process share one "
+                f"{type(simulator).__name__} object, so each would reset and step the "
+                f"other's episodes. {BUILD_ANEW}"
+            )
+
+
+def _built(factory: Factory, index: int) -> TensorDictEnv:
     env = factory()
     if not isinstance(env, TensorDictEnv):
         if env is None:
@@ -218,12 +247,6 @@ def _built(
         raise TypeError(
             f"The factory of environment {index} must return a marl_collect "
             f"environment, but returned {kind}. {advice}{page}"
-        )
-    if any(env is other for other in others):
-        raise TypeError(
-            f"The factory of environment {index} returned an environment that a "
-            "factory returned before. A factory must build a new environment in each "
-            "call."
         )
     return env
 

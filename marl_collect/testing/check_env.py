@@ -12,8 +12,10 @@ from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
+from marl_collect.core.factories import BUILD_ANEW
 from marl_collect.core.groups import RESERVED
 from marl_collect.core.seeding import episode_seed
+from marl_collect.core.sharing import simulators
 from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
 from marl_collect.testing.check_rows import name_of
 from marl_collect.testing.check_worlds import WorldPlay
@@ -100,10 +102,13 @@ def _once(findings: list[str]) -> Iterator[str]:
 def _check(
     env: _Env, twin: _Env, seed: int, episodes: int, steps: int
 ) -> Iterator[str]:
-    if env is twin:
-        raise StopError(
-            "The factory returned the same environment twice; it must build a new one."
-        )
+    inside = {id(simulator) for simulator in simulators(env)}
+    for simulator in simulators(twin):
+        if id(simulator) in inside:
+            raise StopError(
+                "Two environments of the factory share one "
+                f"{type(simulator).__name__} object. {BUILD_ANEW}"
+            )
     try:
         yield from _description(env.description, twin.description)
         if env.batch_size != twin.batch_size:

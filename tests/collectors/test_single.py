@@ -229,7 +229,7 @@ def test_instance_instead_of_factory_shows_what_to_write() -> None:
 
 def test_factory_that_returns_one_object_twice_is_refused() -> None:
     env = CountingEnv()
-    with pytest.raises(TypeError, match="must build a new environment"):
+    with pytest.raises(TypeError, match="share one CountingEnv object"):
         Collector([lambda: env] * 2, frames_per_batch=8)
 
 

@@ -334,7 +334,7 @@ def test_two_builds_that_differ_are_named() -> None:
 
 def test_a_factory_that_returns_the_same_object_twice_is_named() -> None:
     env = Pair()
-    assert "same environment twice" in findings(lambda: env)
+    assert "share one Pair object" in findings(lambda: env)
 
 
 def test_a_factory_of_another_type_is_refused_with_the_wrapper() -> None:

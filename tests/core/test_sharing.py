@@ -1,0 +1,259 @@
+"""Environments of one process that share a simulator are refused, in every layout."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
+
+from marl_collect import (
+    Collector,
+    EnvWrapper,
+    MultiSyncCollector,
+    ParallelEnv,
+    SerialEnv,
+    check_env,
+    evaluate,
+)
+from marl_collect.envs import AgentLists, PettingZooWrapper
+from marl_collect.storage import record
+from marl_collect.testing.check_env import ContractError
+
+Factory = Callable[[], Any]
+MESSAGE = "environments 0 and 1 .* share one"
+
+
+class Lists:
+    """Two agents, whose values are lists, as in Gymnasium."""
+
+    observation_space = [spaces.Box(0, 9, (1,), np.float32)] * 2
+    action_space = [spaces.Discrete(2)] * 2
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.steps = 0
+        return [np.zeros(1, np.float32)] * 2, {}
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        observed = [np.full(1, self.steps, np.float32)] * 2
+        return observed, [1.0, 1.0], self.steps == 5, False, {}
+
+    def close(self) -> None:
+        pass
+
+
+class Unchanged(EnvWrapper):
+    """Wraps without a change."""
+
+
+class Around:
+    """A wrapper of the user's own, with all attributes of what it wraps."""
+
+    def __init__(self, raw: Any) -> None:
+        self.inside = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inside"], name)
+
+    @property
+    def observation_space(self) -> Any:
+        return self.inside.observation_space
+
+    @property
+    def action_space(self) -> Any:
+        return self.inside.action_space
+
+    def reset(self, seed: int | None = None) -> Any:
+        return self.inside.reset(seed=seed)
+
+    def step(self, actions: Any) -> Any:
+        return self.inside.step(actions)
+
+
+def parallel(raw: Any) -> Any:
+    return PettingZooWrapper(raw)
+
+
+def with_lambda() -> Factory:
+    raw = ScriptedEnv(Script())
+    return lambda: PettingZooWrapper(raw)
+
+
+def with_partial() -> Factory:
+    return partial(parallel, ScriptedEnv(Script()))
+
+
+def with_keywords() -> Factory:
+    return partial(PettingZooWrapper, env=ScriptedEnv(Script()), agent_ids=True)
+
+
+def with_cache() -> Factory:
+    @lru_cache
+    def raw() -> Any:
+        return ScriptedEnv(Script())
+
+    return lambda: PettingZooWrapper(raw())
+
+
+def turn_based() -> Factory:
+    raw = ScriptedTurns(Script())
+    return lambda: PettingZooWrapper(raw)
+
+
+def converted() -> Factory:
+    from pettingzoo.utils import parallel_to_aec
+
+    raw = ScriptedEnv(Script())
+    return lambda: PettingZooWrapper(parallel_to_aec(raw))
+
+
+def lists() -> Factory:
+    raw = Lists()
+    return lambda: PettingZooWrapper(AgentLists(raw))
+
+
+def wrapped_lists() -> Factory:
+    raw = Lists()
+    return lambda: PettingZooWrapper(AgentLists(Around(raw)))
+
+
+def wrapped() -> Factory:
+    raw = ScriptedEnv(Script())
+    return lambda: Unchanged(Unchanged(PettingZooWrapper(raw)))
+
+
+def one_wrapped_twice() -> Factory:
+    inner = PettingZooWrapper(ScriptedEnv(Script()))
+    return lambda: Unchanged(inner)
+
+
+SHARING = [
+    with_lambda,
+    with_partial,
+    with_keywords,
+    with_cache,
+    turn_based,
+    converted,
+    lists,
+    wrapped_lists,
+    wrapped,
+    one_wrapped_twice,
+]
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_a_collector_refuses_two_environments_that_share_one(
+    sharing: Callable[[], Factory],
+) -> None:
+    factory = sharing()
+    with pytest.raises(TypeError, match=MESSAGE):
+        Collector([factory, factory], frames_per_batch=20, total_frames=20)
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_one_environment_that_could_be_shared_is_collected(
+    sharing: Callable[[], Factory],
+) -> None:
+    with Collector(sharing(), frames_per_batch=20, total_frames=20) as collector:
+        assert sum(batch.numel() for batch in collector) == 20
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_check_env_names_what_is_shared(sharing: Callable[[], Factory]) -> None:
+    with pytest.raises(ContractError, match="share one"):
+        check_env(sharing())
+
+
+def in_one_worker(factory: Factory) -> None:
+    MultiSyncCollector(factory, frames_per_batch=20, num_workers=1, envs_per_worker=2)
+
+
+def in_serial_env(factory: Factory) -> None:
+    SerialEnv(2, factory)
+
+
+def in_a_process_of_parallel_env(factory: Factory) -> None:
+    ParallelEnv(2, factory, num_processes=1).close()
+
+
+def in_evaluate(factory: Factory) -> None:
+    evaluate(None, factory, episodes=2, num_workers=1, envs_per_worker=2)
+
+
+def in_record(factory: Factory, path: Any) -> None:
+    record(path, factory, frames=40, num_workers=1, envs_per_worker=2)
+
+
+LAYOUTS = [in_one_worker, in_serial_env, in_a_process_of_parallel_env, in_evaluate]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sharing", [with_lambda, lists, wrapped])
+def test_every_layout_refuses_environments_of_one_process_that_share_one(
+    layout: Callable[[Factory], None], sharing: Callable[[], Factory]
+) -> None:
+    with pytest.raises(TypeError, match=MESSAGE):
+        layout(sharing())
+
+
+def test_record_refuses_environments_of_one_process_that_share_one(
+    tmp_path: Any,
+) -> None:
+    with pytest.raises(TypeError, match=MESSAGE):
+        in_record(with_lambda(), tmp_path / "data")
+
+
+def test_the_message_names_the_object_and_the_factory_to_write() -> None:
+    with pytest.raises(TypeError) as raised:
+        SerialEnv(2, with_lambda())
+    assert "one ScriptedEnv" in str(raised.value)
+    assert "lambda: PettingZooWrapper(MyEnv())" in str(raised.value)
+
+
+def test_the_environments_built_so_far_are_closed() -> None:
+    raw = ScriptedEnv(Script())
+    closed = []
+    raw.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match=MESSAGE):
+        SerialEnv(2, lambda: PettingZooWrapper(raw))
+    assert closed
+
+
+def test_torchrl_environments_that_share_one_are_refused() -> None:
+    envs = pytest.importorskip("torchrl.envs")
+    from torchrl.testing.mocking_classes import CountingEnv
+
+    from marl_collect.interop.torchrl import TorchRLWrapper
+
+    raw = CountingEnv(max_steps=5)
+    with pytest.raises(TypeError, match=MESSAGE):
+        SerialEnv(2, lambda: TorchRLWrapper(raw))
+    steps = lambda: envs.TransformedEnv(raw, envs.StepCounter())  # noqa: E731
+    with pytest.raises(TypeError, match=MESSAGE):
+        SerialEnv(2, lambda: TorchRLWrapper(steps()))
+
+
+class Pure:
+    """A simulator without a state, which its caller passes, as in JAX."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seed: int) -> int:
+        return seed % 7
+
+    def step(self, state: int, action: int) -> int:
+        return state + action
+
+
+def test_what_has_no_state_may_be_shared() -> None:
+    pure, space = Pure(), spaces.Box(0, 9, (1,), np.float32)
+
+    class Own(Lists):
+        def __init__(self) -> None:
+            self.pure, self.space, self.kind = pure, space, Lists
+
+    with SerialEnv(2, lambda: PettingZooWrapper(AgentLists(Own()))) as env:
+        assert len(env) == 2
