@@ -12,13 +12,15 @@ key                 content
 """
 
 import io
+import zipfile
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 import torch
 from torch import nn
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
@@ -39,6 +41,9 @@ CONFIG = "config.json"
 """A file in the folder of each run of ``marl-collect compare``."""
 BEST = "checkpoints/best.pt"
 """The file in such a folder that has the best weights."""
+_ARCHIVE: Final = b"PK\x03\x04"
+"""The first bytes of a zip archive, by which ``torch.load`` tells it."""
+_CHUNK: Final = 2**20
 
 
 def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) -> None:
@@ -146,8 +151,12 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             options["activation_class"] = ACTIVATIONS[options["activation_class"]]
         if "dtype" in (options.get("conv") or {}):
             dtype = getattr(torch, options["conv"]["dtype"])
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"{dtype!r} is no dtype")
             options["conv"] = {**options["conv"], "dtype": dtype}
-    except (AttributeError, KeyError, TypeError) as error:
+        if code := sorted({"network", "head"} & options.keys()):
+            raise TypeError(f"{', '.join(code)} would be code")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is damaged, or of another version "
             f"({type(error).__name__}: {error})."
@@ -224,7 +233,12 @@ def load_networks(
 def write_tensors(path: Path, state: Mapping[str, Any]) -> None:
     """Write tensors and plain data to a file, completely or not at all."""
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
+    checksums = get_crc32_options()
+    set_crc32_options(True)  # read_tensors needs them; the user may do without.
+    try:
+        torch.save(dict(state), buffer)
+    finally:
+        set_crc32_options(checksums)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
 
@@ -232,22 +246,44 @@ def write_tensors(path: Path, state: Mapping[str, Any]) -> None:
 def read_tensors(path: Path) -> Any:
     """Return what ``torch.save`` wrote to a file.
 
+    The checksums of the whole file are compared first, because ``torch.load`` ignores
+    them: damaged weights would load as other weights.
+
     Args:
         path: of the file.
 
     Raises:
         ValueError: if the file is damaged; names it.
     """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises errors of many types.
-        # torch's own message advises to load the file without any protection.
-        size = path.stat().st_size
-        raise ValueError(
-            f"{path} is damaged, or holds no tensors: torch.load failed on its "
-            f"{size:,} bytes with {type(error).__name__}. save_policy writes such "
-            "files; a run whose folder is deleted is trained again."
-        ) from error
+    with path.open("rb") as file:
+        try:
+            # torch's format before 1.6 is no archive, and has no checksums.
+            if file.read(len(_ARCHIVE)) == _ARCHIVE:
+                _check(file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises errors of many types.
+            # torch's own message advises to load the file without any protection.
+            size = file.seek(0, io.SEEK_END)
+            reason = f": {error}" if isinstance(error, zipfile.BadZipFile) else ""
+            raise ValueError(
+                f"{path} is damaged, or holds no tensors: reading its {size:,} bytes "
+                f"failed with {type(error).__name__}{reason}. save_policy writes such "
+                "files; a run whose folder is deleted is trained again."
+            ) from error
+
+
+def _check(file: IO[bytes]) -> None:
+    """Compare the contents of an archive with their checksums.
+
+    Raises:
+        zipfile.BadZipFile: if one differs, or the archive is damaged otherwise.
+    """
+    with zipfile.ZipFile(file) as archive:
+        for record in archive.infolist():
+            with archive.open(record) as content:
+                while content.read(_CHUNK):
+                    pass
 
 
 def policy_file(path: Path) -> Path:

@@ -116,16 +116,10 @@ class PolicyRequest:
         return saved.saved_options(self.source) is not None
 
     def _load(self, policy: Any) -> None:
-        import torch
-
         path = self.source
-        try:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise ValueError(
-                f"{path} cannot be read as a file of weights: {error}. Write one with "
-                "torch.save(policy.state_dict(), path)."
-            ) from error
+        weights = import_module("marl_collect.models.saved_policy").read_tensors(
+            Path(path)
+        )
         try:
             policy.load_state_dict(weights)
         except (RuntimeError, TypeError, AttributeError) as error:
