@@ -33,6 +33,7 @@ TABLE = (
     "policy_step",
     "torchrl_policies",
     "models",
+    "recurrent",
     "convolutions",
     "assignment",
     "pool_weights",

@@ -25,7 +25,11 @@ def test_the_script_runs_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script)
     process = run_python("script.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.count("torch.Size([4, 250])") == 4
+    assert process.stdout.count("torch.Size([4, 250])") == 20
+    returns = re.findall(r"^([a-z ]+) (-\d+\.\d+)$", process.stdout, re.MULTILINE)
+    means = {name: float(mean) for name, mean in returns}
+    # Four seeds were 14 to 18 better.
+    assert means["trained"] > means["random actions"] + 8
 
 
 def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:
@@ -36,7 +40,7 @@ def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:
     rows = [line for line in README.splitlines() if line.startswith("|")]
     assert max(row.count("|") - 1 for row in rows) <= 5
     (script,) = blocks("python")
-    assert len([line for line in script.splitlines() if line.strip()]) <= 15
+    assert len([line for line in script.splitlines() if line.strip()]) <= 17
 
 
 def test_its_commands_exist() -> None:

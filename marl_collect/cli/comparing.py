@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,13 +183,16 @@ def _comparison(request: CompareRequest) -> "Comparison":
 def show_settings(request: CompareRequest) -> int:
     """Print every setting, its value for the request, and what it does.
 
+    The libraries of the task and of training need not be installed.
+
     Returns:
         The exit code.
     """
-    _check_extras(video=False)
     from rich.table import Table
 
     with user_errors(ValueError):
+        if request.task:
+            _check_exists(request.task)
         options = _options(request)
     table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))
     texts = options.help_texts()
@@ -197,6 +200,20 @@ def show_settings(request: CompareRequest) -> int:
         table.add_row(name, json.dumps(value), texts[name])
     out.print(table)
     return 0
+
+
+def _check_exists(task: str) -> None:
+    """Check the name of a task; its library may be missing.
+
+    Raises:
+        ValueError: if no provider knows the task; lists similar names.
+    """
+    from marl_collect.training.presets import preset
+
+    # Without its library, a task is found by its family's prefix only.
+    if not preset(task):
+        with suppress(ImportError):
+            find_factory(task, {})
 
 
 def _options(request: CompareRequest) -> "TrainingOptions":

@@ -1,7 +1,7 @@
 """``ParallelEnv``: environments in other processes, with the policy in this one."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.options import method
@@ -19,18 +19,22 @@ class ParallelEnv(JointEnvs):
 
     _engine: ParallelBatch
 
-    @method(ParallelArguments)
-    def __new__(cls, options: ParallelArguments) -> Any:
-        """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
-        if options.serial_for_single and options.num_workers == 1:
-            env = SerialEnv(
-                options.num_workers,
-                options.create_env_fn,
-                create_env_kwargs=options.create_env_kwargs,
-            )
-            _set_threads(options.num_threads)
-            return env
-        return super().__new__(cls)
+    # Type checkers read the arguments from __init__. pyright cannot tell the parameters
+    # of a decorated __new__.
+    if not TYPE_CHECKING:
+
+        @method(ParallelArguments)
+        def __new__(cls, options: ParallelArguments) -> Any:
+            """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
+            if options.serial_for_single and options.num_workers == 1:
+                env = SerialEnv(
+                    options.num_workers,
+                    options.create_env_fn,
+                    create_env_kwargs=options.create_env_kwargs,
+                )
+                _set_threads(options.num_threads)
+                return env
+            return super().__new__(cls)
 
     @method(ParallelArguments)
     def __init__(self, options: ParallelArguments) -> None:

@@ -341,9 +341,12 @@ def _run_cell(
     # A single product for the inputs of all steps; only the states are sequential.
     projected = cell.input(x.flatten(1, 2)).unflatten(1, (steps, rows))  # type: ignore[operator]
     visited: list[States] = []
-    for step in range(steps):
+    # The gradient of projected[:, step] has the size of all steps, so indexing would
+    # make training quadratic in their number; that of unbind() is one stack.
+    resets = keep.unbind(0) if keep is not None else ()
+    for step, features in enumerate(projected.unbind(1)):
         if keep is not None:
-            states = tuple(state * keep[step] for state in states)
-        states = cell(projected[:, step], states)
+            states = tuple(state * resets[step] for state in states)
+        states = cell(features, states)
         visited.append(states)
     return tuple(torch.stack(kind, 1) for kind in zip(*visited, strict=True))

@@ -133,6 +133,7 @@ def test_rows_are_selected_by_words() -> None:
             ["training, centralised, separate", "3 agents", "batch 32"],
             ["ours", "TorchRL", "modules"],
         ),
+        ("recurrent", ["LSTM", "50 steps"], ["ours", "torch"]),
         ("worlds", ["16 worlds, random", "1 %"], ["bare loop", "Collector"]),
         ("worlds", ["16 worlds, network"], ["bare loop", "Collector"]),
         (

@@ -235,10 +235,34 @@ def test_settings_are_printed_with_values_and_meanings() -> None:
         assert f"{name} " in output
 
 
+def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    absent = ("torchrl", "matplotlib", "mpe2", "pettingzoo", "meltingpot", "vmas")
+
+    def without(name: str, package: str | None = None) -> Any:
+        if name.partition(".")[0] in absent:
+            return None
+        return find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    for task, rate in (
+        ("simple_spread_v3", "0.0007"),
+        ("meltingpot/coins", "0.0003"),
+        ("vmas/balance", "0.0003"),
+    ):
+        code, text = run("compare", task, "--settings")
+        assert code == 0, text
+        assert f"ppo.lr {rate} learning rate of Adam." in re.sub(r"\s+", " ", text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["compare"], "Expected a TASK"),
+        (["compare", "simple_sprad_v3", "--settings"], "Did you mean mpe/simple_spre"),
+        (["compare", "no:Env", "--settings"], "There is no task 'no:Env'"),
         (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
         (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),

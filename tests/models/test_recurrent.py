@@ -9,6 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from marl_collect.models import (
     MultiAgentGRU,
@@ -84,6 +86,39 @@ def test_a_sequence_equals_torch(
     gradient = torch.autograd.grad((out * weights).sum(), x)[0]
     expected_gradient = torch.autograd.grad((expected * weights).sum(), x)[0]
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
+
+
+class _Elements(TorchDispatchMode):
+    """Counts the elements that all operations return, those of gradients included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and not tensor._is_view():
+                self.number += tensor.numel()
+        return out
+
+
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+def test_training_costs_twice_as_much_for_twice_as_many_steps(
+    kind: Any, centralised: bool, share_params: bool
+) -> None:
+    net = build(kind, centralised, share_params)
+    elements = []
+    for steps in (50, 100):
+        x = torch.randn(2, steps, N, INPUTS, requires_grad=True)
+        is_init = torch.rand(2, steps, 1) > 0.9
+        with _Elements() as counted:
+            net(x, is_init=is_init, sequence=True)[0].sum().backward()
+        elements.append(counted.number)
+    assert elements[1] < 2.1 * elements[0]
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
