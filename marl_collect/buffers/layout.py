@@ -25,6 +25,7 @@ from marl_collect.core.signature import IS_INIT, PolicySignature
 
 TRAJ_IDS = ("collector", "traj_ids")
 VALID = ("collector", "mask")
+FRAME_IDS = ("collector", "frame_ids")
 STEP_COUNT = ("step_count",)
 VERSION = ("policy_version",)
 MANY = 128
@@ -110,17 +111,20 @@ def batch_fields(
     following = observed | description.outcome()
     outputs = {key: signature.outputs[key] for key in signature.roots}
     changed = outputs.keys() | signature.removed
+    omitted: set[Key] = set()
     if contents.compact_obs:
         # If the policy changes the root, only `next` has the environment's value.
-        following = {
-            key: leaf
-            for key, leaf in following.items()
-            if key[1:2] != ("observation",) or key in changed
+        omitted = {
+            key
+            for key in following
+            if key[1:2] == ("observation",) and key not in changed
         }
     fields = {k: f for k, f in observed.items() if k not in signature.removed} | outputs
-    fields |= {("next", *key): leaf for key, leaf in following.items()}
+    fields |= {("next", *k): f for k, f in following.items() if k not in omitted}
     if contents.traj_ids:
         fields[TRAJ_IDS] = Field((), _INT)
+    if omitted:
+        fields[FRAME_IDS] = Field((), _INT)
     if contents.ragged:
         fields[VALID] = Field((), np.dtype(np.bool_))
     if contents.step_count:

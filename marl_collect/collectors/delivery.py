@@ -210,7 +210,7 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     size = tuple(filled.tensors["done",].shape[:2])
     batch = assemble(filled.tensors, size, n_agents, time=True)
-    return attach(batch, filled.last)
+    return attach(batch, filled.last, filled.ends)
 
 
 def set_truncated(filled: Filled, groups: list[str]) -> None:

@@ -133,7 +133,7 @@ class WorkersBackend(Backend):
                 self._unfinished[0].following = self._command(0, random=random)
         team, batch = self._receive()
         tensors = self._slots[team].hand_out(batch.slot)
-        filled = self._filled(tensors, self._teams[team], batch.replies)
+        filled = self._filled(tensors, self._teams[team], batch.replies, delivered)
         delivered += filled.frames
         if self._collects_ahead and not self._options.completed(delivered):
             # The workers collect their next batch while the user works with this one.
@@ -280,6 +280,7 @@ class WorkersBackend(Backend):
         tensors: Mapping[Key, torch.Tensor],
         workers: Sequence[int],
         replies: Mapping[int, messages.Collected],
+        delivered: int,
     ) -> Filled:
         """Return a batch whose rows some workers have filled, one after the other."""
         sizes = [self._sizes[index] for index in workers]
@@ -301,6 +302,7 @@ class WorkersBackend(Backend):
                     for reply, start in zip(ordered, starts, strict=False)
                     for _ in reply.last
                 ],
+                delivered,
             ),
         )
 

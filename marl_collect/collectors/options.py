@@ -400,7 +400,9 @@ class BatchOptions(WorkerOptions):
         bool,
         Option(
             'omit `("next", g, "observation")`, which halves the memory of a batch. '
-            "`marl_collect.restore_next(batch)` restores it exactly. Only for batches "
+            "`marl_collect.restore_next(batch)` restores it exactly, also after rows "
+            "were selected, reordered or split into trajectories, and after batches "
+            "were joined. Only for batches "
             "`[B, T]`: not with `cat_results`, `split_trajs`, `trajs_per_batch` or "
             "`replay_buffer`"
         ),

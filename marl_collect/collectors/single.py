@@ -143,7 +143,6 @@ class SingleBackend(Backend):
 
     def collect(self, *, random: bool, delivered: int) -> Filled:
         """Fill one slot; nothing is prefetched."""
-        del delivered
         slots, slot = self._slots, None
         arrays = self.room(slots.layout)
         if not arrays:
@@ -162,7 +161,7 @@ class SingleBackend(Backend):
         )
         ends = [frames] * self._engine.size
         observations = self._rollout.take_last()
-        last = gather(observations, [0] * len(observations))
+        last = gather(observations, [0] * len(observations), delivered)
         tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
         return Filled(tensors, ends, episodes, [self._engine.size], last)

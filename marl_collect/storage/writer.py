@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
@@ -139,6 +140,7 @@ class Writer(Closing):
                 f"The batch has the shape {list(batch.shape)}, so it has no frames."
             )
         tensors = dict(sorted(flatten(batch).items()))
+        tensors.pop(FRAME_IDS, None)  # Only restore_next needs them, which comes first.
         keys = _fields(tensors)
         self._check_keys(keys)
         finder = copy.deepcopy(self._finder)

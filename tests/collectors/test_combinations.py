@@ -117,7 +117,7 @@ def test_a_recurrent_policy_works_with_compact_observations(kind: Any) -> None:
         options["num_workers"] = 1
     full = [b.clone() for b in kind(ENVS, recurrent(), **options)]
     compact = [
-        restore_next(b.clone()).exclude(KEPT_APART)
+        restore_next(b.clone())
         for b in kind(ENVS, recurrent(), compact_obs=True, **options)
     ]
     for batch, other in zip(full, compact, strict=True):
@@ -161,9 +161,7 @@ def test_workers_of_a_population_differ_in_every_shape_of_a_batch(
 def recorded(collector: Any, batches: int) -> list[TensorDict]:
     recorded_batches = [collector.next().clone() for _ in range(batches)]
     return [
-        restore_next(batch).exclude(KEPT_APART)
-        if KEPT_APART in batch.keys(include_nested=True)
-        else batch
+        restore_next(batch) if KEPT_APART in batch.keys(include_nested=True) else batch
         for batch in recorded_batches
     ]
 

@@ -19,7 +19,6 @@ from oracle_worlds import Plain, World
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
-from marl_collect.buffers.compact_observations import KEY as KEPT_APART
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import PolicyError
@@ -229,7 +228,7 @@ class _Run:
         batch = self.fetch(number)
         self.seed_torch(number)
         if options.get("compact_obs"):
-            batch = restore_next(batch).exclude(KEPT_APART)
+            batch = restore_next(batch.copy())  # A held batch stays as it is.
         table = flat(batch)
         if self.case.collector == "async":
             worker = self.sender(table)
