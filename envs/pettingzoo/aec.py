@@ -39,10 +39,12 @@ class AECDriver:
         env.reset(seed=seed)
         self._read()
         # Agents that are dead now take no part: after a reset no flag may be True.
+        dead = []
         while self._agents and self._is_dead(self._agent):
+            dead.append(self._agent)
             env.step(None)
             self._read()
-        self._rows.begin(self._agents, act=False)
+        self._rows.begin(self._agents, act=False, dead=dead)
         if not self._agents:
             raise RuntimeError(
                 f"{self._name}: at least one agent must be able to act "

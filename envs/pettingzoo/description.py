@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -28,6 +28,9 @@ Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
 
 AGENT_ID = "agent_id"
 
+Absent: TypeAlias = Literal["dead", "waiting"]
+"""The meaning of an agent that is missing in ``agents`` without having ended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PettingZooOptions(Options):
@@ -45,9 +48,14 @@ class PettingZooOptions(Options):
     repeats: bool = True
     action_mask: MaskSource = "auto"
     time_limit: int | None = None
+    absent: Absent = "dead"
 
     def __post_init__(self) -> None:
         """Check what does not depend on the environment."""
+        if self.absent not in get_args(Absent):
+            raise ValueError(
+                f"absent must be 'dead' or 'waiting', but is {self.absent!r}."
+            )
         if self.time_limit is not None and self.time_limit < 1:
             raise ValueError(
                 f"time_limit must be at least 1, but is {self.time_limit}."
@@ -138,6 +146,11 @@ def describe(
         raise ValueError(
             f"{name} is turn-based (AEC), so the mask is needed to know which agent "
             "acts. Leave use_mask=True."
+        )
+    if options.absent == "waiting" and not options.use_mask:
+        raise ValueError(
+            f"{name}: absent='waiting' needs use_mask=True, because only the mask says "
+            "which agents act."
         )
     agents = _possible_agents(env, name)
     first_reset = FirstReset(env, options.seed or 0)

@@ -15,7 +15,12 @@ from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.common import options_of
 from marl_collect.envs.pettingzoo.actions import Actions
 from marl_collect.envs.pettingzoo.aec import AECDriver
-from marl_collect.envs.pettingzoo.description import PettingZooOptions, Zoo, describe
+from marl_collect.envs.pettingzoo.description import (
+    Absent,
+    PettingZooOptions,
+    Zoo,
+    describe,
+)
 from marl_collect.envs.pettingzoo.fast_path import fast_parallel
 from marl_collect.envs.pettingzoo.masks import MaskSource
 from marl_collect.envs.pettingzoo.parallel import ParallelDriver
@@ -62,6 +67,7 @@ class PettingZooBase(MultiAgentEnv):
         else:
             self._driver = AECDriver(env, name)
         self._watch_masks = options.action_mask == "auto" and not self._fast
+        self._absent_wait = options.absent == "waiting"
 
     @final
     @property
@@ -90,7 +96,13 @@ class PettingZooBase(MultiAgentEnv):
     @final
     @override
     def bind(self, row: Row) -> None:
-        rows = Rows(row, self._description, self._specs, watch_masks=self._watch_masks)
+        rows = Rows(
+            row,
+            self._description,
+            self._specs,
+            watch_masks=self._watch_masks,
+            absent_wait=self._absent_wait,
+        )
         self._driver.bind(rows, Actions(row, self._specs, one_hot=self._one_hot))
 
     @final
@@ -154,6 +166,7 @@ class PettingZooEnv(PettingZooBase):
         info_keys: Sequence[str] | Mapping[str, tuple[int, ...]] = (),
         episode_reward: bool = False,
         time_limit: int | None = None,
+        absent: Absent = "dead",
         repeats: bool = True,
         fast: bool = True,
         device: object = None,
@@ -196,6 +209,11 @@ class PettingZooEnv(PettingZooBase):
             time_limit: frames after which the episode is truncated. For an environment
                 that calls its limit a termination, pass the same limit: agents that it
                 only terminates in that frame are truncated instead.
+            absent: the meaning of an agent that is missing in the environment's
+                ``agents`` although it was neither terminated nor truncated. ``"dead"``:
+                it is truncated. ``"waiting"``: it does not act, and is not done, until
+                it is listed again. Environments written for RLlib, which list only the
+                agents that act next, need this.
             repeats: whether a seed and the actions determine an episode. Pass False
                 if the environment uses random generators that ``reset(seed=...)`` does
                 not seed, such as ``np.random``. New episodes then begin where others

@@ -58,6 +58,7 @@ class ParallelDriver:
             # Most steps end no agent, and the flags are False already.
             changed = (
                 rows.at_limit
+                or rows.waiting
                 or env.agents != self._agents
                 or True in terminations.values()
                 or True in truncations.values()
@@ -83,6 +84,8 @@ class ParallelDriver:
             self._agents = list(env.agents)
             self._plan = self._actions.plan(self._agents)
             rows.record_ends(self._agents, terminations, truncations)
+            if rows.absent_wait:
+                rows.select_present(self._agents)
             rows.settle(over=not self._agents)
         if rows.wants_state:
             rows.write_state(env.state)

@@ -3,7 +3,11 @@
 It also builds ``"module:name"``: a custom PettingZoo environment or ``MultiAgentEnv``.
 """
 
+import importlib.util
+import inspect
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -76,7 +80,11 @@ def settings(task: str) -> dict[str, Any]:
     The task's arguments come first, then ``PettingZooEnv``'s.
     """
     if ":" in task:
-        return defaults_of(tasks.custom(task))
+        builder = tasks.custom(task)
+        defaults = defaults_of(builder)
+        # Only of a class it is known, without a call, that it needs the wrapper.
+        ours = _wrapper_defaults() if _builds_pettingzoo(builder) else {}
+        return defaults | {k: v for k, v in ours.items() if k not in defaults}
     from marl_collect.envs.pettingzoo.env import PettingZooEnv
 
     defaults = tasks.defaults(task)
@@ -97,19 +105,59 @@ def _build(name: str, **kwargs: Any) -> Any:
     return PettingZooEnv(name, **kwargs)
 
 
-def _build_own(task: str, /, *, agent_ids: bool = False, **kwargs: Any) -> Any:
+def _build_own(task: str, /, **kwargs: Any) -> Any:
     from marl_collect.core.env import TensorDictEnv
 
-    built = tasks.custom(task)(**kwargs)
+    builder = tasks.custom(task)
+    names, takes_any = _parameters(builder)
+    ours = _wrapper_defaults() if kwargs.keys() - names else {}
+    wrapping = {k: kwargs[k] for k in kwargs if k in ours and k not in names}
+    built = builder(**{k: kwargs[k] for k in kwargs if k not in wrapping})
     if not isinstance(built, TensorDictEnv):
         # Only here: other environments work without PettingZoo.
         from marl_collect.envs.pettingzoo.env import PettingZooWrapper
 
-        return PettingZooWrapper(built, agent_ids=agent_ids)
-    if agent_ids:
-        raise ValueError(
-            f"agent_ids=True needs a PettingZoo environment, but {task} builds a "
-            f"{type(built).__name__}, which must append agent identities itself: leave "
-            "agent_ids out."
-        )
-    return built
+        return PettingZooWrapper(built, **wrapping)
+    if not wrapping:
+        return built
+    built.close()
+    if takes_any:  # It may pass them to a wrapper of its own.
+        return builder(**kwargs)
+    name = next(iter(wrapping))
+    raise TypeError(
+        f"{task} has no argument {name!r}, and the {type(built).__name__} that it "
+        f"returns takes none any more: add a parameter {name} to the callable, or "
+        "return the PettingZoo environment without a wrapper."
+    )
+
+
+def _parameters(builder: Callable[..., Any]) -> tuple[set[str], bool]:
+    """Return the keywords that a callable names, and whether it takes others too."""
+    try:
+        parameters = inspect.signature(builder).parameters.values()
+    except (TypeError, ValueError):  # Some compiled callables have no signature.
+        return set(), True
+    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, _EITHER)}
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _builds_pettingzoo(builder: Callable[..., Any]) -> bool:
+    zoo = sys.modules.get("pettingzoo")  # A subclass has imported it.
+    kinds = () if zoo is None else (zoo.ParallelEnv, zoo.AECEnv)
+    return isinstance(builder, type) and issubclass(builder, kinds)
+
+
+def _wrapper_defaults() -> dict[str, Any]:
+    """Return the keywords of ``PettingZooWrapper``; none if PettingZoo is missing."""
+    if importlib.util.find_spec("pettingzoo") is None:
+        return {}
+    from marl_collect.envs.pettingzoo.env import WrapperArguments
+
+    return {
+        argument.name: argument.default
+        for argument in fields(WrapperArguments)
+        if argument.kw_only
+    }

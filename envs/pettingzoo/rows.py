@@ -19,8 +19,10 @@ from marl_collect.envs.pettingzoo.writers import (
     summary,
     unknown_agent,
 )
+from marl_collect.errors import warn
 
 _ZEROED = ("observation", "info", "reward")
+_ADVICE = "If agents that are missing only wait, pass absent='waiting'."
 
 
 @final
@@ -33,8 +35,14 @@ class Rows:
     regardless of what the environment returns for it. A dead agent that the environment
     lists again *revives*.
 
+    An agent that the environment no longer lists leaves too, even without a flag. With
+    ``absent_wait`` it *waits* instead: it does not act, and keeps its last observation.
+    All agents then join with the reset.
+
     Attributes:
+        absent_wait: whether agents that are not listed wait.
         alive: agents that take part.
+        waiting: whether the last call of ``select_present`` found agents that wait.
         leaving: agents that the last step ended.
         dead: agents that earlier steps ended.
         absent: agents whose rows are zeros: the dead agents and those that have not
@@ -53,6 +61,7 @@ class Rows:
         specs: Iterable[AgentSpec],
         *,
         watch_masks: bool,
+        absent_wait: bool,
     ) -> None:
         """From now on, write to ``row``.
 
@@ -61,8 +70,13 @@ class Rows:
             description: description of the environment.
             specs: specs of all agents.
             watch_masks: whether an action mask that would be ignored raises an error.
+            absent_wait: see the class.
         """
         self.flags = Flags(row, description)
+        self.absent_wait = absent_wait
+        self.waiting = False
+        # Agents whose end had no flag; None after the warning.
+        self._vanished: set[Any] | None = set()
         self.alive: list[Any] = []
         self.leaving: list[Any] = []
         self.dead: set[Any] = set()
@@ -106,12 +120,15 @@ class Rows:
         self._state = row.get(("state",))
         self.wants_state = self._state is not None
 
-    def begin(self, agents: Sequence[Any], *, act: bool) -> None:
+    def begin(
+        self, agents: Sequence[Any], *, act: bool, dead: Collection[Any] = ()
+    ) -> None:
         """Write that an episode begins with ``agents``. Observations are written later.
 
         Args:
-            agents: agents that take part.
+            agents: agents that the environment lists.
             act: whether all of them act in the first step.
+            dead: agents that take no part, and do not wait either.
         """
         self.flags.clear()
         self._frames = 0
@@ -129,6 +146,13 @@ class Rows:
         self.alive = []
         for agent in agents:
             self.join(agent, acts=act)
+        if self.absent_wait:
+            for agent in self._specs:
+                if agent not in agents and agent not in dead:
+                    self.join(agent, acts=False)
+            self.waiting = len(self.alive) > len(agents)
+        if self._vanished:
+            self._vanished.clear()
 
     def begin_frame(self) -> None:
         """Zero the rows of agents that ended, and count the frame for a time limit."""
@@ -211,8 +235,8 @@ class Rows:
 
         Args:
             present: the environment's agents after the step. A missing agent without a
-                flag is truncated. An agent that left in this step is not restored, even
-                if it is present; see ``revive``.
+                flag is truncated, or waits. An agent that left in this step is not
+                restored, even if it is present; see ``revive``.
             terminations: agent to whether it is terminated.
             truncations: agent to whether it is truncated.
         """
@@ -221,8 +245,28 @@ class Rows:
             truncated = bool(truncations.get(agent, False))
             if terminated or truncated:
                 self.leave(agent, terminated=terminated, truncated=truncated)
-            elif agent not in present:
+            elif agent not in present and not self.absent_wait:
                 self.leave(agent, terminated=False, truncated=True)
+                if present and self._vanished is not None:
+                    self._note_vanished(agent, self._vanished)
+
+    def select_present(self, present: Sequence[Any]) -> None:
+        """Write that of the agents that are alive those of ``present`` act next."""
+        self.waiting = False
+        for agent in self.alive:
+            acts = agent in present
+            self.select(agent, acts=acts)
+            self.waiting = self.waiting or not acts
+
+    def _note_vanished(self, agent: Any, vanished: set[Any]) -> None:
+        if self._description.done_on_any:
+            self._vanished = None
+            warn(
+                f"{self._description.name}: {agent} left env.agents without a "
+                f"termination or truncation, which ended the episode. {_ADVICE}"
+            )
+        else:
+            vanished.add(agent)
 
     def revive(
         self,
@@ -249,6 +293,13 @@ class Rows:
                 and not terminations.get(agent, False)
                 and not truncations.get(agent, False)
             ):
+                if self._vanished and agent in self._vanished:
+                    self._vanished = None
+                    warn(
+                        f"{self._description.name}: {agent} was recorded as dead, "
+                        "because it left env.agents without a termination or "
+                        f"truncation, but it came back. {_ADVICE}"
+                    )
                 spec = self._specs[agent]
                 self.dead.remove(agent)
                 self.flags.revive(spec.group, spec.row)
@@ -357,18 +408,21 @@ class Rows:
         """Write the root's flags; return whether the episode ended.
 
         Args:
-            over: whether the environment has no agents left. Agents that never joined
-                are then done too: truncated if any agent is, otherwise terminated. At
-                the time limit all agents are done, and those left are truncated.
+            over: whether the environment has no agents left. Agents that wait or never
+                joined are then done too: terminated if all agents that ended are,
+                otherwise truncated. At the time limit all agents are done, and those
+                left are truncated.
         """
         done = self.flags.settle()
         if (over or self.at_limit) and not done:
-            groups = self._description.groups
-            flags = [self._row[group, "truncated"] for group in groups]
-            truncated = self.at_limit or any(flag.any() for flag in flags)
+            truncated = self.at_limit or self._any("truncated")
+            truncated = truncated or not self._any("terminated")
             self.flags.end_all(terminated=not truncated, truncated=truncated)
             done = True
         return done
+
+    def _any(self, flag: str) -> bool:
+        return any(self._row[group, flag].any() for group in self._description.groups)
 
     def _spec(self, agent: Any) -> AgentSpec:
         if agent not in self._specs:

@@ -113,6 +113,7 @@ def test_the_row_of_an_agent_is_zero_until_it_joins() -> None:
 RETURN = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})
 
 
+@pytest.mark.filterwarnings("ignore:scripted_v0. agent_1 was recorded as dead")
 @pytest.mark.parametrize("reason", ["terminated", "truncated", "vanished"])
 def test_an_agent_that_comes_back_acts_again(reason: str) -> None:
     script = replace(RETURN, ends={"agent_1": (1, reason)})

@@ -51,6 +51,7 @@ KEYWORDS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore:scripted_v0. agent")
 @settings(max_examples=30)
 @given(script=scripts([*REASONS, "vanished"]), keywords=KEYWORDS)
 def test_parallel_environments(script: Any, keywords: Any) -> None:

@@ -46,7 +46,8 @@ class ReferenceEnv:
         self.alive: list[str] = []
         self.ended: list[str] = []
         reset_result = self.raw.reset(seed=seed)
-        self._admit(list(self.raw.agents))
+        waiting = self.world.absent == "waiting"
+        self._admit(list(self.places if waiting else self.raw.agents))
         if self.world.turns:
             self._pass_the_dead()
             self._look_at_turn()
@@ -74,6 +75,9 @@ class ReferenceEnv:
             observations, rewards, terminated, truncated, infos = self.raw.step(
                 actions_by_name
             )
+            # An agent that was never listed may join and end in the same step.
+            ends = [a for a in observations if terminated[a] or truncated[a]]
+            self._admit([a for a in ends if a not in self.alive and self._lives(a)])
             present = {*self.alive, *self.raw.agents}
             self._end(terminated, truncated)
             self._admit([a for a in self.raw.agents if a not in self.alive])
@@ -129,7 +133,7 @@ class ReferenceEnv:
             return []
         if self.world.turns:
             return [self.raw.agent_selection]
-        return self.alive
+        return [name for name in self.alive if name in self.raw.agents]
 
     def _admit(self, agents: Sequence[str]) -> None:
         for name in agents:
@@ -144,13 +148,17 @@ class ReferenceEnv:
                 else:
                     self.row[key][i, i - group.n] = 1
 
+    def _lives(self, name: str) -> bool:
+        group, i = self.places[name]
+        return not self.row[group.name, "done"][i, 0]
+
     def _end(
         self, terminated: Mapping[str, bool], truncated: Mapping[str, bool]
     ) -> None:
         for name in self.alive[:]:
             over = terminated.get(name, False), truncated.get(name, False)
             if not any(over):
-                if name in self.raw.agents:
+                if name in self.raw.agents or self.world.absent == "waiting":
                     continue
                 over = False, True
             self._flag(name, *over)
@@ -213,9 +221,11 @@ class ReferenceEnv:
     def _settle(self) -> None:
         """Write the root's flags."""
         row, groups = self.row, [group.name for group in self.world.groups]
-        if not self.raw.agents and not self.world.any_ends:
-            # Agents that never joined end with the episode, truncated if any agent was.
-            was = any(row[group, "truncated"].any() for group in groups)
+        ends = any(row[group, "done"].any() for group in groups)
+        if not self.raw.agents and not (self.world.any_ends and ends):
+            # Agents that wait or never joined end with the episode: terminated if all
+            # that ended were.
+            was = any(row[group, "truncated"].any() for group in groups) or not ends
             for name, (group, i) in self.places.items():
                 if not row[group.name, "done"][i, 0]:
                     self._flag(name, not was, was)

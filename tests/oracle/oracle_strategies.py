@@ -36,6 +36,8 @@ def worlds(draw: st.DrawFn) -> World:
     turns = draw(st.sampled_from([False, False, True]))
     deaths = draw(st.sampled_from([0, 0, 3, 8]))
     repeats = not draw(seldom)
+    rests = not turns and draw(seldom)
+    waits = draw(booleans) if rests else draw(seldom)
     return World(
         repeats=repeats,
         told=repeats or draw(booleans),
@@ -51,10 +53,12 @@ def worlds(draw: st.DrawFn) -> World:
         state=not repeats or draw(booleans),
         info=draw(booleans),
         done_on_any=draw(st.sampled_from([None, False, True])),
-        use_mask=turns or not draw(booleans),
+        use_mask=turns or waits or not draw(booleans),
         categorical=not draw(booleans),
         agent_ids=draw(booleans),
         episode_reward=draw(booleans),
+        rests=rests,
+        absent="waiting" if waits else "dead",
     )
 
 

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.envs.pettingzoo.description import Absent
 
 PRIME = 1009
 FEATURES = 4
@@ -121,6 +122,8 @@ class World(Plain):
         fixed: every episode has exactly ``length`` frames.
         deaths: one in so many agents ends in a step; 0: none before the episode does.
         vanish: some agents that end are gone without a flag (parallel only).
+        rests: agents are not always listed while they live (parallel only).
+        absent: what agents that are not listed are, ``"dead"`` or ``"waiting"``.
         joins: agents but the first of each group may join late.
         respawns: agents that ended come back after some steps (parallel only).
         chatty: tell of agents that do not take part, too (parallel only).
@@ -140,6 +143,8 @@ class World(Plain):
     fixed: bool = False
     deaths: int = 0
     vanish: bool = False
+    rests: bool = False
+    absent: Absent = "dead"
     joins: bool = False
     respawns: bool = False
     chatty: bool = False
@@ -195,6 +200,7 @@ class World(Plain):
             agent_ids=self.agent_ids,
             info_keys={"luck": ()} if self.info else (),
             episode_reward=self.episode_reward,
+            absent=self.absent,
         )
 
     @property
@@ -241,6 +247,11 @@ class _Script:
         }
         self.agents = [a for a in world.agents if self.arrives[a] == 0]
 
+    @property
+    def alive(self) -> list[str]:
+        """The agents that joined and did not end."""
+        return self.agents
+
     def draw(self) -> int:
         """Return a number that no seed determines; 0 if the environment repeats."""
         if self.world.repeats:
@@ -264,7 +275,7 @@ class _Script:
         for a, number in self.number.items():
             self.number[a] = mix(number, self.digest[a], total, self.noise)
         ends: dict[str, str] = {}
-        for agent in self.agents:
+        for agent in self.alive:
             number = self.number[agent]
             if self.steps >= self.end:
                 ends[agent] = "truncated" if self.seed % 2 else "terminated"
@@ -283,7 +294,7 @@ class _Script:
         """Return the agents that join with the next step."""
         new = []
         for agent in self.world.agents:
-            if agent not in self.agents and self.steps < self.end:
+            if agent not in self.alive and self.steps < self.end:
                 if self.arrives[agent] == self.steps:
                     new.append(agent)
             elif agent in ends and self.world.respawns:
@@ -339,10 +350,23 @@ class _Script:
 
 
 class Together(_Script, ParallelEnv):
-    """All agents act at the same time."""
+    """All agents that are listed act at the same time."""
+
+    @property
+    def alive(self) -> list[str]:
+        return self.living
+
+    def listed(self) -> list[str]:
+        """Return the agents that act next, at least one if any is alive."""
+        if not self.world.rests:
+            return self.living[:]
+        active = [a for a in self.living if mix(self.number[a], 13) % 3]
+        return active or self.living[:1]
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
         self.begin(int(seed or 0))
+        self.living = self.agents
+        self.agents = self.listed()
         return (
             {a: self.look(a) for a in self.agents},
             {a: self.tell(a) for a in self.agents},
@@ -351,15 +375,17 @@ class Together(_Script, ParallelEnv):
     def step(self, actions: dict[str, Any]) -> Any:
         if sorted(actions) != sorted(self.agents):
             raise ValueError(f"actions of {list(actions)}, agents are {self.agents}")
-        actors = self.agents
+        actors, before = self.agents, self.living
         ends = self.advance(actions)
         new = self.arrivals(ends)
-        spoken = [a for a in actors if ends.get(a) != "vanished"]
-        self.agents = [
+        spoken = [a for a in (*actors, *ends) if ends.get(a) != "vanished"]
+        self.living = [
             a
             for a in self.possible_agents
-            if a in new or (a in actors and a not in ends)
+            if a in new or (a in before and a not in ends)
         ]
+        self.agents = self.listed()
+        spoken += [a for a in before if a in self.agents]
         observed = [a for a in self.possible_agents if a in spoken or a in new]
         if self.world.chatty:
             observed = [a for a in self.possible_agents if ends.get(a) != "vanished"]

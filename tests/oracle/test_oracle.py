@@ -24,6 +24,16 @@ WORLDS = [
         length=12,
         state=True,
     ),
+    World(
+        groups=(Group(n=3, mask="observation"),),
+        deaths=6,
+        rests=True,
+        absent="waiting",
+        done_on_any=False,
+        length=12,
+        agent_ids=True,
+        info=True,
+    ),
     World(groups=(Group(n=3, mask="info"),), turns=True, deaths=6, length=12),
 ]
 

@@ -6,7 +6,7 @@ and why, and when it joins or returns. Agent ``i`` observes
 ``10 * i + steps``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -27,6 +27,8 @@ class Script:
         joins: by agent, the step after which it takes part; other agents take part
             from the reset. An agent may join and end in the same step.
         returns: by agent, the step after which it takes part again, after its end.
+        waits: by agent, the steps after which a ``ScriptedEnv`` does not list it,
+            although it did not end.
         max_cycles: step in which all remaining agents are truncated.
         action: action space of all agents, or spaces by agent.
         observation: observation space of all agents, or spaces by agent.
@@ -38,6 +40,7 @@ class Script:
     ends: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: Mapping[str, int] = field(default_factory=dict)
     returns: Mapping[str, int] = field(default_factory=dict)
+    waits: Mapping[str, Collection[int]] = field(default_factory=dict)
     max_cycles: int = 10
     action: spaces.Space[Any] | dict[str, spaces.Space[Any]] = field(
         default_factory=lambda: spaces.Discrete(5)
@@ -54,13 +57,14 @@ class Script:
         return [f"agent_{i}" for i in range(self.n_agents)]
 
     def present(self, step: int) -> list[str]:
-        """Return the agents that take part after ``step``."""
+        """Return the agents that are listed after ``step``."""
         if step >= self.max_cycles:
             return []
         return [
             agent
             for agent in self.agents
             if self.joins.get(agent, 0) <= step
+            and step not in self.waits.get(agent, ())
             and (
                 agent not in self.ends
                 or step < self.ends[agent][0]

@@ -84,6 +84,42 @@ class Alternating(AECEnv):
         self.agent_selection = other
 
 
+class OneListed(ParallelEnv):
+    """The same task, parallel: ``agents`` has only the one that acts next."""
+
+    metadata = {"name": "one_listed"}
+    possible_agents = ["a", "b"]
+
+    def __init__(self, *, waiting: float = 0.0) -> None:
+        self.waiting = waiting
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (LENGTH + 1,))
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.steps = ["a"], 0
+        return {"a": shown(0)}, {"a": {}}
+
+    def step(self, actions: Any) -> Any:
+        (actor,) = actions
+        assert [actor] == self.agents
+        other = "b" if actor == "a" else "a"
+        self.steps += 1
+        over = self.steps == LENGTH
+        named = ["a", "b"] if over else [other]
+        self.agents = [] if over else named
+        return (
+            dict.fromkeys(named, shown(self.steps)),
+            {actor: 1.0, other: self.waiting},
+            dict.fromkeys(named, over),
+            dict.fromkeys(named, False),
+            {agent: {} for agent in named},
+        )
+
+
 class Deaths(ParallelEnv):
     """Three agents get 1 per frame while they live; the last one dies after frame 3."""
 
@@ -119,6 +155,12 @@ class Deaths(ParallelEnv):
 
 def alternating(**kwargs: Any) -> Any:
     return PettingZooWrapper(Alternating(**kwargs), group_map={"all": ["a", "b"]})
+
+
+def one_listed(**kwargs: Any) -> Any:
+    return PettingZooWrapper(
+        OneListed(**kwargs), group_map={"all": ["a", "b"]}, absent="waiting"
+    )
 
 
 def deaths() -> Any:
@@ -191,6 +233,11 @@ CASES = {
         value_in_turn,
         {"waiting": 0.5},
     ),
+    "one listed": (
+        partial(one_listed, waiting=0.5),
+        value_in_turn,
+        {"waiting": 0.5},
+    ),
     "deaths": (deaths, value_with_deaths, {}),
 }
 
@@ -231,7 +278,7 @@ def test_the_closed_forms_give_the_numbers_known_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("case", ["turns", "deaths"])
+@pytest.mark.parametrize("case", ["turns", "one listed", "deaths"])
 def test_every_setup_regards_the_values_of_acting_agents_only(
     case: str, name: str
 ) -> None:
