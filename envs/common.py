@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -35,6 +36,21 @@ def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
         for parameter in parameters
         if parameter.default is not inspect.Parameter.empty
     }
+
+
+def is_safe_number(value: Any, default: Any) -> bool:
+    """Return whether a number from a file may replace the default of an argument.
+
+    A number, a switch or a list of these names no code, no file and no folder where the
+    argument is one by default.
+    """
+    return _is_number(default) and (value is None or _is_number(value))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_number, value))
+    return isinstance(value, (bool, int, float)) and not isinstance(value, Enum)
 
 
 @final

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, final
 
-from marl_collect.envs.common import defaults_of
+from marl_collect.envs.common import defaults_of, is_safe_number
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.errors import MissingPackageError, install_command
 
@@ -31,6 +31,9 @@ class Family:
             those of the environment's class, which are the same for every task.
         pettingzoo: whether the environment is built on ``PettingZooBase``, so it has
             the keywords of ``PettingZooWrapper`` too.
+        safe: keyword arguments that a file from elsewhere may choose, because no value
+            of them names code, a file or a folder. ``"settings.size"`` is an entry of a
+            mapping. Numbers need not be named here; see ``is_safe``.
         needs_prefix: False if a task is also found by its name without the prefix.
         priority: the family with the highest one gets a name that several know.
     """
@@ -44,6 +47,7 @@ class Family:
     env: str
     defaults: Callable[[str], Mapping[str, Any]] | None = None
     pettingzoo: bool = True
+    safe: tuple[str, ...] = ()
     needs_prefix: bool = True
     priority: int = 0
 
@@ -85,10 +89,21 @@ class Family:
             settings = dict(self.defaults(name))
         if not self.pettingzoo:
             return settings
-        from marl_collect.envs.pettingzoo.description import PettingZooOptions
+        return settings | _wrapping()
 
-        wrapping = {option.name: option.default for option in fields(PettingZooOptions)}
-        return settings | wrapping
+    def is_safe(self, task: str, name: str, value: Any) -> bool:
+        """Return whether a file from elsewhere may choose a keyword argument of a task.
+
+        It may if ``safe`` has the name, or if the argument is a number by default and
+        the value is one; also if ``PettingZooWrapper`` has the keyword.
+
+        Raises:
+            UnknownTaskError: if the family has no task of this name.
+            MissingPackageError: if a library is missing; names the extra to install.
+        """
+        if name in self.safe or (self.pettingzoo and name in _wrapping()):
+            return True
+        return is_safe_number(value, self.settings(task).get(name))
 
     def _name(self, task: str) -> str:
         family, _, name = task.rpartition("/")
@@ -106,6 +121,13 @@ class Family:
 
     def _missing(self) -> list[str]:
         return [m for m in self.modules if importlib.util.find_spec(m) is None]
+
+
+def _wrapping() -> dict[str, Any]:
+    """Return the keywords of ``PettingZooWrapper`` and their defaults."""
+    from marl_collect.envs.pettingzoo.description import PettingZooOptions
+
+    return {option.name: option.default for option in fields(PettingZooOptions)}
 
 
 def _build(env: str, task: str, /, **kwargs: Any) -> Any:

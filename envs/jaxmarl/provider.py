@@ -23,4 +23,15 @@ FAMILY: Final = Family(
     env="marl_collect.envs.jaxmarl.env:JaxMarlEnv",
     defaults=_defaults,
     pettingzoo=False,
+    safe=(
+        "group_map",
+        "action_type",
+        "score_function",
+        "scenario",
+        "layout",
+        "observation_type",
+        "attack_mode",
+        "hand_size",
+        "agent_view_size",
+    ),
 )

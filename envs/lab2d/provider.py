@@ -18,6 +18,41 @@ def _levels() -> list[str]:
     )
 
 
+_SAFE = (
+    "observations",
+    "actions",
+    "group_map",
+    "max_steps",
+    "categorical_actions",
+    "rebuild",
+    *(
+        f"settings.{name}"
+        for name in (
+            "avatars",
+            "env_seed",
+            "episodeLengthFrames",
+            "foe",
+            "food",
+            "gridShape",
+            "logLevel",
+            "mapName",
+            "maxEpisodeLengthFrames",
+            "numBoxes",
+            "numPlayers",
+            "pill",
+            "roomSteps",
+            "simulation",
+            "spriteSize",
+            "stepCost",
+            "topology",
+        )
+    ),
+)
+"""Without ``settings.levelDirectory``, from which Lab2d runs Lua.
+
+The settings are those of dmlab2d's levels, which only look them up in tables.
+"""
+
 FAMILY: Final = Family(
     name="lab2d",
     extra="dmlab2d",
@@ -27,6 +62,7 @@ FAMILY: Final = Family(
     known=lambda level: level in _levels(),
     env="marl_collect.envs.lab2d.env:Lab2dEnv",
     pettingzoo=False,
+    safe=_SAFE,
     needs_prefix=False,
     priority=-1,  # Some substrates of MeltingPot have the same names as levels.
 )

@@ -27,4 +27,5 @@ FAMILY: Final = Family(
     known=partial(registered.is_registered, "lbforaging"),
     env="marl_collect.envs.lbforaging.env:LbForagingEnv",
     defaults=partial(registered.defaults, "lbforaging"),
+    safe=("render_mode", "max_food_level", "min_food_level", "max_player_level"),
 )

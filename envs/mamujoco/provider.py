@@ -26,6 +26,25 @@ ManySegmentAnt and ManySegmentSwimmer write a file of one name in every process.
 """
 
 
+_SAFE = (
+    "local_categories",
+    "global_categories",
+    "render_mode",
+    *("contact_cost_weight", "contact_force_range", "ctrl_cost_weight"),
+    *("exclude_current_positions_from_observation", "forward_reward_weight"),
+    *("frame_skip", "healthy_angle_range", "healthy_reward", "healthy_state_range"),
+    *(
+        "healthy_z_range",
+        "impact_cost_range",
+        "impact_cost_weight",
+        "max_episode_steps",
+    ),
+    *("reset_noise_scale", "reward_control_weight", "reward_dist_weight"),
+    *("terminate_when_unhealthy", "use_contact_forces"),
+)
+"""Numbers of Gymnasium's robots; without ``xml_file``, which names a file."""
+
+
 def _defaults(task: str) -> dict[str, Any]:
     from gymnasium_robotics import mamujoco_v1
 
@@ -42,4 +61,5 @@ FAMILY: Final = Family(
     known=_TASKS.__contains__,
     env="marl_collect.envs.mamujoco.env:MamujocoEnv",
     defaults=_defaults,
+    safe=_SAFE,
 )

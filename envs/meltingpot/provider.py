@@ -36,5 +36,16 @@ FAMILY: Final = Family(
     known=_known,
     env="marl_collect.envs.meltingpot.env:MeltingpotEnv",
     pettingzoo=False,
+    safe=(
+        "roles",
+        "max_steps",
+        "categorical_actions",
+        "group_map",
+        "observations",
+        "world_rgb",
+        "truncate_without_reset",
+        "episode_reward",
+        "log_level",
+    ),
     needs_prefix=False,
 )

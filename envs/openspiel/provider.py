@@ -25,6 +25,14 @@ def _listed() -> list[str]:
     ]
 
 
+_SAFE = (
+    *("bidding_rule", "fen", "gameversion", "grid", "observation_type", "obstype"),
+    *("payoff", "payoffs", "pile_sizes", "points_order", "returns_type"),
+    *("scoring_type", "ship_sizes", "ship_values", "string_rep"),
+)
+"""Texts that games parse; without ``boards_file`` and ``instances_file``."""
+
+
 def _defaults(game: str) -> dict[str, Any]:
     import pyspiel
 
@@ -42,4 +50,5 @@ FAMILY: Final = Family(
     known=lambda game: game in _listed(),
     env="marl_collect.envs.openspiel.env:OpenSpielEnv",
     defaults=_defaults,
+    safe=_SAFE,
 )

@@ -32,4 +32,18 @@ FAMILY: Final = Family(
     listed=_listed,
     known=lambda layout: layout in _listed(),
     env="marl_collect.envs.overcooked.env:OvercookedEnv",
+    safe=(
+        "cook_time",
+        "delivery_reward",
+        "num_items_for_soup",
+        "old_dynamics",
+        "onion_time",
+        "onion_value",
+        "order_bonus",
+        "rew_shaping_params",
+        "start_all_orders",
+        "start_bonus_orders",
+        "tomato_time",
+        "tomato_value",
+    ),
 )

@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from marl_collect.envs.common import defaults_of
+from marl_collect.envs.common import defaults_of, is_safe_number
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.envs.pettingzoo import tasks
 from marl_collect.errors import MissingPackageError, install_command
@@ -25,6 +25,19 @@ _EXTRAS = {
     "mpe": "mpe",
 }
 """Task family to the extra that installs it."""
+
+
+_SAFE = (
+    "game_version",
+    "mode_num",
+    "num_agent_neighbors",
+    "num_landmark_neighbors",
+    "obs_method",
+    "obs_type",
+    "observation_type",
+    "render_mode",
+)
+"""Arguments of tasks, besides numbers, whose values name no code, file or folder."""
 
 
 def packages() -> tuple[str, ...]:
@@ -92,6 +105,22 @@ def settings(task: str) -> dict[str, Any]:
     return defaults | {
         name: value for name, value in ours.items() if name not in defaults
     }
+
+
+def is_safe(task: str, name: str, value: Any) -> bool:
+    """Return whether a file from elsewhere may choose a keyword argument of a task.
+
+    It may choose ``PettingZooEnv``'s keywords, and numbers where the default is one.
+    Only the user chooses those of ``"module:name"``, and paths such as
+    ``auto_rom_install_path``.
+    """
+    if ":" in task:
+        return False
+    from marl_collect.envs.pettingzoo.env import PettingZooEnv
+
+    if name in _SAFE or name in defaults_of(PettingZooEnv):
+        return True
+    return is_safe_number(value, tasks.defaults(task).get(name))
 
 
 def _build(name: str, **kwargs: Any) -> Any:

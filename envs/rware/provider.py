@@ -24,4 +24,12 @@ FAMILY: Final = Family(
     known=partial(registered.is_registered, "rware"),
     env="marl_collect.envs.rware.env:RwareEnv",
     defaults=partial(registered.defaults, "rware"),
+    safe=(
+        "layout",
+        "observation_type",
+        "image_observation_layers",
+        "reward_type",
+        "render_mode",
+        "max_inactivity_steps",
+    ),
 )

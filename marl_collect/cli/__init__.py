@@ -12,6 +12,7 @@ file                      contents
 ``comparing.py``          its implementation
 ``training_progress.py``  its live display
 ``runs.py``               task and policy of a run of ``compare``
+``file_tasks.py``         checks the tasks that run folders and datasets name
 ``policies.py``           builds the policy that ``--policy`` names
 ``summary.py``            tables of data, groups and spaces
 ``render.py``             ``marl-collect render``

@@ -9,7 +9,8 @@ Task = Annotated[
     str,
     typer.Argument(
         help="Name of a task, as for `marl-collect collect`, or the folder of a "
-        "`compare` run, which supplies task, settings and policy."
+        "`compare` run, which supplies task, settings and policy. A run of your own "
+        "`module:name` needs the name, and `--policy RUN`."
     ),
 ]
 Policy = Annotated[

@@ -23,7 +23,8 @@ def collect(  # noqa: PLR0913 - one argument per option
         typer.Argument(
             help="Name of a task (see `marl-collect envs`), `module:name` of a "
             "callable that returns an environment, or the folder of a `compare` run, "
-            "which supplies task, settings and policy.",
+            "which supplies task, settings and policy. A run of your own `module:name` "
+            "needs the name, and `--policy RUN`.",
         ),
     ],
     *,
@@ -133,7 +134,7 @@ def collect(  # noqa: PLR0913 - one argument per option
     from marl_collect.storage.packed import check_compression
 
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
-    with user_errors(ValueError, OSError):
+    with user_errors(ValueError, ImportError, OSError):
         if frames is not None and episodes is not None:
             raise ValueError("Pass either --frames or --episodes, not both.")
         acting = PolicyRequest(policy or "", centralised, share_params, seed)

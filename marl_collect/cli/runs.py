@@ -1,6 +1,7 @@
 """What commands play: a task and a policy, which a run of ``compare`` may give."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.environment_errors import environment_errors
+from marl_collect.cli.file_tasks import checked_task
 from marl_collect.cli.policies import MLP, RANDOM, PolicyRequest
 from marl_collect.cli.tasks import find_factory, is_own, is_task, parse_settings
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
@@ -50,27 +52,40 @@ def what_to_play(
             is given as ``./NAME``.
         policy: without a source it is the run's, or the default. With the policy of a
             run of the same task, the run's settings apply.
-        env: settings that replace the run's, as ``KEY=VALUE``.
+        env: settings that replace the run's, as ``KEY=VALUE``. The run's are checked,
+            and its task too, because its folder may come from anybody.
         max_frames_per_traj: replaces the run's; None leaves it.
         default: the policy's source without a run.
 
     Raises:
+        UntrustedTaskError: if the run names code, or a setting that is not safe.
         ValueError: if a setting has no value, the folder's configuration is damaged, or
-            the policy's source is unknown.
+            the policy's source or the task of a run with settings is unknown.
+        ImportError: if the task of a run with settings needs a missing package.
         FileNotFoundError: if the folder has no run, or several.
     """
     settings = parse_settings(env or [])
     config, source = None, policy.source
+    typed_task: str | None = task
     if not is_own(task) and Path(task).is_dir() and not is_task(task):
-        config = _config(Path(task))
-        source, task = source or task, config["task"]
+        config, typed_task = _config(Path(task)), None
+        source = source or task
     elif source not in ("", MLP, RANDOM) and Path(source).exists():
         run_config = _config_of(Path(source))
-        config = run_config if run_config and run_config["task"] == task else None
+        if run_config is not None and run_config.task == task:
+            config = run_config
     if config is not None:
-        settings = config["env_kwargs"] | settings
-        limit = config["options"].get("max_frames_per_traj")
-        max_frames_per_traj = max_frames_per_traj or limit
+        task, settings = checked_task(
+            str(config.path),
+            config.task,
+            config.env_kwargs,
+            settings,
+            typed_task=typed_task,
+            how=lambda name: (
+                f"pass {name} as TASK, with --policy {shlex.quote(source)}"
+            ),
+        )
+        max_frames_per_traj = max_frames_per_traj or config.max_frames_per_traj
     policy = replace(policy, source=source or default)
     policy.check()
     return Play(task, settings, policy, max_frames_per_traj)
@@ -111,7 +126,17 @@ def playing(
         yield play, factory, description, play.policy.build(description)
 
 
-def _config_of(policy: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class _Config:
+    """What the configuration of a run says; nobody has checked the task."""
+
+    path: Path
+    task: Any
+    env_kwargs: Any
+    max_frames_per_traj: int | None
+
+
+def _config_of(policy: Path) -> _Config | None:
     """Return the configuration of the run that a policy is of; None without a run."""
     if policy.is_dir():
         return _config(policy)
@@ -120,13 +145,14 @@ def _config_of(policy: Path) -> dict[str, Any] | None:
     return None
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> _Config:
     saved = import_module("marl_collect.models.saved_policy")
     path = saved.policy_file(folder).parent.parent / saved.CONFIG
     try:
         config = json.loads(path.read_text("utf-8"))
-        config["task"], config["env_kwargs"], config["options"]
-    except (ValueError, KeyError, TypeError) as error:
+        limit = config["options"].get("max_frames_per_traj")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"max_frames_per_traj is {limit!r}")
+        return _Config(path, config["task"], config["env_kwargs"], limit)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from error
-    checked: dict[str, Any] = config
-    return checked

@@ -34,6 +34,16 @@ def find_factory(
     return partial(builder, **kwargs)
 
 
+def find_provider(task: str) -> TaskProvider:
+    """Return the provider that builds a task.
+
+    Raises:
+        ValueError: if no provider knows the task; lists similar names.
+        ImportError: if a package is missing; says what to install.
+    """
+    return _find(task)[0]
+
+
 def task_settings(task: str) -> dict[str, Any]:
     """Return the keyword arguments of a task and their defaults, as far as known.
 

@@ -2,17 +2,19 @@
 
 import os
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from marl_collect.cli.arguments import Cache
 from marl_collect.cli.consoles import err, out, user_errors
-from marl_collect.cli.tasks import find_factory, is_own
+from marl_collect.cli.file_tasks import UntrustedTaskError, checked_task
+from marl_collect.cli.tasks import find_factory, parse_settings
 from marl_collect.core.atomic import require_folder
 
 if TYPE_CHECKING:
@@ -52,6 +54,14 @@ def view(
             show_default=False,
         ),
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Keyword argument for the environment that renders the episodes, in "
+            "place of the dataset's; VALUE is JSON or text. Repeatable.",
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Server port; 0 picks a free port.")
     ] = 0,
@@ -82,7 +92,9 @@ def view(
                     "not start: omit them."
                 )
             require_folder(save)
-        open_episodes = partial(_episodes, task=task, cache=cache)
+        open_episodes = partial(
+            _episodes, task=task, cache=cache, typed=parse_settings(env or [])
+        )
         answers, requests = _contents(
             path, open_episodes, chosen, stack, saved=save is not None
         )
@@ -157,38 +169,64 @@ def _answers(
 
 
 def _episodes(
-    path: str | Path, task: str | None, cache: Path | None = None
+    path: str | Path,
+    task: str | None,
+    cache: Path | None = None,
+    typed: Mapping[str, Any] = MappingProxyType({}),
 ) -> "Episodes":
     """Open a dataset.
 
+    Args:
+        path: folder or URL.
+        task: that draws the episodes; None for the dataset's.
+        cache: as for ``open_dataset``.
+        typed: settings of the task, which replace the dataset's.
+
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: if it is damaged, there is no such task, or it has a cache but no
-            URL.
+        ValueError: if it is damaged, there is no such task, its settings in the dataset
+            are not safe, or it has a cache but no URL.
     """
     from marl_collect.cli.viewer.episodes import Episodes
     from marl_collect.storage import open_dataset
 
     trajectories = open_dataset(path, cache=cache).trajectories
     about = trajectories.contents.description
-    kwargs = dict(about.env_kwargs)
+    find = partial(_factory, trajectories.name, about.task, about.env_kwargs, typed)
     if task is not None:
-        factory = find_factory(task, kwargs, pictures=True)
+        factory = find(task)
         return Episodes(trajectories, lambda: factory)
-    return Episodes(trajectories, partial(_recorded_factory, about.task, kwargs))
+    return Episodes(trajectories, partial(_recorded_factory, find))
 
 
-def _recorded_factory(task: str, kwargs: dict[str, Any]) -> "Callable[[], Any] | str":
+def _factory(
+    source: str,
+    task: str,
+    settings: Mapping[str, Any],
+    typed: Mapping[str, Any],
+    typed_task: str | None = None,
+) -> Callable[[], Any]:
+    """Return what builds the environment of a dataset, which may come from anybody."""
+    chosen, kwargs = checked_task(
+        source,
+        task,
+        dict(settings),
+        typed,
+        typed_task=typed_task,
+        how=lambda name: f"add --task {name}",
+    )
+    return find_factory(chosen, kwargs, pictures=True)
+
+
+def _recorded_factory(find: Callable[[], Any]) -> "Callable[[], Any] | str":
     """Return what builds the environment of a dataset's task, or why nothing does."""
-    if is_own(task):  # Its code is not run because a file says so.
-        return (
-            f"{task} is code outside the registered families. If you trust it, "
-            f"add --task {task} to draw the episodes."
-        )
     try:
-        return find_factory(task, kwargs, pictures=True)
+        factory: Callable[[], Any] = find()
+    except UntrustedTaskError as error:
+        return f"The episodes are not drawn. {error}"
     except (ValueError, ImportError) as error:
         return f"The episodes cannot be drawn. {error}"
+    return factory
 
 
 def _requests(shown: "Episodes", chosen: Sequence[int]) -> Iterator[str]:

@@ -15,7 +15,7 @@ GROUP = "marl_collect.tasks"
 class TaskProvider(Protocol):
     """Finds environments by name.
 
-    A provider may have four further attributes:
+    A provider may have five further attributes:
 
     - ``priority: int``, 0 by default. If two providers know the same name, the one with
       the higher priority gets it.
@@ -23,6 +23,10 @@ class TaskProvider(Protocol):
       ``render()`` returns pictures.
     - ``settings(task) -> dict`` returns the keyword arguments of the environment and
       their defaults, as far as they are known. The command line shows them.
+    - ``is_safe(task, name, value) -> bool`` returns whether a run folder or a dataset
+      that somebody else wrote may choose this keyword argument: its value names no
+      code, no file and no folder. ``"settings.size"`` is the entry ``size`` of a
+      mapping. Without this attribute only the user chooses keyword arguments.
     - ``packages() -> Sequence[str]`` returns the distributions whose versions determine
       the data. Datasets record these versions.
     """

@@ -417,11 +417,12 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     task = f"{odd_tasks}:stacked"
     code, text = run("compare", task, *ONE, "--env", "max_cycles=4")
     assert code == 0, text
-    trained = "out/ippo-local-own/seed_0"
-    code, text = run("play", trained, "--episodes=2")
+    # The task is typed, because a run folder must not choose code.
+    played = [task, "--policy", "out/ippo-local-own/seed_0", "--env", "max_cycles=4"]
+    code, text = run("play", *played, "--episodes=2")
     assert code == 0, text
     assert f"{task}: 2 episodes" in text
-    code, text = run("render", trained, "--episodes=2", "--out", "played.mp4")
+    code, text = run("render", *played, "--episodes=2", "--out", "played.mp4")
     assert code == 0, text
     pictures = imageio.mimread("played.mp4", memtest=False)
     assert len(pictures) == 2 * (4 + 1)

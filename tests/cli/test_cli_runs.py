@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
+pytest.importorskip("mpe2")
 
 from marl_collect.cli.main import app
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.storage import open_dataset
 
-TASK = "workloads.counting:CountingEnv"
+TASK = "simple_spread_v3"
 SETTINGS = {
     "frames_per_batch": 40,
     "envs_per_worker": 2,
@@ -45,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     settings = [f"--set={name}={json.dumps(value)}" for name, value in SETTINGS.items()]
     arguments = ["--frames=40", "--seeds=1", "--workers=1", "--setup=ippo-local-shared"]
-    arguments += ["--env=n_prey=0", "--env=min_length=30", "--env=max_length=40"]
+    arguments += ["--env=N=2", "--env=max_cycles=30"]
     run("compare", TASK, *arguments, *settings, "--out", str(folder))
     return folder
 
@@ -54,7 +55,7 @@ def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
     folder = trained / "ippo-local-shared" / "seed_0"
     expected = run(
         *("play", TASK, "--policy", str(folder / "checkpoints" / "best.pt")),
-        *("--env=n_prey=0", "--env=min_length=30", "--env=max_length=40"),
+        *("--env=N=2", "--env=max_cycles=30"),
         *("--max-frames-per-traj=5", "--episodes=3"),
     )
     assert re.search(r"mean \W+ 5\.0 ", expected)
@@ -69,12 +70,12 @@ def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
 
 def test_options_replace_those_of_the_run(trained: Path) -> None:
     played = what_to_play(
-        str(trained), acting("random"), ["max_length=50"], 7, default="random"
+        str(trained), acting("random"), ["max_cycles=50"], 7, default="random"
     )
     assert played.task == TASK
     assert played.policy.source == "random"
     assert played.max_frames_per_traj == 7
-    assert played.env_kwargs == {"n_prey": 0, "min_length": 30, "max_length": 50}
+    assert played.env_kwargs == {"N": 2, "max_cycles": 50}
 
 
 def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
@@ -102,7 +103,6 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
 def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pettingzoo")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "simple_tag_v3")
     (tmp_path / "random").mkdir()

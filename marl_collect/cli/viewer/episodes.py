@@ -411,8 +411,12 @@ class _Drawer:
                 self._drawn.append(next(self._states))
             except StopIteration:
                 self._error = LookupError("The episode has no such frame.")
-            except Exception as error:  # noqa: BLE001 - raised here, each time
-                self._error = error
+            except (ValueError, ImportError) as error:
+                self._error = error  # Raised here, each time.
+            except Exception as error:  # noqa: BLE001 - of an environment, any
+                self._error = ValueError(
+                    f"The environment raised {type(error).__name__}: {error}"
+                )
         if frame < len(self._drawn):
             return self._drawn[frame]
         raise self._error or ValueError(_WAS_CLOSED)
