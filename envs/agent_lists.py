@@ -62,7 +62,8 @@ class AgentLists(ParallelEnv[str, Any, Any]):
             **(getattr(env, "metadata", None) or {}),
             "name": spec.id if spec else type(inner).__name__,
         }
-        self.render_mode = getattr(env, "render_mode", None)
+        if hasattr(env, "render_mode"):
+            self.render_mode = env.render_mode
         self.possible_agents = list(names)
         self.agents: list[str] = []
 
@@ -101,8 +102,9 @@ class AgentLists(ParallelEnv[str, Any, Any]):
         return results
 
     def render(self) -> Any:
-        """Return what the environment renders."""
-        return self._env.render()
+        """Return what the environment renders; None if it does not."""
+        render = getattr(self._env, "render", None)
+        return None if render is None else render()
 
     def close(self) -> None:
         """Close the environment."""

@@ -12,6 +12,7 @@ from typing import Any, final
 from pettingzoo import AECEnv
 
 from marl_collect.envs.pettingzoo.actions import Actions
+from marl_collect.envs.pettingzoo.description import as_list
 from marl_collect.envs.pettingzoo.rows import Rows
 
 
@@ -89,7 +90,10 @@ class AECDriver:
     def _read(self) -> None:
         """Read what changes with a step, once: each read passes all wrappers."""
         env = self._env
-        self._agents = env.agents
+        agents = env.agents
+        if agents.__class__ is not list:
+            agents = as_list(agents, self._name)
+        self._agents = agents
         self._terminations = env.terminations
         self._truncations = env.truncations
         if self._agents:

@@ -1,6 +1,13 @@
 """Derives groups, spaces and rows from a PettingZoo environment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Hashable,
+    KeysView,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -20,6 +27,7 @@ from marl_collect.envs.pettingzoo.groups import (
 from marl_collect.envs.pettingzoo.masks import (
     ACTION_MASK,
     MaskSource,
+    info_of,
     mask_sources,
 )
 from marl_collect.options import Options
@@ -100,6 +108,24 @@ def check_reset(
     )
 
 
+def as_list(agents: Any, name: str) -> list[Any]:
+    """Return ``env.agents`` as a list; it may be another sequence.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    if isinstance(agents, np.ndarray):
+        agents = agents.tolist()
+    if isinstance(agents, list):
+        return agents
+    try:
+        return list(agents)
+    except TypeError:
+        raise TypeError(
+            f"{name}: env.agents must be a list of agents, but is {agents!r:.200}."
+        ) from None
+
+
 class FirstReset:
     """The environment's first reset, which is done on first use."""
 
@@ -158,7 +184,7 @@ def describe(
     grouped = group_agents(ungrouped, options.group_map, parallel=parallel)
     specs = {spec.name: spec for spec in ungrouped}
     groups: dict[str, GroupDescription] = {}
-    infos = _info_shapes(options.info_keys, first_reset)
+    infos = _info_shapes(options.info_keys, first_reset, agents, name)
     for group, names in grouped.items():
         agents_of_group = [specs[n] for n in names]
         check_alike(group, agents_of_group)
@@ -179,15 +205,19 @@ def describe(
 
 
 def _possible_agents(env: Zoo, name: str) -> list[Any]:
-    agents = getattr(env, "possible_agents", None)
-    if not agents:
+    listed: Any = getattr(env, "possible_agents", None)
+    agents = listed.tolist() if isinstance(listed, np.ndarray) else listed
+    # The order of a set differs between processes.
+    unordered = isinstance(agents, (str, Set)) and not isinstance(agents, KeysView)
+    if unordered or not isinstance(agents, Collection) or not agents:
+        agents = ()
+    if not agents or not all(isinstance(agent, Hashable) for agent in agents):
         raise ValueError(
             f"{name} must have a list possible_agents of all agents that may ever "
-            f"appear, because it determines the rows, but found {agents!r}."
+            f"appear, because it determines the rows, but found {listed!r}."
         )
-    repeated = {
-        str(agent) for agent in agents if list(map(str, agents)).count(str(agent)) > 1
-    }
+    names = list(map(str, agents))
+    repeated = {agent for agent in names if names.count(agent) > 1}
     if repeated:
         raise ValueError(
             f"{name}: possible_agents must name each agent once, but "
@@ -289,7 +319,10 @@ def from_zero(space: Space) -> Space:
 
 
 def _info_shapes(
-    keys: Sequence[str] | Mapping[str, tuple[int, ...]], first_reset: FirstReset
+    keys: Sequence[str] | Mapping[str, tuple[int, ...]],
+    first_reset: FirstReset,
+    agents: Sequence[Any],
+    name: str,
 ) -> dict[str, tuple[int, ...]]:
     if isinstance(keys, str):
         raise TypeError(
@@ -298,10 +331,15 @@ def _info_shapes(
         )
     if isinstance(keys, Mapping):
         return {key: tuple(shape) for key, shape in keys.items()}
-    return {key: _shape_of(key, first_reset.infos) for key in keys}
+    if not keys:
+        return {}
+    infos = {agent: info_of(first_reset.infos, agent, name) for agent in agents}
+    return {key: _shape_of(key, infos) for key in keys}
 
 
-def _shape_of(key: str, infos: Mapping[Any, Mapping[str, Any]]) -> tuple[int, ...]:
+def _shape_of(
+    key: str, infos: Mapping[Any, Mapping[str, Any] | None]
+) -> tuple[int, ...]:
     for agent, info in infos.items():
         if info and key in info:
             value = np.asarray(info[key])

@@ -125,10 +125,17 @@ class PettingZooBase(MultiAgentEnv):
     @final
     @override
     def render(self) -> NDArray[np.uint8] | None:
-        """Return an image ``[height, width, 3]`` if ``render_mode="rgb_array"``."""
-        if getattr(self._env, "render_mode", None) is None:
+        """Return the image ``[height, width, 3]`` of the environment, or None.
+
+        PettingZoo's environments have one with ``render_mode="rgb_array"``. An
+        environment without this attribute decides itself.
+        """
+        if getattr(self._env, "render_mode", "undeclared") is None:
             return None
-        image = self._env.render()
+        try:
+            image = self._env.render()
+        except NotImplementedError:
+            return None
         return (
             cast("NDArray[np.uint8]", image) if isinstance(image, np.ndarray) else None
         )

@@ -4,12 +4,13 @@ The source is determined once, for all agents, because a single reset does not s
 agents that join later. The size of a mask follows from the action space.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from gymnasium import spaces
 
 from marl_collect.envs.pettingzoo.groups import Space
+from marl_collect.envs.pettingzoo.writers import summary
 
 ACTION_MASK = "action_mask"
 
@@ -60,15 +61,37 @@ def mask_sources(
             f"{list(actions.values())!r:.200}."
         )
     open_ = [agent for agent in discrete if not sources[agent]]
-    if chosen == "info" or (chosen == "auto" and open_ and _any_mask(infos_of())):
+    if chosen == "info" or (
+        chosen == "auto" and open_ and _any_mask(infos_of(), observations, name)
+    ):
         sources |= dict.fromkeys(open_, "info")
     _require_discrete(sources, actions, name)
     return sources
 
 
-def mask_of(info: Any) -> Any:
+def info_of(infos: Infos, agent: Any, name: str) -> Mapping[str, Any] | None:
+    """Return an agent's info, if there is one. Infos may have keys of other things.
+
+    Args:
+        infos: of an environment.
+        agent: the agent.
+        name: name of the environment, for messages.
+
+    Raises:
+        TypeError: if the info is not a mapping.
+    """
+    info = infos.get(agent)
+    if info is None or isinstance(info, (dict, Mapping)):
+        return info
+    raise TypeError(
+        f"{name}: the info of agent {agent} must be a dict, but is {summary(info)} of "
+        f"type {type(info).__name__}."
+    )
+
+
+def mask_of(info: Mapping[str, Any] | None) -> Any:
     """Return the action mask in an agent's info, or None."""
-    return info[ACTION_MASK] if info and ACTION_MASK in info else None
+    return info.get(ACTION_MASK) if info else None
 
 
 def ignored_mask(agent: Any, where: str) -> ValueError:
@@ -86,8 +109,9 @@ def _holds_mask(space: Space) -> bool:
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def _any_mask(infos: Infos) -> bool:
-    return any(mask_of(info) is not None for info in infos.values())
+def _any_mask(infos: Infos, agents: Iterable[Any], name: str) -> bool:
+    masks = (mask_of(info_of(infos, agent, name)) for agent in agents)
+    return any(mask is not None for mask in masks)
 
 
 def _require_discrete(

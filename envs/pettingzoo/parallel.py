@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from marl_collect.envs.pettingzoo.actions import Actions, Plan
-from marl_collect.envs.pettingzoo.description import check_reset
+from marl_collect.envs.pettingzoo.description import as_list, check_reset
 from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
 from marl_collect.envs.pettingzoo.rows import Rows
 
@@ -36,7 +36,7 @@ class ParallelDriver:
         observations, infos = check_reset(self._env.reset(seed=seed))
         self._returned = (observations,)
         self._first_infos = infos
-        self._agents = list(self._env.agents)
+        self._agents = as_list(self._env.agents, self._name)[:]
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
         rows.write_observations(observations)
@@ -53,47 +53,53 @@ class ParallelDriver:
         rows.begin_frame()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
+        present = env.agents
+        if present.__class__ is not list:
+            present = as_list(present, self._name)
         try:
             observations, rewards, terminations, truncations, infos = returned
             # Most steps end no agent, and the flags are False already.
             changed = (
                 rows.at_limit
                 or rows.waiting
-                or env.agents != self._agents
+                or present != self._agents
                 or True in terminations.values()
                 or True in truncations.values()
             )
-            infos_of_agents = infos.values()
+            infos.values()  # Infos may be None.
         except (TypeError, ValueError, AttributeError) as error:
             raise self._wrong_result(returned) from error
         if rows.dead:
-            rows.revive(env.agents, terminations, truncations, act=True)
+            rows.revive(present, terminations, truncations, act=True)
         if changed:
-            rows.join_new(env.agents, terminations, truncations, act=True)
+            rows.join_new(present, terminations, truncations, act=True)
         rows.write_observations(observations)
         rows.rewards.write(rewards, rows.absent)
         if rows.has_infos:
-            if not isinstance(infos, Mapping):
-                raise self._wrong_result(returned)
             rows.write_infos(infos)
-            rows.write_action_masks(infos, env.agents)
-        elif rows.watches_infos and any(infos_of_agents):
-            # Most environments return empty infos.
-            rows.write_action_masks(infos, env.agents)
+            rows.write_action_masks(infos, present)
+        elif rows.watches_infos:
+            rows.refuse_masks(infos, present)
         if changed:
-            self._agents = list(env.agents)
-            self._plan = self._actions.plan(self._agents)
-            rows.record_ends(self._agents, terminations, truncations)
-            if rows.absent_wait:
-                rows.select_present(self._agents)
-            rows.settle(over=not self._agents)
+            self._change(present, terminations, truncations)
         if rows.wants_state:
             rows.write_state(env.state)
+
+    def _change(self, present: list[Any], *ends: Mapping[Any, Any]) -> None:
+        """Write who ended, who acts next, and whether the episode is over."""
+        rows = self._rows
+        self._agents = present[:]
+        self._plan = self._actions.plan(self._agents)
+        rows.record_ends(self._agents, *ends)
+        if rows.absent_wait:
+            rows.select_present(self._agents)
+        rows.settle(over=not self._agents)
 
     def audit(self) -> Iterator[str]:
         """Yield what is wrong with the results of the last reset or step."""
         rows = self._rows
-        for agent in self._env.agents:
+        present = as_list(self._env.agents, self._name)
+        for agent in present:
             if agent in rows.leaving or agent in rows.dead:
                 yield f"{agent} is done, but env.agents still lists it."
                 continue
@@ -103,7 +109,7 @@ class ParallelDriver:
                     yield f"env.agents lists {agent}, but it has no {name}."
         stepped = len(self._returned) == len(_RESULTS)
         infos = self._returned[-1] if stepped else self._first_infos
-        yield from rows.without_mask(infos, self._env.agents)
+        yield from rows.without_mask(infos, present)
 
     def _wrong_result(self, returned: Any) -> TypeError:
         return TypeError(

@@ -9,7 +9,12 @@ from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.envs.pettingzoo.description import AGENT_ID
 from marl_collect.envs.pettingzoo.groups import AgentSpec, Space
-from marl_collect.envs.pettingzoo.masks import ACTION_MASK, ignored_mask, mask_of
+from marl_collect.envs.pettingzoo.masks import (
+    ACTION_MASK,
+    ignored_mask,
+    info_of,
+    mask_of,
+)
 from marl_collect.envs.pettingzoo.rewards import Rewards
 from marl_collect.envs.pettingzoo.writers import (
     Array,
@@ -348,7 +353,7 @@ class Rows:
         for agent, key, view in self._infos:
             if agent in self.absent or (agents is not None and agent not in agents):
                 continue
-            info = infos.get(agent)
+            info = info_of(infos, agent, self._description.name)
             if info and key in info:
                 fill(view, info[key], agent, f"info {key!r}")
             else:
@@ -364,7 +369,7 @@ class Rows:
         """
         masks = self._info_masks
         for agent in agents:
-            mask = mask_of(infos.get(agent))
+            mask = mask_of(info_of(infos, agent, self._description.name))
             if agent in self.absent:
                 continue
             if agent in masks:
@@ -375,13 +380,23 @@ class Rows:
             elif mask is not None and agent in self._unmasked:
                 raise ignored_mask(agent, "info")
 
+    def refuse_masks(self, infos: Mapping[Any, Any], agents: Any) -> None:
+        """Raise the error of ``write_action_masks``, if nothing else is read."""
+        try:
+            told = any(infos.values())  # Most environments return empty infos.
+        except ValueError:  # An array is neither true nor false.
+            told = True
+        if told:
+            self.write_action_masks(infos, agents)
+
     def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
         """Yield which of ``agents`` have no mask although their infos must have one."""
         if not self._watch_masks:
             return
         for agent in agents:
             due = agent in self._info_masks and agent in self.alive
-            if due and mask_of(infos.get(agent)) is None:
+            info = info_of(infos, agent, self._description.name)
+            if due and mask_of(info) is None:
                 yield (
                     f"{agent} acts, but its info has no action_mask, although other "
                     "infos have one. If all of its actions are then legal, pass "
