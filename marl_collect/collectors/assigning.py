@@ -10,6 +10,7 @@ import torch
 from marl_collect.collectors import messages
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.core.factories import Factory
+from marl_collect.core.seeding import Purpose, derive
 
 
 def seed_torch(seed: int, first: int, generation: int) -> None:
@@ -20,8 +21,7 @@ def seed_torch(seed: int, first: int, generation: int) -> None:
         first: index of the worker's first environment.
         generation: how often the worker was restarted.
     """
-    stream = (seed, first, generation)
-    torch.manual_seed(int(np.random.SeedSequence(stream).generate_state(1)[0]))
+    torch.manual_seed(derive(seed, Purpose.WORKER, first, generation))
 
 
 def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:

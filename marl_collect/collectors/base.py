@@ -23,7 +23,7 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.notebooks import statistics
-from marl_collect.core.seeding import next_seed
+from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
@@ -169,6 +169,7 @@ class CollectorBase:
         Returns:
             A seed for the next call; ``seed`` itself if ``static_seed``.
         """
+        seed = checked_seed(seed)
         with self._asking():
             self._backend.reseed(seed)
             self._delivery.forget_open()

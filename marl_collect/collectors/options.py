@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.factories import Factory
+from marl_collect.core.seeding import LARGEST_SEED
 from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
@@ -317,6 +318,7 @@ class BatchOptions(WorkerOptions):
         Option(
             "seed of all random numbers. None: drawn from torch's generator",
             at_least=0,
+            at_most=LARGEST_SEED,
         ),
     ] = None
     worker_idx: Annotated[

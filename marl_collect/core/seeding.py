@@ -1,27 +1,148 @@
-"""Derives seeds of episodes and generators of noise from one seed; saves torch's.
+"""Derives all random numbers from seeds, by one function; saves torch's generators.
 
 Every episode of every environment has its own seed, derived from the collector's
 seed, the environment's index and the episode's number. So data do not depend on how
 environments are distributed over workers, and any single episode can be repeated.
+
+``derive(seed, purpose, *indices)`` starts with 0, and replaces it for each number n in
+turn by output n of the SplitMix64 generator that is seeded with it. A step is a
+bijection of the number. So what differs in the last number only never coincides:
+neither two purposes of a seed, nor two environments, nor two episodes of one. Any
+other two coincide with a chance of 2**-64. Weights are initialised with the seed
+itself, as by ``torch.manual_seed(seed)``.
+
+Source:
+    Sebastiano Vigna, https://prng.di.unimi.it/splitmix64.c (public domain), after Guy
+    Steele, Doug Lea, Christine Flood, "Fast splittable pseudorandom number
+    generators", 2014.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from enum import IntEnum
+from numbers import Integral
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-_EPISODES = 0
-_NOISE = 1
-_LIMIT = 2**31 - 1
+LARGEST_SEED: Final = 2**63 - 1
+"""Seeds are kept in arrays of int64."""
+
+_EPISODE_BITS = 31
 """PettingZoo and Box2D environments take seeds below 2**31."""
 
+_MASK: Final = 2**64 - 1
 
-def draw_seed(seed: int | None) -> int:
-    """Return ``seed``, or a seed drawn from torch's generator if it is None."""
+
+class Purpose(IntEnum):
+    """What a number is derived for. The comments name the indices that follow."""
+
+    EPISODE = 0  # environment, number of the episode
+    NOISE = 1  # environment, stream, restarts of its worker
+    WORKER = 2  # first environment of the worker, its restarts
+    POOL_VERSION = 3  # none; the seed is an episode's
+    POOL_PLACE = 4  # number of the version
+    SEATS = 5  # none; the seed is an episode's
+    LOADER = 6  # epoch
+    MINIBATCHES = 7  # none
+    CHECKED_ACTIONS = 8  # none
+
+
+@overload
+def derive(seed: int, purpose: Purpose, *indices: int) -> int: ...
+@overload
+def derive(
+    seed: int, purpose: Purpose, *indices: NDArray[np.integer]
+) -> NDArray[np.uint64]: ...
+def derive(seed: int, purpose: Purpose, *indices: Any) -> Any:
+    """Return a number in ``[0, 2**64)`` that depends on all arguments.
+
+    Args:
+        seed: the root.
+        purpose: what the number is for.
+        indices: numbers, or arrays of them that broadcast, below 2**32 and not
+            negative; each purpose has its own.
+
+    Raises:
+        TypeError: if the seed is not an integer.
+        ValueError: if it is negative or larger than ``LARGEST_SEED``.
+    """
+    state: Any = _output(_output(0, checked_seed(seed)), purpose)
+    for index in indices:
+        array = isinstance(index, np.ndarray)
+        state = _output(state, index.astype(np.uint64) if array else index)
+    return state
+
+
+def _output(state: Any, number: Any) -> Any:
+    """Return output ``number`` of SplitMix64 seeded with ``state``; 0 is its first."""
+    state = (state + 0x9E3779B97F4A7C15 * (number + 1)) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def generator_for(seed: int, purpose: Purpose, *indices: int) -> np.random.Generator:
+    """Return a generator that is seeded with what ``derive`` returns."""
+    return np.random.Generator(np.random.SFC64(derive(seed, purpose, *indices)))
+
+
+def episode_seed(seed: int, environment: int, episode: int) -> int:
+    """Return the seed, in ``[0, 2**31)``, that an episode is reset with."""
+    return derive(seed, Purpose.EPISODE, environment, episode) >> (64 - _EPISODE_BITS)
+
+
+def episode_seeds(
+    seed: int, environments: NDArray[np.int64], episodes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return ``episode_seed`` of many episodes, computed together.
+
+    Args:
+        seed: the collector's seed.
+        environments: indices.
+        episodes: numbers, of the same shape or one that broadcasts.
+    """
+    numbers = derive(seed, Purpose.EPISODE, environments, episodes)
+    return (numbers >> (64 - _EPISODE_BITS)).astype(np.int64)
+
+
+def checked_seed(seed: Any) -> int:
+    """Return ``seed`` as a Python integer.
+
+    Raises:
+        TypeError: if it is not an integer.
+        ValueError: if it is negative or larger than ``LARGEST_SEED``.
+    """
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise TypeError(f"A seed must be an integer, but is {seed!r}.")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"A seed must be at least 0 and below 2**63, but is {seed}.")
+    return int(seed)
+
+
+def draw_seed(seed: Any) -> int:
+    """Return ``seed``, or a seed drawn from torch's generator if it is None.
+
+    Raises:
+        TypeError: as ``checked_seed``.
+        ValueError: as ``checked_seed``.
+    """
     import torch
 
-    return int(torch.randint(_LIMIT, ())) if seed is None else seed
+    if seed is None:
+        return int(torch.randint(2**_EPISODE_BITS, ()))
+    return checked_seed(seed)
+
+
+def next_seed(seed: int) -> int:
+    """Return the seed that follows ``seed``, in ``[0, 2**32 - 1)``.
+
+    Source:
+        The chain that TorchRL's ``set_seed`` returns, so that scripts which use the
+        returned seed get the same numbers.
+    """
+    data = np.random.default_rng(seed).bytes(8)
+    return int.from_bytes(data, byteorder="big") % (2**32 - 1)
 
 
 def torch_generators() -> dict[str, Any]:
@@ -47,104 +168,3 @@ def set_torch_generators(states: Mapping[str, Any]) -> None:
     gpus = states.get("cuda", [])[: torch.cuda.device_count()]
     for index, state in enumerate(gpus):
         torch.cuda.set_rng_state(state, index)
-
-
-def episode_seed(seed: int, environment: int, episode: int) -> int:
-    """Return the seed, in ``[0, 2**31 - 1)``, that an episode is reset with."""
-    sequence = np.random.SeedSequence((seed, _EPISODES, environment, episode))
-    return int(sequence.generate_state(1)[0]) % _LIMIT
-
-
-def episode_seeds(
-    seed: int, environments: NDArray[np.int64], episodes: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return ``episode_seed`` of many episodes, computed together.
-
-    Args:
-        seed: the collector's seed.
-        environments: indices, below 2**32.
-        episodes: numbers, of the same shape or one that broadcasts.
-    """
-    words = [*_words(seed), np.uint32(_EPISODES)]
-    entropy = [*words, environments.astype(np.uint32), episodes.astype(np.uint32)]
-    with np.errstate(over="ignore"):
-        mixed = _mixed(entropy)
-        state = (mixed ^ _INIT_B) * (_INIT_B * _MULT_B)
-        state = state ^ (state >> _SHIFT)
-    return state.astype(np.int64) % _LIMIT
-
-
-_INIT_A, _MULT_A = np.uint32(0x43B0D7E5), np.uint32(0x931E8875)
-_INIT_B, _MULT_B = np.uint32(0x8B51F9DD), np.uint32(0x58F38DED)
-_MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
-_SHIFT = np.uint32(16)
-_POOL = 4
-"""Constants of numpy's SeedSequence, which promises never to change them."""
-
-
-def _mixed(entropy: Sequence[Any]) -> Any:
-    """Return the first word of SeedSequence's pool, for words or arrays of words."""
-    constant = _INIT_A
-
-    def hashed(value: Any) -> Any:
-        nonlocal constant
-        value = value ^ constant
-        constant = constant * _MULT_A
-        value = value * constant
-        return value ^ (value >> _SHIFT)
-
-    def mix(one: Any, two: Any) -> Any:
-        result = _MIX_LEFT * one - _MIX_RIGHT * two
-        return result ^ (result >> _SHIFT)
-
-    padded = [*entropy, *[np.uint32(0)] * (_POOL - len(entropy))]
-    pool = [hashed(word) for word in padded[:_POOL]]
-    for source in range(_POOL):
-        for target in range(_POOL):
-            if source != target:
-                pool[target] = mix(pool[target], hashed(pool[source]))
-    for word in padded[_POOL:]:
-        for target in range(_POOL):
-            pool[target] = mix(pool[target], hashed(word))
-    return pool[0]
-
-
-def _words(number: int) -> list[np.uint32]:
-    """Return a non-negative integer as 32-bit words, the lowest first.
-
-    Raises:
-        ValueError: if it is negative.
-    """
-    if number < 0:
-        raise ValueError(f"A seed must be a non-negative integer, but is {number}.")
-    words = [np.uint32(number & 0xFFFFFFFF)]
-    while number := number >> 32:
-        words.append(np.uint32(number & 0xFFFFFFFF))
-    return words
-
-
-def noise_generator(
-    seed: int, environment: int, stream: int, generation: int = 0
-) -> np.random.Generator:
-    """Return the generator of one environment's action noise.
-
-    Args:
-        seed: the collector's seed.
-        environment: index of the environment.
-        stream: index of the purpose, such as the group, so that streams are
-            independent.
-        generation: how often the environment was rebuilt after a failure.
-    """
-    sequence = np.random.SeedSequence((seed, _NOISE, environment, stream, generation))
-    return np.random.Generator(np.random.SFC64(sequence))
-
-
-def next_seed(seed: int) -> int:
-    """Return the seed that follows ``seed``, in ``[0, 2**32 - 1)``.
-
-    Source:
-        The chain that TorchRL's ``set_seed`` returns, so that scripts which use the
-        returned seed get the same numbers.
-    """
-    data = np.random.default_rng(seed).bytes(8)
-    return int.from_bytes(data, byteorder="big") % (2**32 - 1)

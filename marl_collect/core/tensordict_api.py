@@ -23,7 +23,7 @@ from marl_collect.core.replay import (
     RecordedEpisodes,
     replay,
 )
-from marl_collect.core.seeding import draw_seed, episode_seed, next_seed
+from marl_collect.core.seeding import checked_seed, draw_seed, episode_seeds, next_seed
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 
@@ -69,7 +69,7 @@ class TensorDictAPI:
 
     def set_seed(self, seed: int, *, static_seed: bool) -> int:
         """Derive the seeds of all further episodes from ``seed``."""
-        self._seed = seed
+        self._seed = checked_seed(seed)
         self._episodes = [0] * self._engine.size
         return seed if static_seed else next_seed(seed)
 
@@ -271,7 +271,8 @@ class TensorDictAPI:
         return assemble(tensors, self._batch, self._n_agents)
 
     def _reset(self, indices: list[int]) -> None:
-        seeds = [episode_seed(self._seed, k, self._episodes[k]) for k in indices]
+        numbers = np.array([self._episodes[k] for k in indices])
+        seeds = episode_seeds(self._seed, np.array(indices), numbers).tolist()
         self._engine.reset(indices, seeds)
         self._recording.begin(indices)
         for k, seed in zip(indices, seeds, strict=True):

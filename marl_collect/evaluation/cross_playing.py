@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from marl_collect.core.factories import spread
+from marl_collect.core.seeding import LARGEST_SEED, Purpose, derive
 from marl_collect.errors import imports_of
 from marl_collect.evaluation.evaluator import EvaluationArguments, evaluate
 from marl_collect.evaluation.intervals import Floats, Interval, bootstrap
@@ -183,7 +184,8 @@ class _Pairs:
 
 def sampled_half(seed: int, agents: tuple[str, ...]) -> list[str]:
     """Return half of the agents, rounded up, sampled from ``seed``."""
-    return random.Random(seed).sample(agents, -(-len(agents) // 2))
+    rng = random.Random(derive(seed, Purpose.SEATS))
+    return rng.sample(agents, -(-len(agents) // 2))
 
 
 def members(policies: Any) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def check_arguments(
             )
     arguments = {**options, "episodes": episodes}
     parse(EvaluationArguments, caller, (None, create_env_fn), arguments)
-    require("seed", seed, int, Option("", at_least=0))
+    require("seed", seed, int, Option("", at_least=0, at_most=LARGEST_SEED))
 
 
 def agents_of(create_env_fn: Any, options: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from marl_collect.collectors.statistics import agent_return, team_return
 from marl_collect.collectors.worker_group import WorkerGroup, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
-from marl_collect.core.seeding import episode_seeds
+from marl_collect.core.seeding import LARGEST_SEED, episode_seeds
 from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
     Option,
@@ -39,7 +39,6 @@ from marl_collect.rollout.episodes import Episode
 _FRAMES = 100  # Per environment, between two checks for ended episodes.
 _LONG = 10_000  # Frames of an episode, after which a warning names the limit.
 _SLOT = 0  # There is only one.
-_MOST_SEED = 2**63  # Seeds are 64-bit integers in arrays.
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,11 @@ class EvaluatorArguments(_Shared):
     _: KW_ONLY
     seeds: Annotated[
         int,
-        Option("one root seed, from which each episode's seed is derived", at_least=0),
+        Option(
+            "one root seed, from which each episode's seed is derived",
+            at_least=0,
+            at_most=LARGEST_SEED,
+        ),
     ] = 0
 
 
@@ -239,7 +242,8 @@ class Evaluator(Closing):
         workers = self._workers
         root = self._root
         if seeds is not None:
-            root = require("seeds", seeds, int, Option("", at_least=0))
+            bounds = Option("", at_least=0, at_most=LARGEST_SEED)
+            root = require("seeds", seeds, int, bounds)
         chosen_seeds = _derived(root, episodes)
         policy = workers.weights.policy
         tensors = None
@@ -396,14 +400,12 @@ def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
     single = isinstance(seeds, Integral)
     numbers = (seeds,) if single else tuple(seeds)
     for seed in numbers:
-        if not isinstance(seed, Integral) or seed < 0:
+        if not isinstance(seed, Integral) or not 0 <= seed <= LARGEST_SEED:
             raise ValueError(
-                f"seeds must be non-negative integers, but found {seed!r}."
+                f"seeds must be non-negative integers below 2**63, but found {seed!r}."
             )
     if single:
         return int(seeds), ()
-    if any(seed >= _MOST_SEED for seed in numbers):
-        raise ValueError(f"Seeds of episodes must be less than 2**63: {max(numbers)}.")
     if len(numbers) != episodes:
         raise ValueError(
             f"There are {episodes} episodes, but {len(numbers)} seeds: pass one seed "

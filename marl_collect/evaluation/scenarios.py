@@ -12,6 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
+from marl_collect.core.seeding import Purpose, derive
 from marl_collect.evaluation.cross_playing import (
     agents_of,
     check_arguments,
@@ -176,7 +177,7 @@ class _Populations:
 
     def __call__(self, seed: int, agents: tuple[str, ...]) -> dict[str, str]:
         """Return each agent's policy."""
-        rng = random.Random(seed)
+        rng = random.Random(derive(seed, Purpose.SEATS))
         by_kind = {
             kind: [name for name in self.names if name.startswith(kind)]
             for kind in (_FOCAL, _BACKGROUND)

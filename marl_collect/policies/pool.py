@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from marl_collect.core.seeding import Purpose, checked_seed, generator_for
 from marl_collect.weights.skeleton import weight_tensors
 
 Keep = Literal["recent", "best", "random"]
@@ -99,7 +100,8 @@ class PolicyPool(nn.Module):
                     f"The policy has no values for {name} yet: initialise it before "
                     "its versions are kept, with marl_collect.materialize."
                 )
-        self._every, self._keep, self._sample, self._seed = every, keep, sample, seed
+        self._every, self._keep, self._sample = every, keep, sample
+        self._seed = checked_seed(seed)
         # In a list, because the policy is no part of the pool.
         self._policy = [policy]
         self.members = nn.ModuleList(copy.deepcopy(policy) for _ in range(size))
@@ -189,7 +191,7 @@ class PolicyPool(nn.Module):
     def pick(self, seed: int) -> int:
         """Return the place that is sampled in the episode of ``seed``."""
         edges = np.cumsum(self.probabilities.numpy())
-        number = np.random.default_rng((seed, 1)).random() * edges[-1]
+        number = generator_for(seed, Purpose.POOL_VERSION).random() * edges[-1]
         return int(np.searchsorted(edges, number, side="right"))
 
     def _place(self) -> int | None:
@@ -203,7 +205,8 @@ class PolicyPool(nn.Module):
             return int(self.win_rates.argmax())
         # Reservoir sampling: the k-th version replaces one with probability size / k.
         number = int(self.updates) // self._every
-        place = int(np.random.default_rng((self._seed, number)).integers(number + 1))
+        random = generator_for(self._seed, Purpose.POOL_PLACE, number)
+        place = int(random.integers(number + 1))
         return place if place < self.size else None
 
     def _weigh(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
-from marl_collect.core.seeding import noise_generator
+from marl_collect.core.seeding import Purpose, generator_for
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 
@@ -138,7 +138,7 @@ class Generators:
         stream += self._first
         if stream not in self._made:
             self._made[stream] = [
-                noise_generator(seed, environment, stream, self._generation)
+                self._new(seed, environment, stream)
                 for seed, environment in self._origins
             ]
         return self._made[stream]
@@ -154,7 +154,10 @@ class Generators:
         """
         self._origins[k] = (seed, 0)
         for stream, made in self._made.items():
-            made[k] = noise_generator(seed, 0, stream, self._generation)
+            made[k] = self._new(seed, 0, stream)
+
+    def _new(self, seed: int, environment: int, stream: int) -> np.random.Generator:
+        return generator_for(seed, Purpose.NOISE, environment, stream, self._generation)
 
     def state(self) -> dict[int, NDArray[np.int64]]:
         """Return the state that ``load`` restores, int64 ``[K, 6]`` by stream."""

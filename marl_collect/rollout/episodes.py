@@ -151,7 +151,7 @@ class EpisodeEnds:
     end: int
 
 
-_AHEAD = 16
+_AHEAD = 32
 """Number of episodes of each environment whose seeds are computed together."""
 
 

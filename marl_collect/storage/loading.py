@@ -10,6 +10,7 @@ import numpy as np
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
+from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
 from marl_collect.options import Option, Options, method
 from marl_collect.storage.moments import Moments
 
@@ -31,7 +32,10 @@ class LoaderArguments(Options):
     ]
     _: KW_ONLY
     shuffle: Annotated[bool, Option("draw a new order for every epoch")] = True
-    seed: Annotated[int | None, Option("of the order; random if None")] = None
+    seed: Annotated[
+        int | None,
+        Option("of the order; random if None", at_least=0, at_most=LARGEST_SEED),
+    ] = None
     drop_last: Annotated[
         bool,
         Option("leave out the last mini-batch of an epoch if it is smaller"),
@@ -181,8 +185,7 @@ class Loader:
             raise ValueError(f"There is nothing to load in {source!r}.")
         self._source = source
         self._options = options
-        seed = options.seed
-        self._seed = int(torch.randint(2**31 - 1, ())) if seed is None else seed
+        self._seed = draw_seed(options.seed)
         if options.pin_memory and not torch.cuda.is_available():
             raise ValueError(
                 "pin_memory=True is for copies to a GPU, but torch finds none: omit "
@@ -302,7 +305,7 @@ class Loader:
         size, ranks = self._options.batch_size, self._options.world_size
         order = np.arange(len(self._source))
         if self._options.shuffle:
-            order = np.random.default_rng([self._seed, epoch]).permutation(order)
+            order = generator_for(self._seed, Purpose.LOADER, epoch).permutation(order)
         if self._options.drop_last:
             order = order[: len(order) // ranks * ranks]
         else:

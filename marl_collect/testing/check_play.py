@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from marl_collect.core.description import Field, Key, allocate
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.env_wrapper import EnvWrapper
+from marl_collect.core.seeding import Purpose, generator_for
 from marl_collect.testing.check_rows import Rules, name_of
 
 Array = NDArray[Any]
@@ -48,7 +49,7 @@ class Play:
     def rules(self, seed: int) -> Iterator[str]:
         """Play an episode and check the row after every call."""
         rules = Rules(self.description, self._row)
-        random = np.random.default_rng(seed)
+        random = generator_for(seed, Purpose.CHECKED_ACTIONS)
         self._reset(seed)
         yield from rules.after_reset()
         for finding in self._env.audit():
@@ -74,7 +75,7 @@ class Play:
         """
         for array in self._row.values():
             array.fill(poison)
-        random = np.random.default_rng(seed)
+        random = generator_for(seed, Purpose.CHECKED_ACTIONS)
         outcome = self.description.outcome()
         observed = self.description.observed()
         self._reset(seed)
@@ -104,7 +105,7 @@ class Play:
             return
         wide = np.dtype(np.float64)
         row = self._row | allocate({k: Field(f.shape, wide) for k, f in exact.items()})
-        random = np.random.default_rng(seed)
+        random = generator_for(seed, Purpose.CHECKED_ACTIONS)
         self._bind(row)
         self._reset(seed)
         for _ in range(min(self._steps, 10)):

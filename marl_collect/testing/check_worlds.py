@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
 from marl_collect.core.description import Key
 from marl_collect.core.env_wrapper import EnvWrapper
-from marl_collect.core.seeding import episode_seeds
+from marl_collect.core.seeding import Purpose, episode_seeds, generator_for
 from marl_collect.testing.check_play import Snapshot, attempt, differences
 from marl_collect.testing.check_rows import Rules
 
@@ -49,7 +49,7 @@ class WorldPlay:
         self._memory = self._engine.allocate()
         self._engine.bind(self._memory)
         self._seed, self._episodes, self._most = seed, episodes, episodes * steps
-        random = np.random.default_rng(seed)
+        random = generator_for(seed, Purpose.CHECKED_ACTIONS)
         self._samplers = [
             (sampler, random.random((*_TABLE, *sampler.noise_shape)))
             for sampler in samplers(self.description)

@@ -11,7 +11,12 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.seeding import set_torch_generators, torch_generators
+from marl_collect.core.seeding import (
+    Purpose,
+    derive,
+    set_torch_generators,
+    torch_generators,
+)
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.costs import Costs, StepMeter
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
@@ -68,7 +73,8 @@ class Learner(abc.ABC):
         self.options = options
         self.policy_options = policy_options(setup, options, description)
         self.device = _available(options.device)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator()
+        self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
         self._meter: StepMeter | None = None
 

@@ -2,8 +2,7 @@
 
 Nothing of the engine is used: PettingZoo environments are stepped as PettingZoo
 documents it, the policy is called as a user calls it, on a TensorDict made for the
-call, and a batch is a list of frames. From the package come only the seeds of episodes
-and of noise, which are part of its contract (``marl_collect.core.seeding``).
+call, and a batch is a list of frames. Seeds are derived in ``oracle_seeds``.
 """
 
 import copy
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from oracle_seeds import NOISE, POOL_VERSION, episode_seed, generator
 from oracle_worlds import CHOICES, FEATURES, Group, World
 from tensordict import TensorDict
 
-from marl_collect.core.seeding import episode_seed, noise_generator
 from marl_collect.policies.assigned import AssignedPolicies
 
 Key = tuple[str, ...]
@@ -442,7 +441,7 @@ class ReferenceWorker:
             names = self.policy.assign(seed, tuple(self.world.agents))
             index = {name: i for i, name in enumerate(self.policy.names)}
             if "pool_0" in index:  # It is full, and samples uniformly.
-                number = np.random.default_rng((seed, 1)).random()
+                number = generator(seed, POOL_VERSION).random()
                 version = int(number * self.policy.module("pool").size)
                 index["pool"] = index[f"pool_{version}"]
             self.chosen[k] = {
@@ -558,8 +557,8 @@ class ReferenceWorker:
 
     def _generator(self, k: int, stream: int) -> np.random.Generator:
         if (k, stream) not in self.noise:
-            self.noise[k, stream] = noise_generator(
-                self.seed, self.indices[k], stream, self.generation
+            self.noise[k, stream] = generator(
+                self.seed, NOISE, self.indices[k], stream, self.generation
             )
         return self.noise[k, stream]
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from oracle_seeds import episode_seed
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
@@ -122,8 +123,6 @@ def collect(trial: Trial, factory: Any, frames: int) -> Frame:
 
 def compare(trial: Trial, stock: Any, recorded: Frame) -> int:
     """Compare ``recorded`` with the data of ``stock``; return the number of frames."""
-    from marl_collect.core.seeding import episode_seed
-
     frames = len(recorded["done",])
     known_keys: set[Key] = set()
     frame = episode = 0
