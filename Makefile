@@ -168,7 +168,7 @@ fuzz: $(STAMP_ALL)
 	$(BIN)/python tests/oracle/oracle_fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
 fuzz-storage: $(STAMP_ALL)
-	$(BIN)/python tests/storage/storage_fuzz.py $(ARGS)
+	PYTHONPATH=benchmarks $(BIN)/python tests/storage/storage_fuzz.py $(ARGS)
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)

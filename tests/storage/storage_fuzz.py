@@ -6,7 +6,7 @@ datasets with records and packed frames of several runs. They are read in each o
 open. Lines at the end of a journal may be missing without an error, as after a crash:
 the batches before them must be right. Run as a program::
 
-    python tests/storage/storage_fuzz.py --trials 10000 --seed 0
+    PYTHONPATH=benchmarks python tests/storage/storage_fuzz.py --trials 10000 --seed 0
 """
 
 import argparse
