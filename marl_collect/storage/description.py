@@ -14,8 +14,9 @@ from marl_collect.core.description_json import (
     environment_from_json,
     environment_to_json,
 )
+from marl_collect.core.seeding import LARGEST_SEED, checked_seed
 from marl_collect.core.task_providers import packages
-from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.checks import DatasetError, integer
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 """The packages of the engine that determine the data."""
@@ -125,6 +126,16 @@ class RunDescription:
     versions: Mapping[str, str] = field(default_factory=installed_versions)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
+    def __post_init__(self) -> None:
+        """Check the seed.
+
+        Raises:
+            TypeError: if it is not an integer.
+            ValueError: if it is negative or too large.
+        """
+        if self.seed is not None:
+            checked_seed(self.seed)
+
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values."""
         return asdict(self)
@@ -132,8 +143,9 @@ class RunDescription:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the description from the output of ``to_json``."""
+        seed = data["seed"]
         return cls(
-            _typed(data, "seed", int, type(None)),
+            seed if seed is None else integer(data, "seed", LARGEST_SEED + 1),
             _typed(data, "policy"),
             _typed(data, "options"),
             _typed(data, "versions"),

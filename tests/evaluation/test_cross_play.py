@@ -14,6 +14,7 @@ from workloads.counting import CountingEnv
 from marl_collect import PolicyPool
 from marl_collect.envs import PettingZooEnv
 from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
+from marl_collect.evaluation.cross_playing import sampled_half
 from marl_collect.models import make_policy
 
 ROCK, PAPER, SCISSORS = range(3)
@@ -75,6 +76,12 @@ def test_seats_decide_who_acts_for_the_row() -> None:
         result.interval("stone", "stone")
     with pytest.raises(ValueError, match="There are no policies"):
         cross_play({}, rps, episodes=1)
+
+
+def test_half_of_the_agents_is_sampled_as_documented() -> None:
+    """The numbers are those of docs/architecture.md ("Seeds")."""
+    halves = [sampled_half(seed, ("a", "b", "c")) for seed in range(4)]
+    assert halves == [["b", "a"], ["b", "a"], ["c", "a"], ["c", "a"]]
 
 
 def test_returns_are_those_of_the_agents_that_were_chosen() -> None:

@@ -59,6 +59,14 @@ def test_random_versions_are_a_uniform_sample_of_all() -> None:
     assert ((counts - 60).abs() < 35).all()
 
 
+def test_random_choices_follow_from_seeds_as_documented() -> None:
+    """The numbers are those of docs/architecture.md ("Seeds")."""
+    pool = trained(11, size=4, keep="random", seed=0)
+    assert pool.versions.tolist() == [9, 4, 8, 5]
+    picked = [pool.pick(seed) for seed in range(12)]
+    assert picked == [2, 1, 0, 3, 3, 2, 1, 1, 0, 2, 3, 0]
+
+
 def test_versions_that_are_added_by_hand_have_numbers_of_their_own() -> None:
     pool = trained(0, size=4, sample="latest")
     pool.add(2)

@@ -121,6 +121,8 @@ HOSTILE: dict[str, Callable[[Entries], Any]] = {
     "large layout": lambda e: only("layout", e)[0]["record"].update(
         kind=base64.b64encode(bytes(10**6)).decode()
     ),
+    "negative seed": lambda e: only("run", e)[0].update(seed=-1),
+    "huge seed": lambda e: only("run", e)[0].update(seed=2**63),
     "run that is none": lambda e: e.append({"run": 3}),
     "nothing known": lambda e: e.append({"future": {}}),
     "frames without bytes": lambda e: empty(e, 2**30, 2**30),
@@ -137,6 +139,13 @@ def test_a_forged_journal_is_refused_quickly(copy: Path, case: str) -> None:
 def test_a_key_with_an_impossible_frame_is_named(copy: Path) -> None:
     edit(copy, HOSTILE["huge keys"])
     with pytest.raises(DatasetError, match="A frame of .* is more than 2,147,483,648"):
+        open_dataset(copy)
+
+
+@pytest.mark.parametrize("case", ["negative seed", "huge seed"])
+def test_a_seed_that_is_out_of_range_is_named(copy: Path, case: str) -> None:
+    edit(copy, HOSTILE[case])
+    with pytest.raises(DatasetError, match="seed is"):
         open_dataset(copy)
 
 

@@ -64,6 +64,18 @@ def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
     assert [tags(batch) for batch in second_loader] == epochs[0]
 
 
+def test_orders_follow_from_the_seed_as_documented(dataset: Dataset) -> None:
+    """The numbers are those of docs/architecture.md ("Seeds")."""
+    key = ("collector", "traj_ids")
+    numbers = dataset.trajectories.first(key).tolist()
+    loader = dataset.trajectories.loader(batch_size=10, seed=5)
+    orders = []
+    for _ in range(2):
+        (batch,) = loader
+        orders.append([numbers.index(number) for number in batch[key][:, 0].tolist()])
+    assert orders == [[8, 2, 3, 9, 7, 6, 4, 1, 5, 0], [9, 3, 0, 4, 5, 8, 6, 2, 7, 1]]
+
+
 def test_a_dataset_loads_its_transitions(dataset: Dataset) -> None:
     dataset_loader, frame_loader = (
         dataset.loader(9, seed=1),

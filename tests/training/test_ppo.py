@@ -139,6 +139,11 @@ def test_rows_of_inactive_agents_do_not_change_gradients() -> None:
         torch.testing.assert_close(low, high)
 
 
+def test_minibatches_have_a_seed_of_their_own() -> None:
+    """The number is that of docs/architecture.md ("Seeds")."""
+    assert learner_of(CountingEnv).generator.initial_seed() == 4890566965504419038
+
+
 @pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
 def test_an_update_changes_every_parameter(name: str) -> None:
     learner = learner_of(CountingEnv, name)

@@ -141,7 +141,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     close(loss.detach().double(), expected.detach())
 
     size = max(1, learner.ppo.minibatch_frames // settings.length)
-    order = torch.Generator().manual_seed(seed)
+    order = torch.Generator().manual_seed(learner.generator.initial_seed())
     minibatches = [
         rows
         for _ in range(learner.ppo.epochs)
