@@ -548,7 +548,14 @@ def _bounded(kind: Any, option: Option, *, several: bool) -> str:
     text += f" of {option.unit}" if option.unit else ""
     low, high = option.at_least, option.at_most
     if low is not None and high is not None:
-        return f"{text} of at least {low} and at most {high:_}"
+        return f"{text} of at least {low} and at most {_largest(high)}"
     if low is not None:
         return f"{text} of at least {low}"
-    return text if high is None else f"{text} of at most {high:_}"
+    return text if high is None else f"{text} of at most {_largest(high)}"
+
+
+def _largest(number: int) -> str:
+    """Return a bound in words; a long one as a power of two."""
+    bits = number.bit_length()
+    long = bits > 40 and number == 2**bits - 1
+    return f"2**{bits} - 1" if long else f"{number:_}"
