@@ -201,7 +201,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a seed in words": (
         lambda: run(line(), seed="one"),
         TypeError,
-        r"seed must be an integer of at least 0 and at most 2\*\*63 - 1 or None, but is",
+        r"seed must be an integer of at least 0 and at most 2\*\*63 - 1 or None",
     ),
     "a postproc that cannot be called": (
         lambda: run(line(), postproc=3),
