@@ -6,7 +6,7 @@ agents that cannot act. Only the agent whose turn it is observes; the rows of th
 keep their last observations.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from pettingzoo import AECEnv
@@ -14,6 +14,9 @@ from pettingzoo import AECEnv
 from marl_collect.envs.pettingzoo.actions import Actions
 from marl_collect.envs.pettingzoo.description import as_list
 from marl_collect.envs.pettingzoo.rows import Rows
+
+_TOLERANCE = 1e-4
+"""Relative difference of sums of float32 rewards that is no finding."""
 
 
 @final
@@ -24,6 +27,10 @@ class AECDriver:
         """Step ``env``, called ``name`` in errors; ``bind`` provides the row."""
         self._env = env
         self._name = name
+        # Whether env.rewards was seen to be in use, which is checked until it is.
+        self._rewarded = False
+        self._acted: Any = None
+        self._sums: dict[Any, float] = {}
 
     def bind(self, rows: Rows, actions: Actions) -> None:
         """From now on, read ``actions`` and write to ``rows``."""
@@ -37,6 +44,7 @@ class AECDriver:
             RuntimeError: if the reset leaves no agent alive.
         """
         env = self._env
+        self._acted = None
         env.reset(seed=seed)
         self._read()
         # Agents that are dead now take no part: after a reset no flag may be True.
@@ -59,12 +67,21 @@ class AECDriver:
         rows = self._rows
         env = self._env
         rows.begin_frame()
-        agent = self._agent
+        self._acted = agent = self._agent
         env.step(self._actions.read(self._plan)[agent])
         self._read()
         self._join_new()
+        try:
+            rewards = env.rewards
+        except AttributeError as error:
+            raise RuntimeError(
+                f"{self._name} has no env.rewards, the rewards of each step by agent: "
+                f"{error}"
+            ) from error
+        if not self._rewarded:
+            self._check_rewards(rewards)
         rows.rewards.clear()
-        rows.rewards.write(env.rewards, rows.absent)
+        rows.rewards.write(rewards, rows.absent)
         if rows.has_infos:
             rows.write_infos(env.infos)
         rows.select(agent, acts=False)
@@ -78,14 +95,53 @@ class AECDriver:
         else:
             self._next_turn()
 
-    def audit(self) -> Iterable[str]:
-        """Return what is missing for the agent whose turn it is.
+    def audit(self) -> Iterator[str]:
+        """Yield what is wrong with the agent whose turn it is: its mask, its rewards.
 
         Agents that are done may still be listed: they leave when it is their turn.
         """
+        if self._acted is None:
+            self._sums = {}
+        else:
+            self._sums[self._acted] = 0.0
+            for agent, reward in self._rows.rewards.by_agent():
+                self._sums[agent] = self._sums.get(agent, 0.0) + reward
         if not self._agents:
-            return ()
-        return self._rows.without_mask(self._env.infos, [self._agent])
+            return
+        yield from self._rows.without_mask(self._env.infos, [self._agent])
+        total = self._cumulative().get(self._agent, 0.0)
+        known = self._sums.get(self._agent, 0.0)
+        if total and abs(total - known) > _TOLERANCE * max(1.0, abs(total)):
+            yield (
+                f"last() returns the reward {total} of {self._agent}, but its rewards "
+                f"since its last turn sum to {known}. Batches have env.rewards, so it "
+                "must have the rewards of each step."
+            )
+
+    def _cumulative(self) -> Mapping[Any, float]:
+        """Return the rewards that ``last()`` returns."""
+        return getattr(self._env, "_cumulative_rewards", {})
+
+    def _check_rewards(self, rewards: Mapping[Any, Any]) -> None:
+        """Check that rewards which ``last()`` returns are in ``env.rewards`` too.
+
+        Raises:
+            RuntimeError: if there have been no others in this environment.
+        """
+        try:
+            self._rewarded = any(rewards.values())
+        except ValueError:  # An array, which is refused when it is written.
+            self._rewarded = True
+        if self._rewarded:
+            return
+        for agent, total in self._cumulative().items():
+            if total:
+                raise RuntimeError(
+                    f"{self._name}: last() returns the reward {total} of {agent}, but "
+                    "env.rewards has had only zeros so far. Batches have env.rewards: "
+                    "write the rewards of each step there, and call "
+                    "_accumulate_rewards(), which adds them to those of last()."
+                )
 
     def _read(self) -> None:
         """Read what changes with a step, once: each read passes all wrappers."""

@@ -1,7 +1,7 @@
 """Writes rewards, and their sums over an episode, to one row."""
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -70,6 +70,11 @@ class Rewards:
         for step, total_row, total in self._totals:
             total += step
             total_row[...] = total
+
+    def by_agent(self) -> Iterator[tuple[Any, float]]:
+        """Yield each agent and its reward of this step, as written."""
+        for agent, (memory, index) in self._specs.items():
+            yield agent, float(memory[index])
 
     def clear(self) -> None:
         """Write zeros."""

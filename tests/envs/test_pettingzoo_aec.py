@@ -12,7 +12,7 @@ from support.zoo import Script, ScriptedTurns
 from marl_collect import MarlGroupMapType
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
-from marl_collect.testing.check_env import check_env
+from marl_collect.testing.check_env import ContractError, check_env
 
 torch = pytest.importorskip("torch")
 
@@ -62,6 +62,76 @@ def test_the_reward_is_not_cumulative() -> None:
     env.step()
     env.step()
     assert env.agents("reward") == [[2], [12], [22]]
+
+
+def only_cumulative(raw: ScriptedTurns, ends: int) -> None:
+    """Let rewards of 7, from step ``ends`` on, be in ``_cumulative_rewards`` only."""
+    raw._accumulate_rewards = lambda: None
+    step = raw.step
+
+    def go(action: Any) -> None:
+        step(action)
+        raw._clear_rewards()
+        if raw.steps >= ends:
+            raw._cumulative_rewards = dict.fromkeys(raw.agents, 7.0)
+
+    raw.step = go  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_rewards_that_only_last_returns_are_an_error(first: int) -> None:
+    env = Turns(Script(max_cycles=4))
+    only_cumulative(env.raw, first)
+    for _ in range(first - 1):
+        env.step()
+    message = (
+        r"scripted_v0: last\(\) returns the reward 7.0 of agent_0, but env.rewards has "
+        r"had only zeros so far"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        env.step()
+
+
+def test_missing_rewards_are_an_error_that_names_the_environment() -> None:
+    env = Turns()
+    step = env.raw.step
+
+    def go(action: Any) -> None:
+        step(action)
+        del env.raw.rewards
+
+    env.raw.step = go  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="scripted_v0 has no env.rewards"):
+        env.step()
+
+
+def test_rewards_that_last_does_not_return_are_written() -> None:
+    env = Turns()
+    env.raw._accumulate_rewards = lambda: None
+    env.step()
+    assert env.agents("reward") == [[1], [11], [21]]
+    check_env(lambda: PettingZooWrapper(ScriptedTurns()), episodes=1)
+
+
+def test_check_env_compares_the_rewards_with_those_of_last() -> None:
+    def factory() -> PettingZooWrapper:
+        raw = ScriptedTurns()
+        step = raw.step
+
+        def go(action: Any) -> None:
+            step(action)
+            if raw.steps == 2:
+                raw._cumulative_rewards["agent_2"] += 5
+
+        raw.step = go  # type: ignore[method-assign]
+        return PettingZooWrapper(raw)
+
+    message = (
+        r"last\(\) returns the reward 48.0 of agent_2, but its rewards since its last "
+        r"turn sum to 43.0"
+    )
+    with pytest.raises(ContractError, match=message):
+        check_env(factory)
 
 
 @pytest.mark.torchrl_defect("D2")
