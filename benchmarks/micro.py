@@ -42,6 +42,7 @@ TABLE = (
     "worlds",
     "imports",
     "datasets",
+    "parquet",
     "vectors",
     "formats",
     "libraries",

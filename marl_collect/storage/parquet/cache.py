@@ -1,0 +1,405 @@
+"""Decoded frames on disk, which readers map.
+
+The folder of a cache has files of one *generation*, a random name:
+
+- ``G.records``: a NumPy record per frame with all small keys, and for large ones where
+  they begin and end in ``G.large``.
+- ``G.large``: large frames, each compressed with LZ4.
+- ``G.index``: run, trajectory, number in the episode and end of each frame.
+- ``G.N.order.npy``, ``G.N.episodes.npy``: the frames by episode, and the complete
+  episodes, of the first N frames.
+- ``state.json``: what is complete. Everything behind it is rubbish of a killed process.
+
+A file that was added to the dataset is appended. If a file was removed or replaced, a
+new generation is written: what readers have mapped never changes.
+"""
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.parquet.columns import (
+    DONE,
+    FRAME_INDEX,
+    RUN,
+    Column,
+    columns_of,
+    decode,
+    flat_rows,
+)
+from marl_collect.storage.parquet.files import BatchFile, read_schema, read_table
+from marl_collect.storage.parquet.writer import schema_difference
+
+_FORMAT: Final = 1
+_STATE: Final = "state.json"
+_INDEX: Final = np.dtype(
+    [("traj_id", "<i8"), ("run", "<i4"), ("frame_index", "<i4"), ("done", "?")],
+    align=True,
+)
+_LZ4: Final = pa.Codec("lz4_raw")
+
+
+@final
+@dataclass
+class CacheState:
+    """What is complete in a cache.
+
+    Attributes:
+        dtype: of a record, as text.
+        generation: beginning of the names of its files.
+        frames: number of records.
+        large_bytes: of the file with large frames.
+        runs: names of the runs, in the order of their numbers.
+        begins: for each file's ``run.first``: the number of its first frame.
+        ends: for each file's ``run.last``: the number of the frame behind it, and its
+            time of modification in nanoseconds. A file of joined batches begins as the
+            first one and ends as the last one of those that it replaces.
+        version: of this layout.
+    """
+
+    dtype: str
+    generation: str = field(default_factory=lambda: secrets.token_hex(8))
+    frames: int = 0
+    large_bytes: int = 0
+    runs: list[str] = field(default_factory=list)
+    begins: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, list[int]] = field(default_factory=dict)
+    version: int = _FORMAT
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return the state of a cache, None if it has none that can be read."""
+        try:
+            data = json.loads((folder / _STATE).read_text())
+            known = {entry.name for entry in fields(cls)}
+            if set(data) != known or data["version"] != _FORMAT:
+                return None
+            return cls(**data)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@final
+@dataclass(frozen=True)
+class Cache:
+    """The decoded frames of files, complete and mapped.
+
+    Attributes:
+        columns: of the dataset.
+        records: one per frame, mapped; what is written to them stays in this process.
+        large: bytes of large frames, mapped; None if there are none.
+        order: ``[frames]``, numbers of all frames, those of an episode back to back.
+        episodes: of every complete episode the position of its ``first`` frame in
+            ``order``, its ``length``, ``traj_id``, number of its ``run``, whether it
+            ``terminated``, and the sum of every reward, by column. In the order of
+            their last frames.
+        folder: of the cache.
+        state: what it holds.
+    """
+
+    columns: tuple[Column, ...]
+    records: NDArray[Any]
+    large: NDArray[np.uint8] | None
+    order: NDArray[np.int64]
+    episodes: NDArray[Any]
+    folder: Path
+    state: CacheState
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of the runs, by number."""
+        return self.state.runs
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The mapping of the records."""
+        mapping: mmap.mmap = self.records._mmap  # type: ignore[attr-defined] # noqa: SLF001
+        return mapping
+
+    def __reduce__(self) -> Any:
+        """Map the files again in another process, instead of copying them there."""
+        return _mapped, (self.folder, self.state, self.columns)
+
+    def large_frame(self, span: Sequence[int], out: NDArray[Any]) -> None:
+        """Decompress a large frame.
+
+        Args:
+            span: where it begins and ends.
+            out: contiguous, of the column's shape.
+
+        Raises:
+            DatasetError: if the cache is damaged.
+        """
+        begin, end = span
+        if not out.nbytes:
+            return
+        try:
+            assert self.large is not None
+            data = _LZ4.decompress(
+                self.large[begin:end].data, out.nbytes, asbytes=False
+            )
+        except (pa.ArrowException, OSError, ValueError, AssertionError) as error:
+            raise DatasetError(
+                f"The cache of the dataset is damaged: {error}. Delete its folder."
+            ) from error
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+
+def cache_folder(path: Path) -> Path:
+    """Return the folder of the cache: in the dataset's if that can be written."""
+    inside = path / ".cache"
+    if os.access(inside if inside.exists() else path, os.W_OK | os.X_OK):
+        return inside
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    return home / "marl_collect" / digest[:24]
+
+
+def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
+    """Bring a cache up to date, and map it.
+
+    Args:
+        files: of the dataset, at least one.
+        folder: of the cache.
+
+    Raises:
+        DatasetError: if a file is damaged, or has other keys than the first one.
+        FileNotFoundError: if a file has vanished; a writer may have joined it.
+        OSError: if the cache cannot be written.
+    """
+    schema = read_schema(files[0].path)
+    with naming(files[0].path, "a file of a dataset"):
+        columns = columns_of(schema)
+    dtype = _record(columns)
+    state = CacheState.read(folder)
+    if _known_files(state, files, dtype) != len(files):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / ".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                state = CacheState.read(folder)  # Another reader may have done it.
+                known = _known_files(state, files, dtype)
+                if known != len(files):
+                    builder = _Builder(folder, schema, columns, dtype)
+                    state = builder.extend(state if known else None, files[known:])
+        except PermissionError as error:
+            raise PermissionError(
+                error.errno,
+                "The cache of the dataset cannot be written: pass cache=, a folder",
+                str(folder),
+            ) from error
+    assert state is not None
+    return _mapped(folder, state, columns)
+
+
+def _record(columns: Sequence[Column]) -> np.dtype[Any]:
+    entries: list[Any] = [
+        (c.name, "<i8", (2,)) if c.is_large else (c.name, c.stored, c.shape)
+        for c in columns
+    ]
+    # Large items first: no item crosses more cache lines than it must.
+    entries.sort(key=lambda entry: -np.dtype(entry[1]).itemsize)
+    return np.dtype(entries, align=True)
+
+
+def _known_files(
+    state: CacheState | None, files: Sequence[BatchFile], dtype: np.dtype[Any]
+) -> int:
+    """Return how many of the first files a cache has; 0 if it is of other files."""
+    if state is None or state.dtype != str(dtype):
+        return 0
+    behind = known = 0
+    for file in files:
+        begin = state.begins.get(f"{file.run}.{file.first}")
+        end, modified = state.ends.get(f"{file.run}.{file.last}", (-1, -1))
+        if begin != behind or modified != file.path.stat().st_mtime_ns:
+            break
+        behind, known = end, known + 1
+    return known if behind == state.frames else 0
+
+
+@dataclass
+class _Builder:
+    """Writes decoded frames; holds the cache's lock."""
+
+    folder: Path
+    schema: pa.Schema
+    columns: tuple[Column, ...]
+    dtype: np.dtype[Any]
+
+    def extend(
+        self, state: CacheState | None, files: Sequence[BatchFile]
+    ) -> CacheState:
+        """Append files to the cache, or to a new generation if there is no state."""
+        state = state or CacheState(str(self.dtype))
+        name = state.generation
+        with ExitStack() as stack:
+            records, large, index = (
+                stack.enter_context((self.folder / f"{name}.{kind}").open("ab"))
+                for kind in ("records", "large", "index")
+            )
+            records.truncate(state.frames * self.dtype.itemsize)
+            large.truncate(state.large_bytes)
+            index.truncate(state.frames * _INDEX.itemsize)
+            for file in files:
+                modified = file.path.stat().st_mtime_ns
+                rows, entries = self._decoded(file, large, state)
+                records.write(rows.tobytes())
+                index.write(entries.tobytes())
+                state.begins[f"{file.run}.{file.first}"] = state.frames
+                state.frames += len(rows)
+                state.ends[f"{file.run}.{file.last}"] = [state.frames, modified]
+            for opened in (records, large, index):
+                opened.flush()
+                os.fsync(opened.fileno())
+        entries = np.fromfile(self.folder / f"{name}.index", _INDEX, state.frames)
+        rows = _map(self.folder / f"{name}.records", self.dtype, state.frames)
+        arrays = dict(
+            zip(("order", "episodes"), self._episodes(entries, rows), strict=True)
+        )
+        for kind, array in arrays.items():
+            with (self.folder / f"{name}.{state.frames}.{kind}.npy").open("wb") as out:
+                np.save(out, array)
+                out.flush()
+                os.fsync(out.fileno())
+        self._publish(state)
+        return state
+
+    def _decoded(
+        self, file: BatchFile, large: Any, state: CacheState
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Decode a file; large frames are written at once."""
+        table = read_table(file.path, file.path)
+        text = schema_difference(self.schema, table.schema)
+        if text:
+            raise DatasetError(f"{file.path} does not fit the other files: {text}.")
+        if not len(table):
+            raise DatasetError(f"{file.path} has no frames.")
+
+        def keep(frame: memoryview) -> tuple[int, int]:
+            begin = state.large_bytes
+            if frame.nbytes:
+                large.write(_LZ4.compress(frame, asbytes=False))
+                state.large_bytes = large.tell()
+            return begin, state.large_bytes
+
+        with naming(file.path, "a file of a dataset"):
+            rows = decode(table, self.columns, lambda n: np.zeros(n, self.dtype), keep)
+            names = table.column(RUN).to_pylist()
+            entries = np.zeros(len(rows), _INDEX)
+            entries["frame_index"] = table.column(FRAME_INDEX).to_numpy()
+        for run in dict.fromkeys(names):
+            if not isinstance(run, str):
+                raise DatasetError(f"{file.path} has frames without a run.")
+            if run not in state.runs:
+                state.runs.append(run)
+        numbers = {run: number for number, run in enumerate(state.runs)}
+        entries["run"] = [numbers[run] for run in names]
+        by_key = {column.key: column.name for column in self.columns}
+        entries["traj_id"] = rows[by_key[TRAJ_IDS]]
+        entries["done"] = rows[by_key[DONE]].reshape(-1)
+        return rows, entries
+
+    def _episodes(
+        self, index: NDArray[Any], records: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return the frames by episode, and the complete episodes.
+
+        An episode is complete if its frames are number 0, 1, 2 and so on, and the last
+        one is done. This covers episodes over many batches, in any order of rows.
+        """
+        order = np.lexsort((index["traj_id"], index["run"]))
+        arranged = index[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (arranged["traj_id"][1:] != arranged["traj_id"][:-1]) | (
+            arranged["run"][1:] != arranged["run"][:-1]
+        )
+        first = np.flatnonzero(is_first)
+        length = np.diff(np.append(first, len(order)))
+        last = first + length - 1
+        expected = np.arange(len(order)) - np.repeat(first, length)
+        is_wrong = arranged["frame_index"] != expected
+        complete = arranged["done"][last] & ~np.logical_or.reduceat(is_wrong, first)
+        rewards = [
+            c for c in self.columns if c.key[0] == "next" and c.key[-1] == "reward"
+        ]
+        columns: list[Any] = [
+            *(("first", "<i8"), ("length", "<i8"), ("traj_id", "<i8")),
+            *(("run", "<i4"), ("terminated", "?")),
+            *((c.name, "<f8", c.shape) for c in rewards),
+        ]
+        episodes = np.zeros(int(complete.sum()), columns)
+        episodes["first"], episodes["length"] = first[complete], length[complete]
+        for name in ("traj_id", "run"):
+            episodes[name] = arranged[name][first[complete]]
+        by_key = {c.key: c.name for c in self.columns}
+        if ("next", "terminated") in by_key:
+            ends = records[by_key["next", "terminated"]][order[last[complete]]]
+            episodes["terminated"] = flat_rows(ends).any(1)
+        for column in rewards:
+            values = np.asarray(records[column.name])[order].astype(np.float64)
+            episodes[column.name] = np.add.reduceat(values, first)[complete]
+        # Added batches leave the numbers of episodes as they are.
+        return order, episodes[np.argsort(order[last[complete]])]
+
+    def _publish(self, state: CacheState) -> None:
+        temporary = self.folder / "state.tmp"
+        with temporary.open("w") as out:
+            json.dump(asdict(state), out)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(self.folder / _STATE)
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        name = state.generation
+        kept = {f"{name}.{kind}" for kind in ("records", "large", "index")}
+        kept |= {f"{name}.{state.frames}.{kind}.npy" for kind in ("order", "episodes")}
+        for path in self.folder.iterdir():
+            if path.name not in kept | {_STATE, ".lock"}:
+                path.unlink(missing_ok=True)  # Who has mapped it keeps it.
+
+
+def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    mapped: NDArray[Any] = np.memmap(path, dtype, "c", shape=(count,))
+    return mapped
+
+
+def _mapped(folder: Path, state: CacheState, columns: tuple[Column, ...]) -> Cache:
+    """Map a complete cache.
+
+    Raises:
+        FileNotFoundError: if another process has replaced it meanwhile.
+        DatasetError: if a file is shorter than the state says.
+    """
+    name, frames = state.generation, state.frames
+    try:
+        records = _map(folder / f"{name}.records", _record(columns), frames)
+        large = None
+        if state.large_bytes:
+            large = np.memmap(folder / f"{name}.large", np.uint8, "r")
+        order = np.load(folder / f"{name}.{frames}.order.npy", mmap_mode="r")
+        episodes = np.load(folder / f"{name}.{frames}.episodes.npy")
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, EOFError) as error:
+        raise DatasetError(
+            f"The cache {folder} is damaged: {error}. Delete this folder."
+        ) from error
+    return Cache(columns, records, large, order, episodes, folder, state)

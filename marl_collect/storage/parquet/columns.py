@@ -1,0 +1,381 @@
+"""The keys of a frame as columns of a table, and back.
+
+A row is one valid frame, without the padding of ragged batches. A column is named after
+its key: the parts are joined by dots, with ``%2E`` and ``%25`` for dots and percent
+signs within a part. Values are nested lists, so the shape is in the schema; frames of 4
+KiB and more, and empty ones, are bytes. A ``next`` value is null where it equals the
+value at the root of the following row, and that row is of the same trajectory.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final, Self, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.buffers.compact_observations import KEY as LAST
+from marl_collect.buffers.compact_observations import restore_next
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage.checks import DatasetError, key_of, shape_of
+
+RUN: Final = "run"
+FRAME_INDEX: Final = "frame_index"
+METADATA: Final = b"marl_collect"
+VERSION: Final = 1
+DONE: Final = ("next", "done")
+
+_LARGE: Final = 4096
+"""Bytes of a frame from which on it is stored as bytes: lists of many numbers are slow
+to encode, and a reader that needs no pictures skips them."""
+
+_VIEWS: Final = {
+    "bfloat16": "int16",
+    "float8_e4m3fn": "uint8",
+    "float8_e5m2": "uint8",
+    "complex64": "int64",
+}
+"""Dtypes that Parquet lacks, by the dtype of the same size whose bytes it stores."""
+_PLAIN: Final = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("uint16", "uint32", "uint64", "float16", "float32", "float64"),
+)
+
+Rows = Mapping["Column", NDArray[Any]]
+"""The frames of a batch, ``[n, *shape]`` for every column."""
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """One key of a frame.
+
+    Attributes:
+        key: in batches.
+        shape: of one frame.
+        dtype: torch's name, such as ``"float32"``.
+    """
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the column."""
+        return ".".join(p.replace("%", "%25").replace(".", "%2E") for p in self.key)
+
+    @cached_property
+    def stored(self) -> np.dtype[Any]:
+        """Dtype of the stored values."""
+        return np.dtype(_VIEWS.get(self.dtype, self.dtype))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one frame."""
+        return prod(self.shape) * self.stored.itemsize
+
+    @property
+    def is_large(self) -> bool:
+        """Whether frames are stored as bytes."""
+        return self.nbytes >= _LARGE or not self.nbytes
+
+    @property
+    def root(self) -> Key | None:
+        """The key at the root of a key under ``next``."""
+        return self.key[1:] if self.key[0] == "next" else None
+
+    def tensor(self, values: NDArray[Any]) -> torch.Tensor:
+        """Return stored values as a tensor of the column's dtype, without copying."""
+        tensor = torch.from_numpy(values)
+        return tensor.view(getattr(torch, self.dtype)) if self.is_view else tensor
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the stored values are bytes of another dtype."""
+        return self.dtype in _VIEWS
+
+    def field(self, arrow_type: pa.DataType) -> pa.Field:
+        """Return the field of the table's schema."""
+        about = {
+            "key": json.dumps(self.key),
+            "shape": json.dumps(self.shape),
+            "dtype": self.dtype,
+        }
+        return pa.field(self.name, arrow_type, metadata=about)
+
+    @classmethod
+    def of_field(cls, field: pa.Field) -> Self:
+        """Return the column of a field.
+
+        Raises:
+            DatasetError: if the field says no or something impossible about it.
+        """
+        about = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+        if not {"key", "shape", "dtype"} <= about.keys():
+            raise DatasetError(f"the column {field.name} does not say what it is.")
+        try:
+            key, shape = json.loads(about["key"]), json.loads(about["shape"])
+        except ValueError as error:
+            raise DatasetError(
+                f"the column {field.name} is not described in JSON."
+            ) from error
+        if about["dtype"] not in (*_PLAIN, *_VIEWS):
+            raise DatasetError(f"the dtype {about['dtype']!r} is unknown.")
+        return cls(key_of(key), shape_of(shape), about["dtype"])
+
+
+def rows_of(batch: TensorDictBase) -> Rows:
+    """Return the valid frames of a batch ``[B, T]``, row by row.
+
+    Raises:
+        ValueError: if it has no frames, no trajectory ids, or a dtype that cannot be
+            stored. Names the key.
+    """
+    if batch.ndim != 2:
+        raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
+    if LAST in batch.keys(include_nested=True):
+        batch = restore_next(batch.clone(recurse=False))
+    tensors = flatten(batch)
+    if TRAJ_IDS not in tensors:
+        raise ValueError(
+            "The batch has no ('collector', 'traj_ids') to identify episodes: collect "
+            "with track_traj_ids=True."
+        )
+    valid = tensors.pop(VALID, None)
+    rows = {}
+    for key, tensor in sorted(tensors.items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        column = Column(
+            key, tuple(tensor.shape[2:]), str(tensor.dtype).removeprefix("torch.")
+        )
+        if column.dtype not in (*_PLAIN, *_VIEWS):
+            raise ValueError(
+                f"{key} has the dtype {column.dtype}, which is not stored."
+            )
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if column.is_view:
+            tensor = tensor.view(getattr(torch, str(column.stored)))
+        array = tensor.numpy().reshape(batch.numel(), *column.shape)
+        rows[column] = array if valid is None else array[valid.reshape(-1).numpy()]
+    if not len(next(iter(rows.values()))):
+        raise ValueError(
+            f"The batch has the shape {list(batch.shape)} and no valid frames."
+        )
+    return rows
+
+
+def column_of(rows: Rows, key: Key) -> NDArray[Any] | None:
+    """Return the values of a key, None if there is no such key."""
+    return next((array for column, array in rows.items() if column.key == key), None)
+
+
+def to_table(
+    rows: Rows, run: str, frame_index: NDArray[np.int32], metadata: Mapping[str, Any]
+) -> pa.Table:
+    """Return the frames as a table.
+
+    Args:
+        rows: of a batch.
+        run: name of the run.
+        frame_index: of each frame.
+        metadata: JSON values for the schema.
+    """
+    ids = column_of(rows, TRAJ_IDS)
+    assert ids is not None
+    follows = np.append(ids[1:] == ids[:-1], False)
+    roots = {column.key: column for column in rows}
+    arrays = [
+        pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), [run]),
+        pa.array(frame_index),
+    ]
+    fields = [pa.field(RUN, arrays[0].type), pa.field(FRAME_INDEX, pa.int32())]
+    for column, values in rows.items():
+        repeats = np.zeros(len(ids), np.bool_)
+        root = roots.get(column.root) if column.root else None
+        if root is not None and (root.shape, root.dtype) == (
+            column.shape,
+            column.dtype,
+        ):
+            repeats = follows & _same_as_next(values, rows[root])
+        array = _encode(column, values, repeats)
+        arrays.append(array)
+        fields.append(column.field(array.type))
+    about = {METADATA: json.dumps({"version": VERSION, **metadata}).encode()}
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, about))
+
+
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+    """Return the columns of a file.
+
+    Raises:
+        DatasetError: if it is no file of a dataset, or of a newer version.
+    """
+    about = json_of(schema)
+    if about.get("version") != VERSION:
+        raise DatasetError(
+            f"it has version {about.get('version')!r} of the format, but this package "
+            f"reads version {VERSION}: install a newer one."
+        )
+    if schema.names[:2] != [RUN, FRAME_INDEX]:
+        raise DatasetError(f"it lacks the columns {RUN} and {FRAME_INDEX}.")
+    columns = tuple(map(Column.of_field, list(schema)[2:]))
+    keys = {column.key for column in columns}
+    if not {TRAJ_IDS, DONE} <= keys or len(keys) < len(columns):
+        raise DatasetError("it lacks trajectory ids or flags, or has a key twice.")
+    return columns
+
+
+def json_of(schema: pa.Schema) -> dict[str, Any]:
+    """Return the metadata of a file.
+
+    Raises:
+        DatasetError: if it has none.
+    """
+    text = (schema.metadata or {}).get(METADATA)
+    about: Any = None
+    if text is not None:
+        try:
+            about = json.loads(text)
+        except ValueError as error:
+            raise DatasetError("its metadata are not JSON.") from error
+    if not isinstance(about, dict):
+        raise DatasetError("it was not written by a dataset's Writer.")
+    return about
+
+
+def float_paths(table: pa.Table) -> list[str]:
+    """Return the paths of floats, which compress better split by byte."""
+    paths = []
+    for field in table.schema:
+        depth, kind = "", field.type
+        while pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            depth, kind = f"{depth}.list.element", kind.value_type
+        if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+            paths.append(field.name + depth)
+    return paths
+
+
+def decode(
+    table: pa.Table,
+    columns: tuple[Column, ...],
+    records: Callable[[int], NDArray[Any]],
+    keep: Callable[[memoryview], tuple[int, int]],
+) -> NDArray[Any]:
+    """Return the frames of a table as records.
+
+    Args:
+        table: of one file, with these columns.
+        columns: of the dataset.
+        records: returns zeroed records for a number of frames, with a field for each
+            column: its values, or for large ones two int64.
+        keep: stores a large frame and returns where.
+
+    Raises:
+        DatasetError: if values do not fit the columns' shapes.
+    """
+    names = {column.key: column.name for column in columns}
+    # All sizes are compared with the described ones before memory is allocated.
+    decoded = {column: _decode(table.column(column.name), column) for column in columns}
+    rows = records(len(table))
+    for column, (values, is_null) in sorted(
+        decoded.items(), key=lambda item: item[0].root is not None
+    ):
+        out = rows[column.name]
+        if is_null.any():
+            if is_null[-1] or column.root not in names:
+                raise DatasetError(f"the column {column.name} has a null too many.")
+            out[:-1] = rows[names[column.root]][1:]
+        if column.is_large:
+            out[~is_null] = np.array([keep(v) for v in values], np.int64).reshape(-1, 2)
+        else:
+            out[~is_null] = values
+    return rows
+
+
+def flat_rows(values: NDArray[Any]) -> NDArray[Any]:
+    """Return ``[n, ...]`` as ``[n, elements]``, also if n is 0."""
+    return values.reshape(len(values), prod(values.shape[1:]))
+
+
+def _same_as_next(values: NDArray[Any], root: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each row whether its bytes equal those of the root's next row."""
+    same = np.zeros(len(values), np.bool_)
+    same[:-1] = (_bytes(values)[:-1] == _bytes(root)[1:]).all(1)
+    return same
+
+
+def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    flat = flat_rows(np.ascontiguousarray(values))
+    return flat.view(np.uint8) if flat.size else np.zeros((len(values), 0), np.uint8)
+
+
+def _encode(
+    column: Column, values: NDArray[Any], is_null: NDArray[np.bool_]
+) -> pa.Array:
+    if not column.shape:
+        return pa.array(np.ascontiguousarray(values), mask=is_null)
+    present = np.ascontiguousarray(values[~is_null])
+    width = column.nbytes if column.is_large else column.shape[0]
+    ends = np.append(0, np.cumsum(np.where(is_null, 0, width)))
+    if column.is_large:
+        bits = np.packbits(~is_null, bitorder="little")
+        buffers = [bits, ends, present.reshape(-1).view(np.uint8)]
+        return pa.Array.from_buffers(
+            pa.large_binary(), len(values), [pa.py_buffer(b) for b in buffers]
+        )
+    array = pa.array(present.reshape(-1))
+    # The outer list is of variable length: null lists of fixed size cannot be written.
+    for size in reversed(column.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return pa.LargeListArray.from_arrays(pa.array(ends), array, mask=pa.array(is_null))
+
+
+def _decode(chunks: pa.ChunkedArray, column: Column) -> tuple[Any, NDArray[np.bool_]]:
+    """Return the values that are not null, and which are."""
+    array = pa.concat_arrays(chunks.chunks)
+    is_null = ~array.is_valid().to_numpy(zero_copy_only=False)
+    count = int((~is_null).sum())
+    array = array.drop_null()
+    if column.is_large:
+        if not pa.types.is_large_binary(array.type):
+            raise DatasetError(f"the column {column.name} holds no bytes.")
+        frames = [memoryview(value.as_buffer()) for value in array]
+        if any(frame.nbytes != column.nbytes for frame in frames):
+            raise DatasetError(
+                f"the column {column.name} has frames that are not {column.nbytes} "
+                "bytes long."
+            )
+        return frames, is_null
+    for size in column.shape:
+        if not _is_list(array.type):
+            raise DatasetError(f"the column {column.name} is not nested enough.")
+        if len(array) and not (pc.list_value_length(array).to_numpy() == size).all():
+            raise DatasetError(
+                f"the column {column.name} has other shapes than {column.shape}."
+            )
+        array = array.flatten()
+    if array.null_count or str(array.type) not in _arrow_names(column):
+        raise DatasetError(
+            f"the column {column.name} holds {array.type}, expected {column.stored}."
+        )
+    values = array.to_numpy(zero_copy_only=False)
+    return values.reshape(count, *column.shape), is_null
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _arrow_names(column: Column) -> tuple[str, ...]:
+    return (str(pa.from_numpy_dtype(column.stored)),)

@@ -1,0 +1,199 @@
+"""Names, listing and durable writing of the files of a dataset.
+
+``RUN.FIRST-LAST.parquet`` holds the batches with these numbers of one run. A *run* is
+what one writer wrote. Its name is unique, so writers of one folder need no lock, and
+files of other folders may be copied into it.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.parquet.columns import RUN, float_paths
+
+_NAME: Final = re.compile(
+    r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
+    r"(?P<first>[0-9]{6,})-(?P<last>[0-9]{6,})\.parquet"
+)
+_TIME: Final = "%Y%m%d-%H%M%S-%f"
+_ROW_GROUP: Final = 20_000
+_PAGE_BYTES: Final = 2**22
+"""Compressed as one: pictures of neighbouring frames resemble each other."""
+
+
+class BatchFile(NamedTuple):
+    """A file with consecutive batches of a run.
+
+    Attributes:
+        run: name of the run.
+        first: number of its first batch in the run.
+        last: number of its last one.
+        path: of the file.
+    """
+
+    run: str
+    first: int
+    last: int
+    path: Path
+
+
+def new_run(files: Sequence[BatchFile]) -> str:
+    """Return the name of a run that is listed behind those of ``files``."""
+    now = datetime.now(UTC)
+    if files:
+        last = files[-1].run.rpartition("-")[0]
+        # Where the clock was set back, or is that of another machine.
+        after = datetime.strptime(last, _TIME).replace(tzinfo=UTC)
+        now = max(now, after + timedelta(microseconds=1))
+    return f"{now.strftime(_TIME)}-{secrets.token_hex(4)}"
+
+
+def file_name(run: str, first: int, last: int) -> str:
+    """Return the name of a file."""
+    return f"{run}.{first:06}-{last:06}.parquet"
+
+
+def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
+    """Return the files of a folder in the order of their frames.
+
+    A file whose batches are in a longer file is left out: a writer that joined them was
+    killed before it deleted them. Hidden files are ignored.
+
+    Args:
+        folder: of the dataset.
+        check: whether a missing batch is an error.
+
+    Raises:
+        DatasetError: if a batch is missing, or a Parquet file has another name.
+    """
+    found = []
+    for path in folder.glob("[!.]*.parquet"):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise DatasetError(
+                f"{path} is not a file of a dataset, which are named "
+                "RUN.FIRST-LAST.parquet. Move it to another folder."
+            )
+        run, first, last = match.groups()
+        found.append(BatchFile(run, int(first), int(last), path))
+    listed: list[BatchFile] = []
+    for file in sorted(found, key=lambda file: (file.run, file.first, -file.last)):
+        is_same_run = bool(listed) and listed[-1].run == file.run
+        following = listed[-1].last + 1 if is_same_run else 0
+        if file.last < following:
+            continue
+        if check and file.first != following:
+            raise DatasetError(
+                f"{folder} lacks batch {following} of the run {file.run}, which is "
+                f"before {file.path.name}. Restore its file, or delete all files of "
+                "this run."
+            )
+        listed.append(file)
+    return listed
+
+
+def write_table(
+    table: pa.Table, name: str, folder: int, path: Path, like: str | None = None
+) -> None:
+    """Write a file so that it is either complete and on disk, or not there.
+
+    Args:
+        table: its content.
+        name: of the file.
+        folder: descriptor of the folder, which may have been renamed.
+        path: of the folder, for errors.
+        like: a file whose time of modification it gets.
+
+    Raises:
+        OSError: if it cannot be written; names the folder.
+    """
+    temporary = f".{name}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
+                pq.write_table(
+                    table,
+                    file,
+                    compression="zstd",
+                    use_dictionary=[RUN],
+                    use_byte_stream_split=float_paths(table),
+                    write_page_checksum=True,
+                    row_group_size=_ROW_GROUP,
+                    data_page_size=_PAGE_BYTES,
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            if like is not None:
+                time = os.stat(like, dir_fd=folder).st_mtime_ns
+                os.utime(temporary, ns=(time, time), dir_fd=folder)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except BaseException:
+            remove(temporary, folder)
+            raise
+    except OSError as error:
+        # pyarrow's and the descriptor's errors name no file.
+        raise OSError(
+            error.errno, f"{os.strerror(error.errno or 0)}, writing", f"{path / name}"
+        ) from error
+
+
+def remove(name: str, folder: int) -> None:
+    """Remove a file that may not be there."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def read_table(
+    file: Any, name: str | Path, columns: Sequence[str] | None = None
+) -> Any:
+    """Read a file and compare the checksums of its pages.
+
+    Args:
+        file: path or open file.
+        name: of the file, for errors.
+        columns: names of the columns; None for all.
+
+    Raises:
+        DatasetError: if it is damaged; names it.
+        FileNotFoundError: if it is missing.
+    """
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            return parquet.read(columns)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+        raise DatasetError(
+            f"{name} is damaged, or not a Parquet file: {error}. Restore it from a "
+            "copy, or delete all files of its run."
+        ) from error
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Read the schema of a file.
+
+    Raises:
+        DatasetError: if it is damaged; names it.
+        FileNotFoundError: if it is missing.
+    """
+    try:
+        return pq.read_schema(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+        raise DatasetError(
+            f"{path} is damaged, or not a Parquet file: {error}. Restore it from a "
+            "copy, or delete all files of its run."
+        ) from error

@@ -1,0 +1,166 @@
+"""Numbers the frames of episodes in a stream of batches, and finds those that end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.core.signature import IS_INIT
+from marl_collect.storage.parquet.columns import DONE, Rows, column_of, flat_rows
+
+_UNSEEN: Final = -1
+"""Number of frames whose episode began before the first batch."""
+
+
+class Ended(NamedTuple):
+    """An episode of which every frame is known.
+
+    Attributes:
+        traj_id: its trajectory.
+        length: in frames.
+        terminated: whether the environment ended it.
+        returns: undiscounted sum of rewards of each agent, by group.
+    """
+
+    traj_id: int
+    length: int
+    terminated: bool
+    returns: Mapping[str, NDArray[np.float64]]
+
+
+@final
+@dataclass
+class EpisodeTracker:
+    """Follows the trajectories of one run.
+
+    Attributes:
+        running: frames so far and returns of the trajectories that have not ended;
+            ``-1`` frames if the beginning was not seen.
+        last_ended: each environment's trajectory that ended last.
+    """
+
+    running: dict[int, tuple[int, dict[str, NDArray[np.float64]]]] = field(
+        default_factory=dict
+    )
+    last_ended: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> Self:
+        """Return a tracker that can be advanced without changing this one."""
+        return type(self)(dict(self.running), dict(self.last_ended))
+
+    def add(self, rows: Rows) -> tuple[NDArray[np.int32], list[Ended]]:
+        """Advance by the frames of a batch.
+
+        Returns:
+            The number of each frame in its episode, -1 if the beginning was not seen;
+            and the episodes that ended, in the order of their last frames.
+
+        Raises:
+            ValueError: if a trajectory continues after its end, or a return is not
+                finite.
+        """
+        ids, done = column_of(rows, TRAJ_IDS), column_of(rows, DONE)
+        assert ids is not None
+        assert done is not None
+        done = done.reshape(-1)
+        order = np.argsort(ids, kind="stable")
+        arranged = ids[order]
+        first = np.flatnonzero(np.append(True, arranged[1:] != arranged[:-1]))
+        lengths = np.diff(np.append(first, len(ids)))
+        is_last = np.zeros(len(ids), np.bool_)
+        is_last[first + lengths - 1] = True
+        continued = arranged[done[order] & ~is_last]
+        if continued.size:
+            raise ValueError(_continues(int(continued[0])))
+        begins = self._begins(rows, ids)
+        sums = {
+            name: np.add.reduceat(values[order].astype(np.float64), first)
+            for name, values in rewards_of(rows).items()
+        }
+        terminated = column_of(rows, ("next", "terminated"))
+        index = np.empty(len(ids), np.int32)
+        ended: list[tuple[int, Ended]] = []
+        for piece, (start, count) in enumerate(
+            zip(first.tolist(), lengths.tolist(), strict=True)
+        ):
+            traj_id, where = int(arranged[start]), order[start : start + count]
+            returns = {name: values[piece] for name, values in sums.items()}
+            before, sofar = self._before(traj_id, begins[where[0]])
+            for name, values in sofar.items():
+                returns[name] = returns[name] + values
+            is_known = before != _UNSEEN
+            index[where] = np.arange(before, before + count) if is_known else _UNSEEN
+            length = before + count if is_known else _UNSEEN
+            if not done[where[-1]]:
+                self.running[traj_id] = (length, returns)
+                continue
+            self.running.pop(traj_id, None)
+            self.last_ended[traj_id >> 32] = traj_id
+            if is_known:
+                _check_finite(traj_id, returns)
+                end = terminated is not None and bool(terminated[where[-1]].any())
+                ended.append((int(where[-1]), Ended(traj_id, length, end, returns)))
+        return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
+
+    def _begins(self, rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which frames begin an episode, if they are the first of their id.
+
+        A collector that has run before delivers the rest of an episode first. Where
+        the batch does not say it, only an environment's first episode surely begins.
+        """
+        for key in (STEP_COUNT, IS_INIT):
+            values = column_of(rows, key)
+            if values is not None:
+                flat = flat_rows(values)[:, 0]
+                return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
+        known = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
+        begins = (ids & 0xFFFFFFFF) == 0
+        # In row order, an environment's later trajectory begins where one ended.
+        seen = set(known)
+        for traj_id in dict.fromkeys(ids.tolist()):
+            if traj_id >> 32 in seen:
+                begins |= ids == traj_id
+            seen.add(traj_id >> 32)
+        return begins
+
+    def _before(
+        self, traj_id: int, begins: np.bool_
+    ) -> tuple[int, Mapping[str, NDArray[np.float64]]]:
+        if self.last_ended.get(traj_id >> 32) == traj_id:
+            raise ValueError(_continues(traj_id))
+        if traj_id in self.running:
+            return self.running[traj_id]
+        return (0 if begins else _UNSEEN), {}
+
+
+def rewards_of(rows: Rows) -> dict[str, NDArray[np.floating]]:
+    """Return the rewards ``[n, n_agents]`` of each group."""
+    return {
+        column.key[1]: flat_rows(values)
+        for column, values in rows.items()
+        if len(column.key) == 3 and column.key[::2] == ("next", "reward")
+    }
+
+
+def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> None:
+    for name, values in returns.items():
+        if not np.isfinite(values).all():
+            agent = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(
+                f"Agent {agent} of the group {name!r} has the return {values[agent]} "
+                f"in episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32}. "
+                "Returns must be finite, so the batch was not written. Look for a "
+                "reward that is NaN or infinite."
+            )
+
+
+def _continues(traj_id: int) -> str:
+    return (
+        f"Episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32} continues "
+        "after a frame whose ('next', 'done') is True. set_truncated=True causes this: "
+        "the pieces would be listed as whole episodes. Omit it. max_frames_per_traj "
+        "limits the length of episodes."
+    )

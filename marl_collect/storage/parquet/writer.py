@@ -1,0 +1,242 @@
+"""Adds batches to a folder of Parquet files; after ``add``, a batch is on disk."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Final, final
+
+import pyarrow as pa
+from tensordict import TensorDictBase
+
+from marl_collect.core.closing import Closing
+from marl_collect.errors import ClosedError
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.description import (
+    DatasetDescription,
+    RunDescription,
+    difference,
+)
+from marl_collect.storage.parquet.columns import columns_of, json_of, rows_of, to_table
+from marl_collect.storage.parquet.files import (
+    file_name,
+    list_files,
+    new_run,
+    read_schema,
+    read_table,
+    remove,
+    write_table,
+)
+from marl_collect.storage.parquet.tracker import Ended, EpisodeTracker
+
+_MOST_PARTS: Final = 256
+"""Files of a run that wait to be joined."""
+_SMALL_BYTES: Final = 2**24
+"""Decoded size from which on a batch stays a file of its own."""
+_JOINED_BYTES: Final = 2**26
+"""Decoded size at which parts are joined: what joining holds in memory."""
+_ABANDONED_SECONDS: Final = 86_400
+"""Age at which a temporary file is no longer being written."""
+
+
+@final
+class Writer(Closing):
+    """Writes the batches of one run, each as a file; joins small files.
+
+    Any number of writers may share a folder. Trajectories continue across the batches
+    of one writer, so add a collector's batches in their order.
+
+    Attributes:
+        path: the folder, absolute.
+        run: name of the run.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        description: DatasetDescription,
+        run: RunDescription | None = None,
+    ) -> None:
+        """Create the folder, or open that of a dataset with an equal description.
+
+        Raises:
+            NotADirectoryError: if ``path`` is a file.
+            ValueError: if the folder has a dataset of another description; names the
+                first difference.
+        """
+        self.path: Final = Path(path).absolute()
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"{self.path} is a file: pass a folder.")
+        files = list_files(self.path, check=False) if self.path.exists() else []
+        self._about = {"description": description.to_json()}
+        self._schema: pa.Schema | None = None
+        if files:
+            self._schema = read_schema(files[0].path)
+            self._check_description(files[0].path)
+        self._about["run"] = (run or RunDescription()).to_json()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.run: Final = new_run(files)
+        self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._owner = os.getpid()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._batches = 0
+        self._parts: list[int] = []
+        self._part_bytes = 0
+        self._tracker = EpisodeTracker()
+        self._clean()
+
+    def __repr__(self) -> str:
+        """Return the path, and whether it is closed."""
+        return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
+
+    def add(self, batch: TensorDictBase) -> list[Ended]:
+        """Write a batch; when this returns, it is on disk.
+
+        A batch that is refused with a ``ValueError`` changes nothing. After any other
+        error the writer is closed, because later batches would lack a part of their
+        episodes; the dataset has all batches that were added before.
+
+        Args:
+            batch: ``[B, T]`` with ``("collector", "traj_ids")``.
+
+        Returns:
+            The episodes that ended in it and whose beginning was seen.
+
+        Raises:
+            ValueError: if keys, shapes or dtypes differ from those of the dataset, a
+                trajectory continues after its end, a return is not finite, or there
+                are no frames.
+            OSError: if the disk is full; names the folder.
+            ClosedError: after ``close``, after an error, and in a fork of the process
+                that opened this writer.
+        """
+        self._check_open()
+        rows = rows_of(batch)
+        tracker = self._tracker.copy()
+        frame_index, ended = tracker.add(rows)
+        table = to_table(rows, self.run, frame_index, self._about)
+        self._check_keys(table.schema)
+        try:
+            self._write_batch(table)
+            self._tracker = tracker
+            if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
+                self._join()
+        except BaseException as error:
+            self._error = error
+            raise
+        return ended
+
+    def close(self) -> None:
+        """Join the last files; may be called twice. In a fork nothing happens."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        try:
+            if self._error is None:
+                self._join()
+        finally:
+            os.close(self._folder)
+
+    def _write_batch(self, table: pa.Table) -> None:
+        is_small = table.nbytes < _SMALL_BYTES
+        if not is_small:
+            self._join()  # Parts of a joined file have consecutive numbers.
+        self._write(table, self._batches, self._batches)
+        self._schema = self._schema or table.schema
+        if is_small:
+            self._parts.append(self._batches)
+            self._part_bytes += table.nbytes
+        self._batches += 1
+
+    def _join(self) -> None:
+        """Write the batches of small files as one file, then delete these."""
+        parts, self._parts, self._part_bytes = self._parts, [], 0
+        if len(parts) < 2:
+            return
+        names = [file_name(self.run, part, part) for part in parts]
+        tables = []
+        for name in names:
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            with os.fdopen(descriptor, "rb") as file:
+                tables.append(read_table(file, self.path / name))
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        # With the time of its last part, readers know that its frames are not new.
+        self._write(table, parts[0], parts[-1], like=names[-1])
+        for name in names:
+            remove(name, self._folder)
+
+    def _write(
+        self, table: pa.Table, first: int, last: int, like: str | None = None
+    ) -> None:
+        name = file_name(self.run, first, last)
+        write_table(table, name, self._folder, self.path, like)
+
+    def _clean(self) -> None:
+        """Delete what killed writers left: parts that were joined, temporary files."""
+        kept = {file.path for file in list_files(self.path, check=False)}
+        for path in self.path.glob("[!.]*.parquet"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+        for path in self.path.glob(".*.parquet.tmp"):
+            try:
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+            except FileNotFoundError:
+                continue
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise ClosedError(
+                "This writer is closed, because a batch could not be written: "
+                f"{self._error}. The batches before it are in {self.path}. Open a new "
+                "writer to add a run to it."
+            ) from self._error
+        if self._closed:
+            raise ClosedError("This writer is closed: open a new one.")
+        if os.getpid() != self._owner:
+            raise ClosedError(
+                f"The writer of {self.path} belongs to the process that opened it, and "
+                "this process is a fork of that one. Open a writer in it."
+            )
+
+    def _check_description(self, path: Path) -> None:
+        assert self._schema is not None
+        with naming(path, "a file of a dataset"):
+            columns_of(self._schema)
+            there = json_of(self._schema).get("description")
+        found = difference({"": there}, {"": self._about["description"]})
+        if found is not None:
+            where, expected, actual = found
+            raise ValueError(
+                f"The dataset {self.path} has another description: {where.lstrip('/')} "
+                f"is {expected!r} there, but {actual!r} here. Write to another folder."
+            )
+
+    def _check_keys(self, schema: pa.Schema) -> None:
+        if self._schema is None:
+            return
+        text = schema_difference(self._schema, schema)
+        if text:
+            raise ValueError(
+                f"The batch does not fit the dataset {self.path}: {text}. Write to "
+                "another folder."
+            )
+
+
+def schema_difference(expected: pa.Schema, actual: pa.Schema) -> str:
+    """Return how the keys of two files differ; empty if they do not."""
+
+    def sides(schema: pa.Schema) -> dict[Any, str]:
+        try:
+            columns = columns_of(schema)
+        except DatasetError as error:
+            return {"a column": str(error)}
+        return {
+            column.key: f"{column.dtype} {list(column.shape)}" for column in columns
+        }
+
+    found = difference(sides(expected), sides(actual))
+    if found is None:
+        return ""
+    key, there, here = found
+    return f"{key} is {here or 'missing'}, but in the dataset {there or 'missing'}"
