@@ -33,6 +33,7 @@ from marl_collect.weights.materialize import (
 )
 from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
 from marl_collect.weights.skeleton import split_module, weight_tensors
+from marl_collect.weights.tensor_parts import copied_parts
 
 _UNNOTICED = 2
 _ALL = "policy"
@@ -456,7 +457,7 @@ def warn_if_uncopyable(policy: Any) -> None:
     # Weights can be large, so they are excluded from this test copy.
     weights = {id(tensor): tensor for tensor in weight_tensors(policy).values()}
     try:
-        copy.deepcopy(policy, weights)
+        copy.deepcopy(policy, weights | copied_parts(policy))
     except Exception as error:  # noqa: BLE001 - its __deepcopy__ may raise anything
         warn(
             f"The policy {type(policy).__name__} cannot be copied "

@@ -28,6 +28,7 @@ from marl_collect.policies.fused.record import (
     same,
     tensors,
 )
+from marl_collect.weights.tensor_parts import copied_parts, is_dense, strided_parts
 
 Tensors = Mapping[Key, torch.Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
@@ -291,6 +292,13 @@ class _Probe:
                 f"The policy's output {where} must be a tensor, but is of type "
                 f"{type(tensor).__name__}."
             )
+        if not is_dense(tensor) or tensor.is_nested:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise TypeError(
+                f"The policy's output {where} must be a dense tensor, but is "
+                f"{'nested' if tensor.is_nested else kind}: convert it, for example "
+                "with .to_dense(), .dequantize() or .to_padded_tensor(0)."
+            )
         if tensor.ndim < 1 or tensor.shape[0] != self._size:
             raise ValueError(
                 f"The policy's output {where} must begin with the batch of "
@@ -509,18 +517,21 @@ class _Notes(OperationObserver):
         super().__init__()
         self.asked: set[Key] = set()
         self.read: set[Key] = set()
-        self._keys = {_memory(tensor): key for key, tensor in inputs.items()}
+        self._keys = {
+            memory: key for key, tensor in inputs.items() for memory in _memory(tensor)
+        }
         self._copies: list[Any] = []
 
     def ran(self, operation: TensorOp) -> None:
         """Record what the operation read."""
         sources = {
             self._keys[memory]
-            for memory in map(_memory, tensors((operation.args, operation.kwargs)))
+            for tensor in tensors((operation.args, operation.kwargs))
+            for memory in _memory(tensor)
             if memory in self._keys
         }
         if sources:
-            made = {_memory(tensor) for tensor in tensors(operation.result)}
+            made = {m for tensor in tensors(operation.result) for m in _memory(tensor)}
             if operation.function in _COPIES and len(sources) == 1:
                 # No other tensor may have its memory.
                 self._copies.append(operation.result)
@@ -531,8 +542,8 @@ class _Notes(OperationObserver):
     def passed_on(self, written: Mapping[Key, Any]) -> None:
         """Record inputs that are also outputs, under another key."""
         for key, value in written.items():
-            if isinstance(value, torch.Tensor):
-                source = self._keys.get(_memory(value), key)
+            for memory in _memory(value) if isinstance(value, torch.Tensor) else ():
+                source = self._keys.get(memory, key)
                 if source != key:
                     self.read.add(source)
 
@@ -595,7 +606,7 @@ def _double(policy: Any) -> Any:
     weights = list(policy.parameters()) if isinstance(policy, nn.Module) else []
     if any(map(is_lazy, weights)):
         return policy  # The first call creates its weights.
-    shared = {id(weight): weight for weight in weights}
+    shared = copied_parts(policy) | {id(weight): weight for weight in weights}
     try:
         return copy.deepcopy(policy, shared)
     except Exception:  # noqa: BLE001 - copying user code can raise anything
@@ -612,8 +623,10 @@ def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
     return max(counts) > counts[-1] or max(uses) > uses[-1]
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001
+def _memory(tensor: torch.Tensor) -> list[int]:
+    """Return identities of the memory that holds a tensor's values."""
+    parts = strided_parts(tensor)
+    return [part.untyped_storage()._cdata for part in parts]  # noqa: SLF001
 
 
 def _is_ours(key: Key) -> bool:

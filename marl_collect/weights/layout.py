@@ -1,7 +1,7 @@
 """The layout of policy weights in a byte vector.
 
-One vector holds all parameters and buffers. Each tensor is a view of it, at a multiple
-of 64 bytes.
+One vector holds all parameters and buffers that are strided. Each tensor is a view of
+it, at a multiple of 64 bytes.
 
 The vector is divided into ranges. Adjacent frozen parameters of one policy, such as an
 encoder or a member of a pool, are a range, and so is everything between two such
@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from marl_collect.weights.skeleton import weight_tensors
+from marl_collect.weights.tensor_parts import is_plain
 
 ALIGNMENT = 64
 _LISTED = 3
@@ -373,9 +374,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _every_name(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(module.named_parameters(remove_duplicate=False)) | dict(
-        module.named_buffers(remove_duplicate=False)
-    )
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {name: t for name, t in (*parameters, *buffers) if is_plain(t)}
 
 
 def _by_name(source: Any, what: str) -> dict[str, torch.Tensor]:
@@ -385,22 +386,20 @@ def _by_name(source: Any, what: str) -> dict[str, torch.Tensor]:
         return _every_name(source)
     if isinstance(source, TensorDictBase):
         items = source.items(include_nested=True, leaves_only=True)
-        return {
-            name: _tensor(tensor, name, what)
-            for name, tensor in (
-                (k if isinstance(k, str) else ".".join(k), v) for k, v in items
-            )
-        }
-    if isinstance(source, Mapping):
-        return {
-            str(name): _tensor(tensor, str(name), what)
+        named = {k if isinstance(k, str) else ".".join(k): v for k, v in items}
+    elif isinstance(source, Mapping):
+        named = {
+            str(name): tensor
             for name, tensor in source.items()
             if not str(name).endswith(_EXTRA_STATE)
         }
-    raise TypeError(
-        f"{what} must be a module, a state_dict or a TensorDict, but is a "
-        f"{type(source).__name__}."
-    )
+    else:
+        raise TypeError(
+            f"{what} must be a module, a state_dict or a TensorDict, but is a "
+            f"{type(source).__name__}."
+        )
+    tensors = {name: _tensor(value, name, what) for name, value in named.items()}
+    return {name: tensor for name, tensor in tensors.items() if is_plain(tensor)}
 
 
 def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
@@ -421,7 +420,7 @@ def _described(tensor: torch.Tensor) -> str:
 
 def _memory_of(tensor: torch.Tensor) -> object:
     """Return an identity that all names of a tied tensor share."""
-    if tensor.numel() == 0 or tensor.is_meta or tensor.layout != torch.strided:
+    if tensor.numel() == 0 or tensor.is_meta:
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
 

@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from marl_collect.core.tensordicts import key_path
+from marl_collect.weights.tensor_parts import copied_parts
 
 # Layers of torch.nn with a private initialiser.
 _PRIVATE_RESET = (nn.MultiheadAttention, nn.Transformer)
@@ -202,7 +203,7 @@ def _describe(td: TensorDictBase) -> dict[Any, tuple[int, ...]]:
 
 def _deepcopy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, copied_parts(module))
     except Exception as error:
         raise ValueError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: "

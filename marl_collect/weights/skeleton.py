@@ -21,6 +21,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from marl_collect.weights.tensor_parts import is_plain
+
 _WEIGHT = "weight"
 _PLAIN = "plain"
 
@@ -39,8 +41,12 @@ class Skeleton:
 
 
 def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer of ``module`` once, by its first name."""
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+    """Return every parameter and buffer of ``module`` once, by its first name.
+
+    Sparse and quantized ones are left out: they are settings.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: tensor for name, tensor in named if is_plain(tensor)}
 
 
 def split_module(module: nn.Module) -> Skeleton:

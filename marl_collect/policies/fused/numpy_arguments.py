@@ -61,9 +61,7 @@ class Arguments:
         value = self._values[name]
         dtype = self.first.dtype
         if not isinstance(value, torch.Tensor):
-            if isinstance(value, float) and dtype.kind != "f":
-                raise UnsuitableError
-            return np.asarray(value, dtype=dtype)
+            return _number(value, dtype)
         operand = array(value)
         if operand.dtype != dtype:
             raise UnsuitableError
@@ -73,6 +71,26 @@ class Arguments:
         copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
         self.setup.append(partial(np.copyto, copy, operand))
         return copy
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return a number as an array of a dtype that can hold it.
+
+    Raises:
+        UnsuitableError: if the dtype cannot hold it: 0.5 or 300 for uint8, 2 for bool.
+            Torch computes with the number itself if a tensor has 16 bits, so 0.1 is
+            unsuitable for float16.
+    """
+    may_be_rounded = dtype.kind in "fc" and dtype != np.float16
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(value, dtype=dtype)
+            fits = may_be_rounded or array == value
+    except OverflowError as error:
+        raise UnsuitableError from error
+    if not fits:
+        raise UnsuitableError
+    return array
 
 
 def array(tensor: torch.Tensor) -> Array:

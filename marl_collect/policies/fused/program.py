@@ -295,7 +295,7 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
     if n_results == 1:
         # torch would convert a number to a tensor in every call, which is slow.
         number = args[1] if len(args) == 2 else None
-        if operation.name in _ARITHMETIC and isinstance(number, (int, float)):
+        if operation.name in _ARITHMETIC and _fits(number, args[0].dtype):
             other = torch.tensor(number, dtype=args[0].dtype, device="cpu")
             pair = (other, args[0]) if operation.name == "rsub" else (args[0], other)
             function = getattr(torch, _ARITHMETIC[operation.name])
@@ -312,6 +312,19 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
         names = tuple(a.name for a in operator._schema.arguments if a.is_out)  # noqa: SLF001
         if len(names) == n_results:
             yield _Candidate(operator, args, kwargs, names)
+
+
+def _fits(number: Any, dtype: torch.dtype) -> bool:
+    """Return whether torch computes with a number as if it had this dtype."""
+    if dtype.is_floating_point:
+        # In 16 bits, it computes with the number itself.
+        rounded = dtype in (torch.float32, torch.float64)
+        is_number = isinstance(number, (int, float))
+        return is_number and (rounded or torch.tensor(number, dtype=dtype) == number)
+    if not isinstance(number, int) or dtype.is_complex or dtype == torch.bool:
+        return False
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def _computed(

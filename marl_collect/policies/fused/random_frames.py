@@ -53,7 +53,9 @@ class RandomFrames:
         if not isinstance(space, spaces.Box) or values.dtype.kind != "f":
             return values
         usual = self._rng.standard_normal(values.shape).clip(space.low, space.high)
-        return np.where(np.abs(values) < _LARGEST, values, usual)
+        # The limit is beyond the numbers of float16.
+        is_moderate = np.abs(values.astype(np.float64)) < _LARGEST
+        return np.where(is_moderate, values, usual)
 
     def fill_noise(self, stream: NoiseStream) -> None:
         """Sample a frame of a head's noise."""

@@ -3,6 +3,11 @@
 A ``Recorder`` records every torch operation with its arguments and results. The tensors
 are kept, so views remain valid: only operations that compute something have to be
 repeated, into the same memory.
+
+``item()`` and ``bool()`` are operations of torch, so the values that they read are
+recorded. ``tolist()``, ``numpy()`` or an address give access to memory without an
+operation. A policy that branches on such a value would repeat the recorded branch for
+ever. ``HiddenReads`` records an operation for ``tolist()``, and refuses the others.
 """
 
 import abc
@@ -12,9 +17,28 @@ from functools import cached_property
 from typing import Any, TypeVar, final
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from marl_collect.weights.tensor_parts import is_dense, strided_parts
+
 T = TypeVar("T")
+
+_MEMORY = {
+    *("numpy", "__array__", "__dlpack__", "data_ptr"),
+    *("storage", "untyped_storage", "_typed_storage", "__reduce_ex__", "__repr__"),
+    *("apply_", "map_", "map2_"),
+}
+"""Methods of tensors that let Python read memory."""
+_NUMBERS = {
+    *("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__"),
+    *("__index__", "__format__"),
+}
+"""Methods that run an operation, except inside some constructors and for some types."""
+_SHAPED_BY_VALUES = {"_pack_padded_sequence", "_pad_packed_sequence"}
+"""Operations that torch does not mark, although values decide on the result's shape."""
+_CONSTRUCTORS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
+"""Functions that read tensors in lists as numbers."""
 
 
 class NotRepeatableError(Exception):
@@ -70,7 +94,13 @@ class TensorOp:
 
 
 class OperationObserver(TorchDispatchMode, abc.ABC):
-    """Sees every operation that runs in a block, as a context manager."""
+    """Sees every operation that runs in a block, as a context manager.
+
+    Attributes:
+        is_in_operation: whether an operation is running, or is being looked at.
+    """
+
+    is_in_operation = False
 
     @final
     def __torch_dispatch__(
@@ -82,8 +112,12 @@ class OperationObserver(TorchDispatchMode, abc.ABC):
     ) -> Any:
         """Run the operation, and let ``ran`` see it."""
         del types
-        result = func(*args, **(kwargs or {}))
-        self.ran(TensorOp(func, args, kwargs or {}, result))
+        self.is_in_operation = True
+        try:
+            result = func(*args, **(kwargs or {}))
+            self.ran(TensorOp(func, args, kwargs or {}, result))
+        finally:
+            self.is_in_operation = False
         return result
 
     @abc.abstractmethod
@@ -108,18 +142,84 @@ class Recorder(OperationObserver):
     def ran(self, operation: TensorOp) -> None:
         """Record the operation."""
         function = operation.function
-        if torch.Tag.dynamic_output_shape in function.tags:
+        untagged = operation.name in _SHAPED_BY_VALUES
+        if torch.Tag.dynamic_output_shape in function.tags or untagged:
             reason = f"the shape of {function}'s result depends on data"
             raise NotRepeatableError(reason)
         if torch.Tag.inplace_view in function.tags:
             # The operation that made the tensor could not write to it again.
             reason = f"{function} changes the shape of a tensor in place"
             raise NotRepeatableError(reason)
+        if not all(map(is_dense, tensors(operation.result))):
+            raise NotRepeatableError(f"{function} makes a tensor that is not strided")
         if operation.writes - self._made:
             reason = f"{function} changes an input or a buffer in place"
             raise NotRepeatableError(reason)
         self._made |= operation.makes - operation.reads
         self.operations.append(operation)
+
+
+@final
+class HiddenReads(TorchFunctionMode):
+    """Raises an error when a value is read that ``recorder`` does not see.
+
+    A list of values is compared with the tensor, which the recorder sees.
+
+    Other readers of memory remain unseen: extensions in C, and
+    ``torch.utils.dlpack.to_dlpack``.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Watch the functions that are called while ``recorder`` records."""
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, unless it reads memory."""
+        del types
+        kwargs = kwargs or {}
+        # The implementation of a custom operator may read anything: it is repeated.
+        if self._recorder.is_in_operation:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _MEMORY or _reads_arguments(name, args):
+            raise _hidden(name)
+        before = len(self._recorder.operations)
+        result = func(*args, **kwargs)
+        if name == "tolist":
+            torch.equal(args[0], torch.tensor(result, dtype=args[0].dtype))
+        elif name in _NUMBERS and len(self._recorder.operations) == before:
+            raise _hidden(name)
+        return result
+
+
+def _reads_arguments(name: str, args: Any) -> bool:
+    """Return whether a function reads tensors that tell it what to do."""
+    if name in _CONSTRUCTORS:
+        return any(_holds_tensors(arg) for arg in args)
+    # The tensor has the indices at which to split.
+    return name == "tensor_split" and any(
+        isinstance(arg, torch.Tensor) for arg in args[1:]
+    )
+
+
+def _holds_tensors(value: Any) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(v, torch.Tensor) or _holds_tensors(v) for v in value)
+
+
+def _hidden(name: str) -> NotRepeatableError:
+    return NotRepeatableError(
+        f"it reads values of a tensor with {name}, which a recording does not see: "
+        "compute with torch, or read a number with item()"
+    )
 
 
 def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
@@ -128,7 +228,8 @@ def record(call: Callable[[], T]) -> tuple[T, list[TensorOp]]:
     Raises:
         NotRepeatableError: if repeating the operations would not reproduce the call.
     """
-    with Recorder() as recorder:
+    recorder = Recorder()
+    with recorder, HiddenReads(recorder):
         result = call()
     return result, recorder.operations
 
@@ -137,7 +238,17 @@ def same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether shape, dtype and all values are equal; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
+    if not is_dense(first) or not is_dense(second):
+        return _same_parts(first, second)
     return bool(torch.isclose(first, second, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _same_parts(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Compare tensors of which one at least is sparse or quantized."""
+    if first.layout != second.layout or first.is_quantized or second.is_quantized:
+        return first.layout == second.layout and torch.equal(first, second)
+    pairs = zip(strided_parts(first), strided_parts(second), strict=True)
+    return all(same(one, other) for one, other in pairs)
 
 
 def storages(tree: Any) -> frozenset[int]:
@@ -145,7 +256,8 @@ def storages(tree: Any) -> frozenset[int]:
 
     Tensors without memory are left out.
     """
-    return frozenset(t.untyped_storage().data_ptr() for t in tensors(tree)) - {0}
+    parts = (part for tensor in tensors(tree) for part in strided_parts(tensor))
+    return frozenset(part.untyped_storage().data_ptr() for part in parts) - {0}
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -118,7 +118,9 @@ def with_dense_operands(
 def _gains(operation: TensorOp) -> bool:
     elementwise = torch.Tag.pointwise in operation.function.tags
     softmax = operation.name in ("_softmax", "_log_softmax")
-    return (elementwise or softmax) and not operation.writes
+    # Of torch.equal, which is marked as elementwise, it is a bool.
+    has_one_result = isinstance(operation.result, torch.Tensor)
+    return (elementwise or softmax) and has_one_result and not operation.writes
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:

@@ -20,6 +20,7 @@ from tensordict.nn.probabilistic import interaction_type
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.policies.fused.numpy_arguments import UnsuitableError, array
 from marl_collect.policies.fused.numpy_calls import close
 from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
@@ -193,8 +194,8 @@ class FusedRunner(PolicyRunner):
                 self._waits = False
                 self._current = self._ready()
             return
-        for array, noise in self._noise:
-            array[...] = noise[frame]
+        for target, noise in self._noise:
+            target[...] = noise[frame]
         if not compiled.run():
             self._missed += 1
             self._module.act(frame)
@@ -243,7 +244,7 @@ class FusedRunner(PolicyRunner):
         if reason is not None:
             return _Refused(reason)
         self._recordings += 1
-        saved = {key: array.copy() for key, array in self._memory.items()}
+        saved = {key: values.copy() for key, values in self._memory.items()}
         remembers = self._module.remembers
         try:
             self._module.remember(whether=True)
@@ -253,8 +254,8 @@ class FusedRunner(PolicyRunner):
             return _Refused(str(error))
         finally:
             self._module.remember(whether=remembers)
-            for key, array in saved.items():
-                self._memory[key][...] = array
+            for key, values in saved.items():
+                self._memory[key][...] = values
 
     def _record(self) -> _Compiled:
         """Record the policy and compare the recordings with it."""
@@ -289,7 +290,7 @@ class FusedRunner(PolicyRunner):
     ) -> _Recording:
         """Compare the operations with the module, and make them ready to use."""
         module = self._module
-        inputs = [torch.from_numpy(array) for array in self._memory.values()]
+        inputs = list(map(torch.from_numpy, self._memory.values()))
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))
         operations = with_log_softmax(operations)
@@ -302,9 +303,8 @@ class FusedRunner(PolicyRunner):
             raise NotRepeatableError(
                 f"an operation cannot be repeated ({error})"
             ) from error
-        targets = [target.numpy() for target in module.targets.values()]
-        sources = [value.detach().numpy() for value in values]
-        return _Recording(program, list(map(copying, targets, sources)))
+        targets = module.targets.values()
+        return _Recording(program, list(map(_storing, targets, values)))
 
     def _call(self) -> list[torch.Tensor]:
         """Call the module. What it raises here, it will raise again when it acts."""
@@ -362,6 +362,14 @@ class FusedRunner(PolicyRunner):
                     f"{'/'.join(key)} is not finite for random observations, so a "
                     "recording cannot be compared with the policy"
                 )
+
+
+def _storing(target: torch.Tensor, value: torch.Tensor) -> Callable[[], Any]:
+    """Return a call that copies an output to the memory."""
+    try:
+        return copying(target.numpy(), array(value))
+    except UnsuitableError:  # numpy has no bfloat16, and no lazily conjugated memory.
+        return partial(target.copy_, value)
 
 
 def copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:

@@ -1,0 +1,399 @@
+"""Fused policies equal called ones for tensors of every dtype and layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.env import MultiAgentEnv
+
+ACTION, HUNTERS, EXTRA = ("prey", "action"), ("hunter", "action"), ("prey", "extra")
+KINDS: dict[str, Any] = {
+    "Collector": Collector,
+    "MultiSyncCollector": lambda *args, **options: MultiSyncCollector(
+        *args, num_workers=2, **options
+    ),
+}
+
+
+class Computes(nn.Module):
+    """Calls a function on itself and on observations."""
+
+    pure_forward = True
+
+    def __init__(
+        self, call: Callable[[Any, Tensor], Any], buffer: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.call = call
+        self.register_buffer("table", buffer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self, x)
+
+
+class Called(Computes):
+    """The same, but not declared pure."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x)
+
+
+def collected(
+    kind: Any, env: Any, module: nn.Module, group: str, out_keys: list[Any]
+) -> tuple[dict[Any, Tensor], str]:
+    """Return the outputs of a policy, and how they were computed."""
+    policy = TensorDictModule(
+        module, in_keys=[(group, "observation")], out_keys=out_keys
+    )
+    with kind([env] * 2, policy, frames_per_batch=40, seed=0) as collector:
+        batch = collector.next()
+        return {key: batch[key].clone() for key in out_keys}, collector.explain()[0]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Return whether dtypes and values are equal, floats up to their last bits."""
+    if one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, equal_nan=True)
+
+
+# Outputs
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+]
+ACTION_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": lambda x: torch.complex(x, x + 1).conj(),
+    "conjugate, changed": lambda x: torch.complex(x, x + 1).conj() * 2,
+    "imaginary part of a conjugate": lambda x: torch.complex(x, x + 1).conj().imag,
+    "negative view": lambda x: torch._neg_view(x * 1),
+    "real view": lambda x: torch.view_as_real(torch.complex(x, x + 1).conj().clone()),
+    "expanded": lambda x: (x[:, :1] * 2).expand(-1, 3, -1),
+    "a number expanded": lambda x: x.sum().expand(len(x), 3, 1),
+    "a constant": lambda x: torch.ones(len(x), 3),
+    "transposed": lambda x: (x * 2).transpose(1, 2),
+    "every second": lambda x: (x * 2)[..., ::2],
+    "flipped": lambda x: x.flip(1),
+    "a diagonal": lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).diagonal(0, 2, 3),
+    "unfolded": lambda x: (x * 2).unfold(2, 2, 1),
+    "a chunk": lambda x: (x * 2).chunk(3, -1)[1],
+    "without values": lambda x: (x * 2)[..., :0],
+    "the input": lambda x: x,
+    "a view of the input": lambda x: x[..., 1:],
+    "float from bfloat16": lambda x: x.bfloat16().float(),
+}
+
+
+def hunters(x: Tensor) -> Tensor:
+    return (x[:, :2, 1] % 4).long()
+
+
+def with_extra(extra: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Any]:
+    return lambda _, x: ((x[..., :2] + 1) / 20, hunters(x), extra(x))
+
+
+def as_action(action: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Any]:
+    return lambda _, x: (action((x[..., :2] + 1) / 20), hunters(x))
+
+
+OUTPUTS: dict[str, tuple[Any, list[Any]]] = {
+    **{
+        f"extra {str(dtype)[6:]}": (with_extra(lambda x, to=dtype: x.to(to)), [EXTRA])
+        for dtype in DTYPES
+    },
+    **{
+        f"action {str(dtype)[6:]}": (as_action(lambda x, to=dtype: x.to(to)), [])
+        for dtype in ACTION_DTYPES
+    },
+    **{f"extra {name}": (with_extra(call), [EXTRA]) for name, call in LAYOUTS.items()},
+    "action, negative view": (as_action(torch._neg_view), []),
+    "action, expanded": (as_action(lambda x: x[:, :1].expand(-1, 3, -1)), []),
+    "action, an imaginary part": (
+        as_action(lambda x: torch.complex(x, x).conj().imag),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_output_may_have_any_dtype_and_layout(name: str) -> None:
+    call, extra = OUTPUTS[name]
+    keys = [ACTION, HUNTERS, *extra]
+    expected, how = collected(Collector, CountingEnv, Called(call), "prey", keys)
+    assert "is called once per frame" in how
+    actual, how = collected(Collector, CountingEnv, Computes(call), "prey", keys)
+    assert how.startswith("Fused"), how
+    for key in keys:
+        torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "bfloat16": (lambda x: x.bfloat16(), "dtype torch.bfloat16.*convert it"),
+    "sparse": (lambda x: x.to_sparse(), r"dense tensor, but is torch.sparse_coo.*to_d"),
+    "compressed": (lambda x: x.to_sparse_csr(), r"is torch.sparse_csr: convert it"),
+    "quantized": (
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        r"is quantized: convert it.*\.dequantize\(\)",
+    ),
+    "nested": (lambda x: torch.nested.nested_tensor(list(x)), r"is nested: convert it"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", [Computes, Called])
+@pytest.mark.parametrize("name", WRONG)
+def test_an_output_that_batches_cannot_store_is_refused_by_name(
+    name: str, kind: Any
+) -> None:
+    extra, message = WRONG[name]
+    module = kind(with_extra(extra))
+    with pytest.raises(TypeError, match=f"output prey/extra .*{message}"):
+        collected(Collector, CountingEnv, module, "prey", [ACTION, HUNTERS, EXTRA])
+
+
+# Buffers
+
+EYE = torch.eye(3) + torch.eye(3).flip(0) * 0.5
+NEGATIVE = torch._neg_view(torch.ones(3))
+BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "coo": (EYE.to_sparse, lambda m, x: torch.stack([m @ row for row in x])),
+    "not coalesced": (
+        lambda: torch.sparse_coo_tensor([[0, 0, 1], [0, 0, 2]], [1.0, 2.0, 3.0]),
+        lambda m, x: torch.stack([m @ row for row in x])[:, [0, 1, 1]],
+    ),
+    "csr": (EYE.to_sparse_csr, lambda m, x: torch.stack([m @ row for row in x])),
+    "csc": (EYE.to_sparse_csc, lambda m, x: torch.stack([m @ row for row in x])),
+    "bsr": (
+        lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+        lambda m, x: x[..., :2] @ m.values()[0],
+    ),
+    "values of coo": (EYE.to_sparse, lambda m, x: x * m.coalesce().values()[:3]),
+    "dense of coo": (EYE.to_sparse, lambda m, x: x @ m.to_dense()),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(EYE, 0.1, 0, torch.quint8),
+        lambda m, x: x @ m.dequantize(),
+    ),
+    "conjugate": (
+        lambda: torch.complex(EYE, EYE).conj(),
+        lambda m, x: x @ (m.real - m.imag),
+    ),
+    "negative view": (lambda: NEGATIVE, lambda m, x: x * m),
+    "expanded": (lambda: torch.ones(1).expand(3), lambda m, x: x * m),
+    "transposed": (EYE.t, lambda m, x: x @ m),
+}
+OF_DTYPES = [torch.bfloat16, torch.float8_e4m3fn, *DTYPES]
+BUFFERS |= {
+    str(dtype)[6:]: (
+        lambda to=dtype: torch.tensor([1.0, 0.0, 3.0]).to(to),  # type: ignore[misc]
+        lambda m, x: x * m.to(torch.complex64).real,
+    )
+    for dtype in OF_DTYPES
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("name", "collector"),
+    [
+        *((name, "Collector") for name in BUFFERS),
+        # Workers get all plain tensors as bytes, so a few dtypes stand for all.
+        *((name, "MultiSyncCollector") for name in list(BUFFERS)[: -len(DTYPES)]),
+        *((name, "MultiSyncCollector") for name in ("bool", "uint16", "complex64")),
+    ],
+)
+def test_a_buffer_may_have_any_dtype_and_layout(name: str, collector: str) -> None:
+    buffer, call = BUFFERS[name]
+
+    def act(module: Any, x: Tensor) -> Any:
+        y: Tensor = call(module.table, x)
+        return (y[..., :2] + 1) / 20, hunters(x)
+
+    keys = [ACTION, HUNTERS]
+    module = Called(act, buffer())
+    expected, _ = collected(Collector, CountingEnv, module, "prey", keys)
+    assert len(expected[ACTION].unique()) > 10
+    for each in (Called, Computes):
+        module = each(act, buffer())
+        actual, how = collected(KINDS[collector], CountingEnv, module, "prey", keys)
+        for key in keys:
+            torch.testing.assert_close(actual[key], expected[key]), how
+
+
+# Observations
+
+INTEGERS = [
+    *(np.uint8, np.int8, np.int16, np.int32, np.int64),
+    *(np.uint16, np.uint32, np.uint64),
+]
+OBSERVED = [np.bool_, *INTEGERS, np.float16, np.float32, np.float64]
+
+
+class Typed(MultiAgentEnv):
+    """Observes numbers of one dtype, among them the smallest and the largest one."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._numbers = numbers(dtype)
+        low: Any = self._numbers.min()
+        high: Any = self._numbers.max()
+        if dtype is np.bool_:
+            low, high = 0, 1
+        space: Any = spaces.Box(low, high, (4,), dtype)
+        action: Any = spaces.Box(-1, 1, (1,), np.float32)
+        group = GroupDescription(("a", "b"), space, action)
+        self._description = EnvDescription("typed", {"agents": group})
+        self._frame = 0
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._description
+
+    def bind(self, row: Row) -> None:
+        self._row = row
+
+    def reset_row(self, seed: int | None = None) -> None:
+        self._frame = 0
+        self._observe()
+
+    def step_row(self) -> None:
+        self._frame += 1
+        self._observe()
+
+    def _observe(self) -> None:
+        observation = self._row["agents", "observation"]
+        values = np.roll(self._numbers, self._frame)[: observation.size]
+        observation[...] = values.reshape(observation.shape)
+        for key in (("done",), ("terminated",), ("truncated",)):
+            self._row[key][...] = False
+        self._row["agents", "reward"][...] = 0
+
+
+def numbers(dtype: Any) -> Any:
+    if dtype is np.bool_:
+        return np.array([0, 1, 1, 0, 0, 0, 1, 0, 1, 1], np.bool_)
+    some = np.array([0, 1, 2, 3, 5, 7, 44, 63, 100, 127])
+    if np.dtype(dtype).kind == "f":
+        return np.concatenate([some / 7, -some / 3]).astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.array([*some, limits.max, limits.min, limits.max // 3], dtype)
+
+
+def sized(x: Tensor) -> Tensor:
+    """Return numbers for which torch has most of its operations."""
+    return x if x.dtype not in (torch.uint16, torch.uint32, torch.uint64) else x.long()
+
+
+NUMBERS: tuple[Any, ...] = (-1, 0, 2, 100, 300, 70_000, 2**40, 0.5, True)
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+ARITHMETIC = ("add", "sub", "mul", "div", "maximum", "minimum", "remainder", "pow")
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": lambda x: -x,
+    "abs": torch.abs,
+    "square": torch.square,
+    "sign": torch.sign,
+    "relu": torch.relu,
+    "logical_not": torch.logical_not,
+    "bitwise_not": torch.bitwise_not,
+    "invert": lambda x: ~x,
+    "sqrt": torch.sqrt,
+    "sigmoid": torch.sigmoid,
+    "exp": lambda x: (x.double() / 1e18).exp(),
+    "sum": lambda x: x.sum(-1),
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: x.amin(-1, keepdim=True),
+    "any": lambda x: x.any(-1),
+    "all": lambda x: x.all(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "mean": lambda x: x.double().mean(-1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "where": lambda x: torch.where(x > x.flip(-1), x, x.flip(-1)),
+    "masked_fill": lambda x: x.masked_fill(x > 2, 1),
+    "clamp to numbers": lambda x: x.clamp(1, 100),
+    "clamp below": lambda x: x.clamp(min=2),
+    "stack": lambda x: torch.stack([x, x.flip(-1)], -1),
+    "float": lambda x: x.float() / 255,
+    "long": lambda x: x.long(),
+    "halves": lambda x: x / 2,
+    "subtracted from a number": lambda x: 100 - x,
+    "added twice": lambda x: torch.add(x, x, alpha=2),
+    "shifted": lambda x: x << 1,
+    "an exclusive or": lambda x: x ^ x.flip(-1),
+    "compared": lambda x: x > x.flip(-1),
+}
+
+
+def results(x: Tensor, calls: dict[str, Callable[[Tensor], Tensor]]) -> list[str]:
+    """Return the calls that torch supports for these numbers."""
+    supported = []
+    for name, call in calls.items():
+        try:
+            call(x)
+        except (RuntimeError, TypeError, NotImplementedError):
+            continue
+        supported.append(name)
+    return supported
+
+
+def on_numbers(dtype: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    def call(name: str, number: Any) -> Callable[[Tensor], Tensor]:
+        function = getattr(torch, name)
+        if name in ("maximum", "minimum"):
+            return lambda x: function(x, torch.tensor(number))
+        return lambda x: function(x, number)
+
+    # The powers of larger ones are beyond float16.
+    limit = 200 if dtype is np.float16 else np.inf
+    numbers_beside = [number for number in NUMBERS if number < limit]
+    calls = {
+        f"{name} {number}": call(name, number)
+        for name in (*COMPARISONS, *ARITHMETIC)
+        for number in numbers_beside
+        if number != 0 or name not in ("div", "remainder")
+    }
+    for number in numbers_beside:
+        calls |= {
+            f"clamp {number}": lambda x, n=number: x.clamp(max=n),
+            f"masked_fill {number}": lambda x, n=number: x.masked_fill(x > 2, n),
+            f"where {number}": lambda x, n=number: torch.where(x > 2, n, x),
+            f"subtracted from {number}": lambda x, n=number: n - x,
+        }
+    return calls
+
+
+@pytest.mark.parametrize("dtype", OBSERVED, ids=lambda dtype: dtype.__name__)
+def test_operations_on_observations_of_any_dtype(dtype: Any) -> None:
+    calls = UNARY | on_numbers(dtype)
+    example = torch.from_numpy(np.resize(numbers(dtype), (5, 4)))
+    names = results(example, calls)
+    assert len(names) > 30
+    keys = [("agents", "action"), *(("agents", name) for name in names)]
+    different = []
+    for some in (keys[i : i + 40] for i in range(1, len(keys), 40)):
+
+        def act(_: Any, x: Tensor, some: Any = some) -> Any:
+            zeros = torch.zeros(len(x), 2, 1) * x[..., :1].float().nan_to_num()
+            return zeros, *(calls[name](x) for _, name in some)
+
+        out_keys = [keys[0], *some]
+        made = [
+            collected(Collector, lambda: Typed(dtype), kind(act), "agents", out_keys)
+            for kind in (Called, Computes)
+        ]
+        (expected, _), (actual, how) = made
+        assert how.startswith("Fused"), how
+        different += [key for key in some if not same(actual[key], expected[key])]
+    assert not different
