@@ -9,6 +9,7 @@ taken as constant; the values in them that a policy reads are not.
 Updates of weights, fused programs and copies for single agents all use it.
 """
 
+import array
 import builtins
 import dis
 import enum
@@ -22,6 +23,7 @@ from itertools import chain
 from operator import is_, itemgetter, length_hint
 from pathlib import Path
 from typing import Any, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -29,16 +31,21 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.nn.parameter import is_lazy
+
+from marl_collect.weights.tensor_parts import strided_parts
 
 LARGE = 1 << 20
-"""In bytes. Larger tensors and arrays are not compared by value."""
+"""In bytes. Of larger tensors and arrays, checksums are compared."""
 
 _MOST_VALUES = 100_000  # Comparing more would take longer than it could save.
 _DEEPEST = 60  # Levels of nesting. Python's own limit of recursion is near 1000.
 _PLAIN = (
-    *(bool, int, complex, str, bytes, type(None), type(Ellipsis), slice, range),
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+_TEXTS: dict[type, Callable[[Any], str]] = {float: float.hex, slice: str}
+"""Texts that are compared: NaN equals NaN, and -0.0 is not 0.0."""
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _MAPPINGS = (dict, types.MappingProxyType)
@@ -50,7 +57,7 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     np.ufunc,
 )
-_OPERATORS = ("torch._ops", "torch._jit", "typing", "weakref")
+_OPERATORS = ("torch._ops", "torch._jit", "typing")
 _CHANGING = {
     *("datetime", "os", "random", "secrets", "socket", "subprocess", "sys"),
     *("threading", "time", "uuid"),
@@ -63,6 +70,14 @@ _EQUAL = (bool, str, type(None))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _WEIGHTS = ("_parameters", "_buffers")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+_INTEGERS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
+"""A dtype of numpy for each size of a number."""
 _MISSING = object()
 _END = object()
 
@@ -87,6 +102,9 @@ class Fingerprint:
         is_data: whether it consists of plain values, small tensors, and containers and
             objects of these, so a copy can be sent to another process.
         has_objects: whether there is an object of a class in it.
+        has_further: whether there is a module in it whose tensors are not all weights.
+        classes: marks of the classes of objects, by class. A copy that is sent has the
+            classes of the process to which it is sent.
     """
 
     def __init__(self, value: Any, *, values: bool = False, weights: Any = ()) -> None:
@@ -96,8 +114,7 @@ class Fingerprint:
             value: a module, function, or any other object.
             values: compare tensors by value. Otherwise their addresses are compared,
                 because a recording reads the values in every run.
-            weights: ids of tensors that are not compared by value. Parameters and
-                buffers of modules never are.
+            weights: ids of tensors that are not compared by value.
         """
         self._value, self._by_value, self._weights = value, values, weights
         self._left_out = _OF_TORCH if values else _OF_TORCH.difference(_HOOKS, _WEIGHTS)
@@ -112,7 +129,8 @@ class Fingerprint:
         self._left = _MOST_VALUES
         self.unseen: list[str] = []
         self.is_data = True
-        self.has_objects = False
+        self.has_objects = self.has_further = False
+        self.classes: dict[type, Hashable] = {}
         self.marks = self._mark(value)
         self._views.append((_END,))
         self._seen = list(self._look())
@@ -164,11 +182,12 @@ class Fingerprint:
         return _version(tensor) if self._by_value else _memory(tensor)
 
     def _mark(self, value: Any) -> Hashable:
-        kind = type(value)
+        kind: Any = type(value)
+        # A proxy claims to have the class of its referent, which may be gone.
+        if kind.__module__ == "weakref":
+            return self._mark_reference(value)
         if kind in _PLAIN or isinstance(value, enum.Enum):
-            return kind, str(value) if kind is slice else value
-        if kind is float:
-            return kind, value.hex()  # NaN equals NaN, and -0.0 is not 0.0.
+            return kind, _TEXTS[kind](value) if kind in _TEXTS else value
         self._left -= 1
         if self._left < 0 or len(self._path) > _DEEPEST:
             return self._cannot_see(value, "too many values")
@@ -208,6 +227,15 @@ class Fingerprint:
         self.is_data = False
         return "constant", id(value)
 
+    def _mark_reference(self, reference: Any) -> Hashable:
+        """Mark a weak reference to a tensor, as recurrent layers of torch have them.
+
+        Other referents may change, and a Fingerprint of them would keep them alive.
+        """
+        if type(reference) is weakref.ref and isinstance(reference(), Tensor):
+            return self._mark_constant(reference)
+        return self._cannot_see(reference)
+
     def _mark_object(self, value: Any) -> Hashable:
         """Mark a container or an object by what it holds."""
         kind: Any = type(value)
@@ -229,7 +257,9 @@ class Fingerprint:
                 if inner is not _MISSING:
                     marks += [name, self._mark_at(name, inner)]
         is_data = self.is_data
-        marks.append(self._mark_class(kind))
+        class_mark = self._mark_class(kind)
+        marks.append(class_mark)
+        self.classes.setdefault(kind, class_mark)
         self.is_data = is_data  # The class is known where a copy is sent.
         return tuple(marks)
 
@@ -249,9 +279,10 @@ class Fingerprint:
         if hasattr(kind, "__length_hint__"):  # An iterator over a list.
             self._views.append(_Reads(length_hint, [value]))
             return length_hint(value)
-        if isinstance(value, bytearray) or _hides_state(kind):
-            return self._cannot_see(value)
-        return None
+        if isinstance(value, bytearray | array.array):
+            self._equal.append((crc32, value))
+            return len(value), crc32(value)
+        return self._cannot_see(value) if _hides_state(kind) else None
 
     def _watch(self, container: Any) -> None:
         """Have the content of a container compared, if it can change."""
@@ -294,19 +325,42 @@ class Fingerprint:
             self._views.append(_Reads(lambda one: one.training, [module]))
             return self._cannot_see(module), module.training
         entries = self._mark_entries(vars(module), self._left_out)
+        further = self._mark_further(module) if self._by_value else None
         children = tuple(module._modules.items())
         if not self._by_value:  # Of an update, WeightWalk sees other submodules.
             self._watch(module._modules)
         inner = tuple([(name, self._mark_at(name, child)) for name, child in children])
-        return type(module), entries, inner, self._mark_class(type(module))
+        return type(module), entries, further, inner, self._mark_class(type(module))
+
+    def _mark_further(self, module: nn.Module) -> Hashable:
+        """Mark the hooks of a module, and its tensors that are not among the weights.
+
+        Of hooks, only their identities count: those that store activations change what
+        they hold in every call.
+        """
+        marks: list[Hashable] = []
+        for name in _HOOKS:
+            hooks = vars(module).get(name, {})
+            self._watch(hooks)
+            marks.append(tuple(map(id, hooks.values())))
+        for name in _WEIGHTS:
+            tensors = vars(module).get(name, {})
+            further = {
+                key: tensor
+                for key, tensor in tensors.items()
+                if tensor is not None and id(tensor) not in self._weights
+            }
+            if further:  # Of other modules, WeightWalk sees that they are replaced.
+                self.has_further = True
+                self._watch(tensors)
+                marks += [(key, self._mark_at(key, t)) for key, t in further.items()]
+        return tuple(marks)
 
     def _mark_tensordict(self, value: Any) -> Hashable:
         self.is_data = False
         content = getattr(value, "_tensordict", None)
         if not isinstance(content, dict):  # Lazily stacked, for example.
             return self._cannot_see(value)
-        if self._by_value:
-            return "tensors", id(value)
         return value.batch_size, self._mark_entries(content)
 
     def _mark_tensor(self, tensor: Tensor) -> Hashable:
@@ -317,22 +371,31 @@ class Fingerprint:
             self.is_data = False
             return "weight"
         self._tensors.append(tensor)
+        parts = () if is_lazy(tensor) or tensor.is_meta else strided_parts(tensor)
+        size = sum(part.nbytes for part in parts)
+        self.is_data &= bool(parts) and size <= LARGE
         if (
-            tensor.grad_fn is not None  # An activation that a forward pass stored.
-            or tensor.is_meta
-            or tensor.layout != torch.strided
-            or tensor.numel() * tensor.element_size() > LARGE
+            not parts
+            or tensor.grad_fn is not None  # An activation that a forward pass stored.
+            or tensor.is_quantized
+            or (size > LARGE and tensor.device.type != "cpu")
         ):
             self.is_data = False
             return id(tensor), _version(tensor)
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return tensor.dtype, tensor.shape, content.numpy().tobytes()
+        content = tuple([self._mark_array(_bits(part)) for part in parts])
+        return tensor.dtype, tensor.shape, content
 
     def _mark_array(self, array: np.ndarray[Any, Any]) -> Hashable:
-        if array.dtype.hasobject or array.nbytes > LARGE:
+        if array.dtype.hasobject:
             return self._cannot_see(array)
-        self._arrays.append(array)
-        return array.dtype.str, array.shape, array.tobytes()
+        if array.nbytes <= LARGE:
+            self._arrays.append(array)
+            return array.dtype.str, array.shape, array.tobytes()
+        if not self._by_value:
+            return self._cannot_see(array)
+        self.is_data = False
+        self._equal.append((_checksum, array))
+        return array.dtype.str, array.shape, _checksum(array)
 
     def _mark_class(self, kind: type) -> Hashable:
         """Mark what the code of a class reads, unless it is of a library."""
@@ -434,7 +497,7 @@ _METHODS: tuple[tuple[Any, str], ...] = (
     (types.MethodType, "_mark_method"),
     (partial, "_mark_partial"),
     (types.BuiltinFunctionType, "_mark_builtin"),
-    ((weakref.ref, *_DESCRIPTORS), "_mark_constant"),
+    (_DESCRIPTORS, "_mark_constant"),
 )
 """How values that are no plain containers or objects are marked."""
 
@@ -511,6 +574,18 @@ def _memory(tensor: Tensor) -> Any:
         return tensor.data_ptr(), tensor.shape, tensor.stride()
     except (RuntimeError, ValueError, NotImplementedError):  # Lazy or sparse.
         return None
+
+
+def _bits(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a strided tensor's memory as an array; numpy lacks some dtypes."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return tensor.view(_INTEGERS[tensor.element_size()]).numpy()
+
+
+def _checksum(array: np.ndarray[Any, Any]) -> int:
+    # It reads a billion bytes per second.
+    content: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return crc32(content)
 
 
 def _version(tensor: Tensor) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -29,6 +30,8 @@ def is_plain(tensor: Tensor) -> bool:
 
     Lazy tensors and those of the meta device count as plain.
     """
+    if is_lazy(tensor):
+        return True
     return is_dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 

@@ -1,5 +1,6 @@
 """What changes a fingerprint, and which values it cannot compare."""
 
+import array
 import copy
 import enum
 import importlib
@@ -7,6 +8,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -189,11 +191,77 @@ def test_equal_values_are_the_same_state(net: Any) -> None:
 
 def test_training_changes_nothing(net: Any) -> None:
     for module in (net, MultiAgentMLP(2, 2, 2, centralised=False, share_params=True)):
-        states = Fingerprint(module), Fingerprint(module, values=True)
+        weights = {id(tensor) for tensor in module.parameters()}
+        states = (
+            Fingerprint(module),
+            Fingerprint(module, values=True, weights=weights),
+        )
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(1)
         assert all(state.holds() for state in states)
+
+
+def test_tensors_of_modules_in_lists_are_compared_for_updates(net: Any) -> None:
+    weights = {id(tensor) for tensor in net.parameters()}
+    addresses = Fingerprint(net)
+    values = Fingerprint(net, values=True, weights=weights)
+    with torch.no_grad():
+        net.hidden[0].weight.add_(1)
+    assert addresses.holds()
+    assert not values.holds()
+
+
+LARGE: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "an array": lambda: (numbers := np.zeros(1 << 18), numbers),
+    "a strided array": lambda: (numbers := np.zeros((9, 1 << 18)).T[::2], numbers),
+    "a tensor": lambda: (numbers := torch.zeros(1 << 18), numbers.numpy()),
+    "a sparse tensor": lambda: (
+        numbers := torch.ones(1 << 18).to_sparse(),
+        numbers._values().numpy(),
+    ),
+}
+"""Values of more than 1 MiB, and their memory. torch does not count writes to it."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_arrays_are_compared_for_updates(net: Any, name: str) -> None:
+    net.nested["large"], memory = LARGE[name]()
+    state = Fingerprint(net, values=True)
+    assert not state.is_data
+    assert state.holds()
+    memory[-1] += 1
+    assert not state.holds()
+
+
+def test_changes_of_a_large_array_of_numpy_are_not_seen_by_recordings(net: Any) -> None:
+    net.config.inner["strange"] = np.zeros(1 << 18)
+    assert Fingerprint(net).unseen == ["config.inner.strange (ndarray)"]
+
+
+def test_bytes_and_small_tensors_are_compared_by_value(net: Any) -> None:
+    net.bytes, net.numbers = bytearray(3), array.array("d", [1.0])
+    memory = net.tensor.numpy()
+    for change in (
+        lambda: net.bytes.append(1),
+        lambda: net.bytes.__setitem__(0, 7),
+        lambda: net.numbers.__setitem__(0, 2.0),
+        lambda: memory.__setitem__(0, 7.0),
+    ):
+        state = Fingerprint(net, values=True)
+        assert state.holds()
+        change()
+        assert not state.holds()
+
+
+def test_hooks_are_compared_but_not_what_they_store(net: Any) -> None:
+    stored: list[Any] = []
+    net.register_forward_hook(lambda *call: stored.append(call))
+    state = Fingerprint(net, values=True)
+    stored.append(1)
+    assert state.holds()
+    net.layer.register_forward_pre_hook(lambda *call: None)
+    assert not state.holds()
 
 
 def test_tensors_are_compared_by_value_for_updates(net: Any) -> None:
@@ -201,6 +269,13 @@ def test_tensors_are_compared_by_value_for_updates(net: Any) -> None:
     net.tensor.add_(1)
     assert addresses.holds()
     assert not values.holds()
+
+
+class Counts:
+    def count(self) -> None: ...
+
+
+Counter = Counts()
 
 
 def generator() -> Any:
@@ -212,7 +287,11 @@ UNSEEN: dict[str, Callable[[], Any]] = {
     "a generator of torch": torch.Generator,
     "a lock": threading.Lock,
     "a generator": generator,
-    "a large array": lambda: np.zeros(1 << 18),
+    "a weak reference": lambda: weakref.ref(CONFIG),
+    "a proxy": lambda: weakref.proxy(CONFIG),
+    "a weak reference to a method": lambda: weakref.WeakMethod(Counter.count),
+    "weak values": lambda: weakref.WeakValueDictionary({1: CONFIG}),
+    "a weak set": lambda: weakref.WeakSet([CONFIG]),
     "an array of objects": lambda: np.array([object()]),
     "too much": lambda: [[index] for index in range(100_001)],
     "a function of the clock": lambda: __import__("time").time,

@@ -1,0 +1,385 @@
+"""After an update, workers have every change of a policy, or a warning names it."""
+
+import array
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from workloads.counting import CountingEnv, Fault
+
+from marl_collect import Collector, MultiSyncCollector
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
+
+
+class Config:
+    shared = 0.0
+
+    def __init__(self) -> None:
+        self.own = 0.0
+
+
+def layer() -> nn.Module:
+    built = nn.Linear(1, 1)
+    nn.init.zeros_(built.weight)
+    nn.init.zeros_(built.bias)
+    return built
+
+
+class Base(nn.Module):
+    inherited = 0.0
+
+
+class Holds(Base):
+    """Acts with the sum of everything that it holds, so every change is visible."""
+
+    level = 0.0
+    levels = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [layer(), layer()]
+        self.named = {"a": {"b": (layer(),)}}
+        self._hidden = [layer()]
+        self.config = Config()
+        self.fault = Fault("sleep")
+        self.owner = types.SimpleNamespace(layer=layer())
+        self.inner = layer()
+        self.large = np.zeros(1 << 18)
+        self.nested = {"large": [np.zeros((1 << 18, 2))[:, 0]]}
+        self.large_tensor = torch.zeros(1 << 19)
+        self.table, self.board = torch.zeros(2), torch.zeros(2)
+        self.entries = TensorDict(a=torch.zeros(1))
+        self.bytes = bytearray(2)
+        self.numbers = array.array("d", [0.0])
+        self.register_buffer("coo", torch.tensor([0.0, 1.0]).to_sparse())
+        self.register_buffer("csr", torch.tensor([[0.0, 1.0]]).to_sparse_csr())
+        self.function: Any = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        of_class = type(self).level + self.__class__.levels[0] + self.of_base()
+        hidden = (*self.layers, *self.named["a"]["b"], *self._hidden)
+        modules = sum(m.bias.sum() for m in (*hidden, self.owner.layer))
+        arrays = self.large.sum() + self.nested["large"][0].sum()
+        arrays += sum(self.bytes) + sum(self.numbers)
+        tensors = self.large_tensor.sum() + self.table.sum() + self.board.sum()
+        tensors += self.entries["a"].sum()
+        tensors += self.coo.to_dense().sum() + self.csr.to_dense().sum() - 2
+        objects = self.config.own + self.config.shared
+        objects += getattr(self.fault, "shared", 0.0)
+        objects += self.function() if self.function else 0.0
+        total = of_class + modules + float(arrays) + tensors + objects
+        total = total + self.inner(torch.zeros(1)).sum()
+        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+        return total + 0 * x[..., :2], hunters
+
+    @classmethod
+    def of_base(cls) -> float:
+        return cls.inherited
+
+
+class Pure(Holds):
+    """The same, declared pure."""
+
+    pure_forward = True
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x)
+
+
+def policy(net: nn.Module) -> TensorDictModule:
+    out_keys = [("prey", "action"), ("hunter", "action")]
+    return TensorDictModule(net, in_keys=[("prey", "observation")], out_keys=out_keys)
+
+
+def add(module: Any, _: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+def add_before(module: Any, inputs: Any) -> Any:
+    module.bias.data.fill_(1.0)
+
+
+def set_bias(module: Any) -> None:
+    with torch.no_grad():
+        module.bias.fill_(1.0)
+
+
+SENT: dict[str, Callable[[Any], Any]] = {
+    "a class attribute": lambda net: setattr(Holds, "level", 1.0),
+    "a class attribute in place": lambda net: Holds.levels.__setitem__(0, 1.0),
+    "a class attribute of a base": lambda net: setattr(Base, "inherited", 1.0),
+    "an object": lambda net: setattr(net.config, "own", 1.0),
+    # Workers get the classes of this file by value.
+    "a class of an object": lambda net: setattr(Config, "shared", 1.0),
+    "bytes in place": lambda net: net.bytes.__setitem__(0, 1),
+    "more bytes": lambda net: net.bytes.append(1),
+    "an array of numbers": lambda net: net.numbers.__setitem__(0, 1.0),
+    "a small tensor through its data": lambda net: net.table.data.fill_(0.5),
+    "a small tensor through numpy": lambda net: net.board.numpy().fill(0.5),
+    "another sparse buffer": lambda net: setattr(net, "coo", torch.ones(2).to_sparse()),
+    "a sparse buffer in place": lambda net: net.coo._values().fill_(2.0),
+    "a compressed buffer": lambda net: net.csr.values().fill_(2.0),
+}
+WARNED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a module in a list": (
+        lambda net: set_bias(net.layers[0]),
+        r"not a submodule, in 'module\.layers' \(list\), changed.*register it as a",
+    ),
+    "another module in a list": (
+        lambda net: net.layers.append(net.layers.pop() and nn.Linear(1, 1)),
+        r"'module\.layers' \(list\), changed",
+    ),
+    "a module in containers": (
+        lambda net: set_bias(net.named["a"]["b"][0]),
+        r"'module\.named' \(dict\), changed",
+    ),
+    "a module in a private list": (
+        lambda net: set_bias(net._hidden[0]),
+        r"'module\._hidden' \(list\), changed",
+    ),
+    "a module in an object": (
+        lambda net: set_bias(net.owner.layer),
+        r"'module\.owner' \(SimpleNamespace\), changed",
+    ),
+    "a hook": (
+        lambda net: net.inner.register_forward_hook(add),
+        r"The hooks of 'module\.inner' changed.*before you build the collector",
+    ),
+    "a hook before the call": (
+        lambda net: net.inner.register_forward_pre_hook(add_before),
+        r"The hooks of 'module\.inner' changed",
+    ),
+    "a large array in place": (
+        lambda net: net.large.__setitem__(3, 1.0),
+        r"'module\.large' \(ndarray\) changed.*register_buffer",
+    ),
+    "another large array": (
+        lambda net: setattr(net, "large", net.large + 1),
+        r"'module\.large' \(ndarray\) changed",
+    ),
+    "a large array in containers": (
+        lambda net: net.nested["large"][0].__setitem__(3, 1.0),
+        r"'module\.nested' \(dict\) changed",
+    ),
+    "a large tensor": (
+        lambda net: net.large_tensor.__setitem__(3, 1.0),
+        r"'module\.large_tensor' \(Tensor\) changed",
+    ),
+    "a large tensor through its data": (
+        lambda net: net.large_tensor.data.fill_(1.0),
+        r"'module\.large_tensor' \(Tensor\) changed",
+    ),
+    "a TensorDict in place": (
+        lambda net: net.entries["a"].fill_(1.0),
+        r"'module\.entries' \(TensorDict\) changed",
+    ),
+    "an importable class of an object": (
+        lambda net: setattr(Fault, "shared", 1.0),
+        r"classes, whose objects are in 'module\.fault' \(Fault\), changed",
+    ),
+    "a function": (
+        lambda net: setattr(net, "function", lambda: 1.0),
+        r"'module\.function' \(function\) changed",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _classes() -> Any:
+    yield
+    Holds.level = Base.inherited = Config.shared = 0.0
+    Holds.levels[0] = 0.0
+    if hasattr(Fault, "shared"):
+        del Fault.shared
+
+
+def first(collector: Any) -> float:
+    action = collector.next()["prey", "action"]
+    assert (action == action.flatten()[0]).all()
+    return float(action.flatten()[0])
+
+
+@torch.no_grad()
+def called(net: nn.Module) -> float:
+    """Return the action of a call in this process."""
+    outputs = policy(net)(CountingEnv().reset().unsqueeze(0))
+    return float(outputs["prey", "action"].flatten()[0])
+
+
+def test_what_consists_of_data_is_sent_and_can_be_sent_again() -> None:
+    net = Holds()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy(net), frames_per_batch=8
+    ) as collector:
+        last = first(collector)
+        for change in SENT:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                SENT[change](net)
+                collector.update_policy_weights_()
+            before, last = last, first(collector)
+            assert before < last == called(net), change
+        Holds.level = 0.0
+        Holds.levels[0] = 7.0
+        collector.update_policy_weights_()
+        assert first(collector) == called(net)
+
+
+def test_a_class_attribute_that_hides_another_one_is_sent_and_removed() -> None:
+    net = Holds()
+    with MultiSyncCollector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        for value in (1.0, None, 2.0):
+            if value is None:
+                del Holds.inherited
+            else:
+                Holds.inherited = value
+            collector.update_policy_weights_()
+            assert first(collector) == called(net) == (value or 0.0)
+    del Holds.inherited
+
+
+@pytest.mark.parametrize("change", WARNED)
+def test_what_cannot_be_sent_is_warned_of_once(change: str) -> None:
+    net = Holds()
+    alter, message = WARNED[change]
+    with MultiSyncCollector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        assert first(collector) == 0.0
+        alter(net)
+        with pytest.warns(UserWarning, match=message) as record:
+            collector.update_policy_weights_()
+        (only,) = record
+        assert "or build a new collector" in str(only.message)
+        assert first(collector) == 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            alter(net)
+            collector.update_policy_weights_()
+            collector.update_policy_weights_()
+
+
+def test_one_warning_names_all_attributes_of_a_kind() -> None:
+    net = Holds()
+    with MultiSyncCollector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        for alter, _ in WARNED.values():
+            alter(net)
+        with pytest.warns(UserWarning, match="or build a new collector") as record:
+            collector.update_policy_weights_()
+        texts = sorted(str(warning.message) for warning in record)
+        assert len(texts) == 4, texts
+        modules = ["module.layers", "module.named", "module._hidden"]
+        assert all(any(name in text for text in texts) for name in modules)
+
+
+def test_what_acting_changes_is_not_warned_of() -> None:
+    """A cache, activations that hooks store, and tensors with a history."""
+
+    class Stores(Holds):
+        def __init__(self) -> None:
+            super().__init__()
+            self._cache = [np.zeros(1 << 18)]
+            self.last: Any = None
+            self._stored: list[Any] = []
+            self.inner.register_forward_hook(lambda *call: self._stored.append(call))
+
+        def forward(self, x: Tensor) -> Any:
+            self._cache[0] += 1
+            self.last = self.inner(x[..., :1])
+            return super().forward(x)
+
+    net = Stores()
+    with MultiSyncCollector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        first(collector)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            net(torch.zeros(1, 3, 3))
+            collector.update_policy_weights_()
+
+
+class Refers(nn.Module):
+    """Reads an object outside of it through weak references."""
+
+    pure_forward = True
+
+    def __init__(self, refer: Callable[[Any], Any], read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.reference, self.read = refer(OUTSIDE), read
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+        return 0 * x[..., :2] + self.read(self.reference), hunters
+
+
+class Outside:
+    level = 0.0
+
+    def read(self) -> float:
+        return self.level
+
+
+OUTSIDE = Outside()
+REFERENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "a reference": (weakref.ref, lambda reference: reference().level),
+    "a proxy": (weakref.proxy, lambda proxy: proxy.level),
+    "a method": (lambda it: weakref.WeakMethod(it.read), lambda method: method()()),
+    "a set": (lambda it: weakref.WeakSet([it]), lambda it: next(iter(it)).level),
+    "values": (lambda it: weakref.WeakValueDictionary(a=it), lambda it: it["a"].level),
+    "keys": (
+        lambda it: weakref.WeakKeyDictionary({it: 0}),
+        lambda it: next(iter(it)).level,
+    ),
+    "an object": (
+        lambda it: types.SimpleNamespace(reference=weakref.ref(it)),
+        lambda it: it.reference().level,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The policy TensorDictModule cannot be copied")
+@pytest.mark.parametrize("name", REFERENCES)
+def test_what_weak_references_refer_to_acts_at_once(name: str) -> None:
+    OUTSIDE.level = 0.0
+    net = Refers(*REFERENCES[name])
+    with Collector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        assert first(collector) == 0.0
+        OUTSIDE.level = 1.0
+        assert first(collector) == 1.0
+        assert "module.reference" in collector.explain()[0]
+        assert "cannot be seen" in collector.explain()[0]
+
+
+def test_recurrent_layers_refer_to_their_own_weights_and_are_fused() -> None:
+    class Remembers(nn.Module):
+        pure_forward = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(3, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            out, _ = self.layer(x.flatten(0, 1).unsqueeze(1))
+            hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+            return out.squeeze(1).unflatten(0, x.shape[:2]), hunters
+
+    with Collector(CountingEnv, policy(Remembers()), frames_per_batch=8) as collector:
+        collector.next()
+        assert collector.explain()[0].startswith("Fused")
+
+
+@pytest.mark.parametrize("change", SENT)
+@pytest.mark.parametrize("kind", [Holds, Pure])
+def test_in_one_process_every_change_acts_at_once(kind: Any, change: str) -> None:
+    net = kind()
+    with Collector(CountingEnv, policy(net), frames_per_batch=8) as collector:
+        assert first(collector) == 0.0
+        SENT[change](net)
+        collector.update_policy_weights_()
+        assert first(collector) == called(net) == 1.0
