@@ -221,10 +221,10 @@ def test_what_consists_of_data_is_sent_and_can_be_sent_again() -> None:
         [CountingEnv] * 2, policy(net), frames_per_batch=8
     ) as collector:
         last = first(collector)
-        for change in SENT:
+        for change, alter in SENT.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                SENT[change](net)
+                alter(net)
                 collector.update_policy_weights_()
             before, last = last, first(collector)
             assert before < last == called(net), change
