@@ -80,6 +80,8 @@ class Program:
             )
             (changing if depends else constant).append(operation)
         self._varying = varying
+        self._constant_guards = list(filter(is_guard, constant))
+        self._read = [guard.result for guard in self._constant_guards]
         self._constant = _segments((op, _calls(op)) for op in constant)
         self._setup: list[Call] = []
         self._steps = [(op, _calls(op)) for op in changing]
@@ -97,6 +99,12 @@ class Program:
         for call in self._setup:
             call()
         return True
+
+    def reads_anew(self) -> bool:
+        """Return whether Python would read other values of weights than last time."""
+        before = self._read
+        self._read = list(map(_value, self._constant_guards))
+        return self._read != before
 
     def run(self) -> bool:
         """Compute the outputs; False, with invalid outputs, if a guard fails."""
@@ -208,9 +216,12 @@ def is_guard(operation: TensorOp) -> bool:
     return operation.result is not None and not list(tensors(operation.result))
 
 
-def _differs(operation: TensorOp) -> bool:
-    value = operation.function(*operation.args, **operation.kwargs)
-    return bool(value != operation.result)
+def _value(guard: TensorOp) -> Any:
+    return guard.function(*guard.args, **guard.kwargs)
+
+
+def _differs(guard: TensorOp) -> bool:
+    return bool(_value(guard) != guard.result)
 
 
 def _guard(operation: TensorOp) -> Call:

@@ -7,6 +7,8 @@ are compared with the module's on random observations and equal noise. If it can
 used, the module is called, and ``FusedRunner.explain`` gives the reason.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +22,7 @@ from tensordict.nn.probabilistic import interaction_type
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.policies.fused.budget import RecordingBudget
 from marl_collect.policies.fused.numpy_arguments import UnsuitableError, array
 from marl_collect.policies.fused.numpy_calls import close
 from marl_collect.policies.fused.program import Program, is_guard
@@ -37,7 +40,6 @@ _COPIED = 64
 """Maximum size per environment of strided operands that are copied."""
 
 _COMPARISONS = 3
-_RECORDINGS = 10
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class _Compiled:
         """Run the operations that depend only on weights; False if a guard fails."""
         return all(recording.program.prepare() for recording in self.recordings)
 
+    def reads_anew(self) -> bool:
+        """Return whether Python would read other values of weights than last time."""
+        anew = [recording.program.reads_anew() for recording in self.recordings]
+        return any(anew)
+
     def run(self) -> bool:
         """Write the outputs to the memory; False if guards of all recordings fail."""
         for recording in self.recordings:
@@ -86,9 +93,17 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class _Refused:
-    """The reason to call the module instead."""
+    """The reason to call the module instead.
+
+    Attributes:
+        reason: the end of a sentence.
+        for_now: whether the next slot may be worth a recording.
+        last: the recordings that are no longer valid, if they may become valid again.
+    """
 
     reason: str
+    for_now: bool = False
+    last: _Compiled | None = None
 
 
 @final
@@ -118,7 +133,9 @@ class FusedRunner(PolicyRunner):
         self._last_setting: Any = None
         self._current: _Compiled | None = None
         self._how: InteractionType | None = expected
-        self._missed = self._frames = self._recordings = 0
+        self._missed = self._frames = 0
+        self._budget = RecordingBudget()
+        self._seconds_of_call = self._seconds_of_run = math.inf
         self._waits = False
         self._noise: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
@@ -150,7 +167,7 @@ class FusedRunner(PolicyRunner):
         self._module.bind(memory)
         self._memory = memory
         self._state = None
-        self._recordings = 0
+        self._budget = RecordingBudget()
         if self._expected is not None:
             with torch.no_grad(), set_interaction_type(self._expected):
                 self._how = self._expected
@@ -182,8 +199,8 @@ class FusedRunner(PolicyRunner):
         # A policy that reads what it wrote in the last frame may act in another way in
         # the very first one, in which there is nothing to read.
         self._waits = bool(self.signature.kept) and not self.remembers
-        self._current = None if self._waits else self._ready()
         self._missed, self._frames = 0, frames
+        self._current = None if self._waits else self._ready()
 
     def act(self, frame: int) -> None:
         """Run the recorded operations; call the module if a guard fails."""
@@ -219,13 +236,19 @@ class FusedRunner(PolicyRunner):
         if self._state is None or not self._state.holds():
             self._state = Fingerprint(self._module.policy)
             self._compiled.clear()
+            self._budget.change()
         setting = self._last_setting = self._setting()
         outcome = self._compiled.get(setting)
-        if isinstance(outcome, _Compiled) and not outcome.prepare():
-            outcome = None
-        if outcome is None:
-            outcome = self._compile(self._state)
-            self._compiled[setting] = outcome
+        last = outcome.last if isinstance(outcome, _Refused) else outcome
+        if last is not None:
+            if last.prepare():
+                self._compiled[setting] = last
+                return last
+            if last.reads_anew():
+                self._budget.change()
+        elif isinstance(outcome, _Refused) and not outcome.for_now:
+            return None
+        outcome = self._compiled[setting] = self._compile(self._state, last)
         return outcome if isinstance(outcome, _Compiled) else None
 
     def _drop_what_fails(self) -> None:
@@ -234,18 +257,25 @@ class FusedRunner(PolicyRunner):
             reason = "it reads values in Python that change from frame to frame"
             self._compiled[self._last_setting] = _Refused(reason)
 
-    def _compile(self, state: Fingerprint) -> _Compiled | _Refused:
+    def _compile(
+        self, state: Fingerprint, last: _Compiled | None
+    ) -> _Compiled | _Refused:
         """Record the policy and compare; return the reason if that fails."""
         reason = why_not_recordable(self._module.policy, state)
         if torch.is_autocast_enabled("cpu"):
             reason = "autocast is on"
-        if reason is None and self._recordings == _RECORDINGS:
-            reason = "its settings or its tensors are replaced repeatedly"
         if reason is not None:
             return _Refused(reason)
-        self._recordings += 1
+        if not self._budget.allows(self._frames):
+            return _Refused(
+                "its settings or its tensors change so often that recording it again "
+                "would take longer than it saves",
+                for_now=True,
+                last=last,
+            )
         saved = {key: values.copy() for key, values in self._memory.items()}
         remembers = self._module.remembers
+        begin = time.perf_counter()
         try:
             self._module.remember(whether=True)
             with undisturbed(self._module.policy):
@@ -256,6 +286,8 @@ class FusedRunner(PolicyRunner):
             self._module.remember(whether=remembers)
             for key, values in saved.items():
                 self._memory[key][...] = values
+            seconds = time.perf_counter() - begin
+            self._budget.record(seconds, self._seconds_of_call - self._seconds_of_run)
 
     def _record(self) -> _Compiled:
         """Record the policy and compare the recordings with it."""
@@ -299,6 +331,11 @@ class FusedRunner(PolicyRunner):
             program = Program(operations, inputs, values)
             self._compare(program, values, frames)
             program.use_numpy(n_envs, partial(self._draw, frames), _COMPARISONS)
+            for _ in range(_COMPARISONS):
+                begin = time.perf_counter()
+                if program.run():
+                    seconds = time.perf_counter() - begin
+                    self._seconds_of_run = min(self._seconds_of_run, seconds)
         except RuntimeError as error:  # Torch raises it; our own errors are others.
             raise NotRepeatableError(
                 f"an operation cannot be repeated ({error})"
@@ -335,7 +372,10 @@ class FusedRunner(PolicyRunner):
         for _ in range(_COMPARISONS):
             self._draw(frames)
             before = torch.get_rng_state()
+            begin = time.perf_counter()
             expected = [value.clone() for value in self._call()]
+            seconds = time.perf_counter() - begin
+            self._seconds_of_call = min(self._seconds_of_call, seconds)
             after = torch.get_rng_state()
             torch.set_rng_state(before)
             if not program.prepare() or not program.run():

@@ -1,0 +1,120 @@
+"""A policy whose settings change is recorded again as often as that pays."""
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector
+from marl_collect.policies.fused import runner
+from marl_collect.policies.fused.budget import RecordingBudget
+
+FREE = 10
+"""Recordings that need not pay."""
+
+
+def spent() -> RecordingBudget:
+    """Return a budget after its free recordings; 100 frames pay for the next one."""
+    budget = RecordingBudget()
+    for _ in range(FREE):
+        assert budget.allows(0)
+        budget.record(seconds=1.0, saving=0.01)
+    return budget
+
+
+def test_the_frames_of_a_slot_pay_for_its_recording() -> None:
+    assert not spent().allows(100)
+    assert spent().allows(101)
+
+
+def test_frames_without_a_change_pay_for_a_recording() -> None:
+    budget = spent()
+    assert [budget.allows(40) for _ in range(3)] == [False, False, True]
+    budget.record(seconds=1.0, saving=0.01)
+    assert not budget.allows(40)
+
+
+def test_frames_before_a_change_do_not_pay() -> None:
+    budget = spent()
+    for _ in range(20):
+        budget.change()
+        assert not budget.allows(60)
+
+
+def test_a_recording_that_saves_nothing_is_not_repeated() -> None:
+    budget = RecordingBudget()
+    for _ in range(FREE):
+        budget.record(seconds=1.0, saving=float("nan"))
+    assert not budget.allows(1_000_000)
+
+
+class Levels(nn.Module):
+    """Acts with an attribute, and with a number that it reads from a buffer."""
+
+    pure_forward = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0.0
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+        return 0 * x[..., :2] + self.level + self.step.item(), hunters
+
+
+def attribute(net: Any) -> None:
+    net.level += 1.0
+
+
+def read(net: Any) -> None:
+    net.step += 1.0
+
+
+def replace(net: Any) -> None:
+    net.step = net.step + 1
+
+
+class Priced(RecordingBudget):
+    """A budget for which every recording costs as much as 20 frames save."""
+
+    def record(self, seconds: float, saving: float) -> None:
+        assert seconds > 0
+        super().record(20.0, 1.0)
+
+
+@pytest.mark.parametrize("change", [attribute, read, replace])
+def test_a_policy_is_called_while_recordings_do_not_pay(
+    change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RecordingBudget", Priced)
+    net = Levels()
+    policy = TensorDictModule(
+        net,
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action")],
+    )
+    for frames, pays in ((8, False), (32, True)):
+        with Collector(CountingEnv, policy, frames_per_batch=frames) as collector:
+
+            def explains(collector: Any = collector) -> str:
+                """Collect a batch, check it, and return how the policy acted."""
+                actions = collector.next()["prey", "action"]
+                assert (actions == net.level + net.step).all()
+                text: str = collector.explain()[0]
+                return text
+
+            assert explains().startswith("Fused")
+            for number in range(1, 15):
+                change(net)
+                is_fused = explains().startswith("Fused")
+                assert is_fused == (pays or number < FREE), number
+            if pays:
+                continue
+            assert "change so often that recording it again" in explains()
+            # 24 frames since the last change.
+            assert explains().startswith("Fused")
+            assert explains().startswith("Fused")
