@@ -29,6 +29,7 @@ from marl_collect.collectors.trainer_policy import (
 )
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import build, spread, warn_if_pinned
+from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import draw_seed
 from marl_collect.options import method, refuse
@@ -153,7 +154,8 @@ class SingleBackend(Backend):
         begin = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
-        with torch.no_grad(), set_interaction_type(self._options.exploration_type):
+        how = set_interaction_type(self._options.exploration_type)
+        with without_gradients(), how:
             frames, episodes = self._rollout.collect(arrays, version, random=random)
         seconds = time.perf_counter() - begin
         self._metrics.add(

@@ -18,6 +18,7 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.assigning import seed_torch
 from marl_collect.core.description import Key
 from marl_collect.core.factories import build
+from marl_collect.core.gradients import note_on_gradients
 from marl_collect.errors import worker_error_of
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
@@ -72,6 +73,7 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
         else:
             # First the report: close() may hang or fail too.
             worker.name_environment(error)
+            note_on_gradients(error)
             context.fail(error)
             with suppress(Exception):
                 worker.engine.close()

@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
+from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.replay import (
     ACTIONS_DISCARDED,
@@ -147,7 +148,7 @@ class TensorDictAPI:
             # The result of a step has rewards; a root has none.
             rewards = [(group, "reward") for group in self._description.groups]
             root = tensordict.exclude("next", *rewards)
-        with torch.no_grad():
+        with without_gradients():
             frames = self._frames(max_steps, act, root, options)
         if options.set_truncated:
             self._set_truncated(frames[-1])

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
 from marl_collect.core.description import EnvDescription, Key, Row
+from marl_collect.core.gradients import without_gradients
 from marl_collect.core.signature import IS_INIT, PolicySignature
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import PolicyError
@@ -71,7 +72,7 @@ class ModuleRunner(PolicyRunner):
 
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
-        with torch.no_grad(), set_interaction_type(self.how):
+        with without_gradients(), set_interaction_type(self.how):
             self._probed = probe(
                 self._policy,
                 self._description,

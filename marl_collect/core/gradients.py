@@ -1,0 +1,30 @@
+"""Calls environments and policies without autograd."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_MESSAGES = ("does not require grad", "not have been used in the graph")
+"""Parts of torch's messages when autograd finds no history."""
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """Disable autograd; note so on an error that this causes."""
+    with torch.no_grad():
+        try:
+            yield
+        except RuntimeError as error:
+            note_on_gradients(error)
+            raise
+
+
+def note_on_gradients(error: BaseException) -> None:
+    """Add what to do to an error of code that needs autograd, where it is disabled."""
+    if any(message in str(error) for message in _MESSAGES):
+        error.add_note(
+            "Environments and policies are called without autograd while frames are "
+            "collected. Code that computes gradients, in step() for example, needs "
+            "`with torch.enable_grad():`, or the decorator @torch.enable_grad()."
+        )
