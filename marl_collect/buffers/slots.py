@@ -4,7 +4,7 @@ A slot is free, being filled by workers, or held by the user. Handing it out cre
 new tensors on its memory. The slot becomes free when the last tensor that shares this
 memory is deleted. So a batch is valid as long as any of its tensors exists, and it is
 never overwritten. A plain ``for`` loop needs two slots. If all slots are held, another
-one is created.
+one is created. It is freed again when no batch has needed it for a while.
 
 A process that is forked while a slot is held maps the memory too, and the trainer
 cannot know when that process drops the batch. So such memory is never filled again: the
@@ -12,6 +12,7 @@ slot gets new memory, and the old memory is freed with the last process that map
 """
 
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import Key
 from marl_collect.errors import warn
 from marl_collect.processes.shared_memory import Segment, readable
+
+_WINDOW = 32
+"""Number of batches without need of a slot after which its memory is freed, apart from
+twice the number of slots. So a loop that fills all slots again and again keeps them."""
 
 StridedView = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Offset in elements, shape and strides of a tensor."""
@@ -56,17 +61,24 @@ class Slots:
         self._views = list(_views(layout))
         self._prepared = prepared
         self._shared = shared
-        self._segments: list[Segment] = []
+        self._segments: list[Segment | None] = []  # None where a slot was freed.
         self._free: deque[int] = deque()
         self._held: set[int] = set()  # Handed out and not taken since.
         self._inherited: set[int] = set()  # A forked process may use the memory.
+        self._warned = False
+        self._begin_window()
         _ALIVE[id(self)] = self
         for _ in range(prepared):
             self._free.append(self._reserve())
 
     def __len__(self) -> int:
         """Number of slots."""
-        return len(self._segments)
+        return len(self._segments) - len(self.vacant)
+
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """Numbers of slots that were freed: processes that map them may drop them."""
+        return tuple(k for k, segment in enumerate(self._segments) if segment is None)
 
     def take(self) -> int:
         """Return a slot to fill; a new one if all are held.
@@ -79,8 +91,11 @@ class Slots:
             self._held.discard(slot)
             if slot in self._inherited:
                 self._renew(slot)
+            self._free_unneeded()
             return slot
-        if len(self._segments) == self._prepared:
+        self._begin_window()
+        if not self._warned:
+            self._warned = True
             warn(
                 f"More than {self._prepared} batches are held at once. Each further "
                 f"one needs {readable(self.layout.nbytes)} more. This is fine if you "
@@ -95,7 +110,9 @@ class Slots:
 
     def segment(self, slot: int) -> Segment:
         """Return the memory of a slot."""
-        return self._segments[slot]
+        segment = self._segments[slot]
+        assert segment is not None, f"slot {slot} was freed"
+        return segment
 
     def hand_out(self, slot: int) -> dict[Key, torch.Tensor]:
         """Return a tensor ``[B, T, ...]`` per key on the slot's memory.
@@ -104,7 +121,7 @@ class Slots:
         """
         layout = self.layout
         self._held.add(slot)
-        owner = np.frombuffer(self._segments[slot].buffer, np.uint8, layout.nbytes)
+        owner = np.frombuffer(self.segment(slot).buffer, np.uint8, layout.nbytes)
         # Only the storage of the tensors refers to `owner`, so it dies with them.
         weakref.finalize(owner, self._free.append, slot).atexit = False
         storage = torch.from_numpy(owner).untyped_storage()
@@ -116,7 +133,8 @@ class Slots:
     def close(self) -> None:
         """Release all memory that no batch uses."""
         for segment in self._segments:
-            segment.close()
+            if segment is not None:
+                segment.close()
 
     def keep_held(self) -> None:
         """Never fill the memory of held slots again, because a process is forked.
@@ -129,13 +147,35 @@ class Slots:
         """Never fill any current memory again: the parent process uses it."""
         self._inherited.update(range(len(self._segments)))
 
+    def _free_unneeded(self) -> None:
+        """Free the slots that were free all the time during the last batches."""
+        self._spare = min(self._spare, len(self._free))
+        self._taken += 1
+        if self._taken < _WINDOW + 2 * len(self):
+            return
+        for _ in range(min(self._spare, len(self) - self._prepared)):
+            slot = self._free.pop()
+            self._held.discard(slot)
+            self._inherited.discard(slot)
+            self.segment(slot).close()
+            self._segments[slot] = None
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._taken = 0  # Number of slots taken since then,
+        self._spare = sys.maxsize  # and the fewest that were free meanwhile.
+
     def _reserve(self) -> int:
-        self._segments.append(self._new_segment())
+        segment = self._new_segment()
+        for slot in self.vacant[:1]:
+            self._segments[slot] = segment
+            return slot
+        self._segments.append(segment)
         return len(self._segments) - 1
 
     def _renew(self, slot: int) -> None:
         """Replace the memory of a slot that is neither free nor held."""
-        self._segments[slot].close()
+        self.segment(slot).close()
         try:
             self._segments[slot] = self._new_segment()
         except BaseException:

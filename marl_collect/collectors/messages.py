@@ -177,6 +177,7 @@ class Collect:
         random: act at random.
         reset: begin new episodes first.
         snapshot: keep the state before this rollout until the next one.
+        vacant: numbers of slots whose memory the trainer has freed.
         weights: the weights to act with.
     """
 
@@ -184,6 +185,7 @@ class Collect:
     random: bool = False
     reset: bool = False
     snapshot: bool = False
+    vacant: tuple[int, ...] = ()
     weights: Weights = field(default_factory=Weights)
 
 

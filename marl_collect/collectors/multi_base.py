@@ -177,11 +177,13 @@ class WorkersBackend(Backend):
         return worst + len(self._unfinished) <= limit
 
     def _command(self, team: int, *, random: bool) -> messages.Collect:
+        slots = self._slots[team]
         return messages.Collect(
-            self._slots[team].take(),
+            slots.take(),
             random=random,
             reset=self._options.reset_at_each_iter,
             snapshot=self._collects_ahead,
+            vacant=slots.vacant,
         )
 
     def _attach(self, index: int, slot: int) -> None:

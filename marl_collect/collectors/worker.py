@@ -229,6 +229,8 @@ class RolloutWorker:
     def _(self, command: messages.Collect) -> None:
         weights = command.weights
         self._take(weights)
+        for slot in command.vacant:
+            self._slots.pop(slot, None)
         # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
         self._context.line.enter(Phase.POLICY)
         line, environments = self._context.line, self._plan.environments

@@ -167,6 +167,8 @@ class WorkerGroup:
         member = self._members[index]
         if member.is_heavy:
             self._recycle(index)
+        for slot in command.vacant:
+            member.attached.pop(slot, None)
         member.last = command  # Without weights: they stay while they are referred to.
         command = replace(command, weights=self.weights.order(index))
         self._preempt(index, preempted=False)

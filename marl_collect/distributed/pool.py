@@ -260,6 +260,7 @@ class RayPool(Transport):
             return
         fills: Name | None = None
         vector: NodeVector | None = None
+        vacant: list[int] = []
         if isinstance(message, messages.UseSlot):
             message = self._reserve_slot(actor, local, message)
         elif isinstance(message, messages.SkeletonPolicy):
@@ -270,6 +271,8 @@ class RayPool(Transport):
             message = replace(message, handle=_bare(vector))
         elif isinstance(message, messages.Collect):
             fills, weights = message.slot, message.weights
+            copies = actor.copies
+            vacant = [k for k in message.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
                 vector = self._placed(actor, local, weights.handle)
                 weights = replace(weights, handle=_bare(vector))
@@ -278,7 +281,7 @@ class RayPool(Transport):
             return
         data = cloudpickle.dumps(message, protocol=5)
         ranges, references = (vector.ranges, vector.references) if vector else ((), ())
-        sent = actor.call(SEND, "send", local, data, ranges, fills, *references)
+        sent = actor.call(SEND, "send", local, data, ranges, fills, vacant, *references)
         actor.sent.append(sent)
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:

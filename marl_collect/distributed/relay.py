@@ -146,6 +146,7 @@ class Relay:
         message: bytes,
         ranges: Sequence[tuple[int, int]],
         fills: Name | None,
+        vacant: Sequence[Name],
         *weights: Bytes,
     ) -> None:
         """Write weights to a worker's memory, then send it a message.
@@ -155,6 +156,7 @@ class Relay:
             message: pickled.
             ranges: begin and end of each part of the weights, in bytes.
             fills: the memory whose content its next reply is sent with.
+            vacant: memory that the worker uses no longer.
             weights: the parts.
         """
         try:
@@ -163,6 +165,8 @@ class Relay:
                 memory[begin:end] = part
             if fills is not None:
                 self._filling[worker] = fills
+            for name in vacant:
+                self._memory.pop((worker, name), None)
             self._pool.send(worker, _Pickled(message))
         except Exception as error:  # noqa: BLE001 - the next reply reports it
             self._unsent.append(Reply(worker, Failure.capture(error, os.getpid())))

@@ -1,7 +1,7 @@
 """Takes pictures of a recorded episode by repeating its actions."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.core.description import Key
 from marl_collect.core.env import require_factory
+from marl_collect.processes import cleanup
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 
 
@@ -53,10 +54,30 @@ def replay_pictures(
             f"rollout must be one episode [T], but has the shape {list(rollout.shape)}."
         )
     env = require_single(create_env_fn())
+    owner = _Owner(env)
     try:
         yield from _pictures(env, rollout, seed)
     finally:
-        env.close()
+        owner.close()
+
+
+@final
+class _Owner:
+    """Closes an environment once, at exit at the latest.
+
+    A generator that is left half way is closed after the exit, when the modules that
+    the environment uses are gone.
+    """
+
+    def __init__(self, env: SingleEnv) -> None:
+        self._env: SingleEnv | None = env
+        cleanup.register(self)
+
+    def close(self, timeout: float = 0.0) -> None:
+        del timeout  # Closing does not wait.
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
 
 
 def _pictures(env: SingleEnv, rollout: TensorDictBase, seed: int) -> Iterator[Picture]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.packages import skip_without
+from support.scripts import run_python
 from typer.testing import CliRunner
 
 pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
@@ -148,6 +149,27 @@ def test_to_frames_compares_the_observation_after_the_last_action() -> None:
         ValueError, match="after frame 3, the last one, its observation"
     ):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
+
+
+def test_pictures_that_are_left_half_way_are_quiet_at_exit() -> None:
+    """The environment is closed while it still has its modules."""
+    pytest.importorskip("mpe2", reason="needs the extra mpe")
+    code = """\
+from marl_collect.core.seeding import episode_seed
+from marl_collect.envs import PettingZooEnv
+from marl_collect.rendering.replaying import replay_pictures
+
+def spread():
+    return PettingZooEnv("simple_spread_v3", render_mode="rgb_array", max_cycles=6)
+
+with spread() as env:
+    env.set_seed(7)
+    episode = env.rollout(6)
+pictures = replay_pictures(spread, episode, seed=episode_seed(7, 0, 0))
+print(next(pictures).shape)
+"""
+    done = run_python("-c", code, interpreter=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(700, 700, 3)\n", "")
 
 
 def test_errors_say_why_nothing_can_be_rendered() -> None:
