@@ -17,15 +17,20 @@ Between rollouts there are further commands with the reply ``Done``. After
 ``MemoryAttached`` all messages are small: batches and weights are never pickled.
 """
 
+import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import cloudpickle
 
 from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
+from marl_collect.errors import Failure, raise_failure
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.rollout.episodes import EndedEpisodes
@@ -246,10 +251,44 @@ class LoadState:
 
 @dataclass(frozen=True)
 class GetAttribute:
-    """Return an attribute of the ``"env"`` or the ``"policy"``."""
+    """Return an ``Attribute`` of the ``"env"`` or the ``"policy"``."""
 
     owner: str
     name: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """The value of an attribute, or the error of a property of the user.
+
+    Attributes:
+        value: pickled, so that a value which cannot be sent is such an error too.
+        failure: None if there is a value.
+    """
+
+    value: bytes = b""
+    failure: Failure | None = None
+
+    @classmethod
+    def read(cls, function: Callable[[], Any]) -> "Attribute":
+        """Return what ``function`` returns, or its error."""
+        try:
+            return cls(cloudpickle.dumps(function(), protocol=5))
+        except Exception as error:  # noqa: BLE001 - the trainer raises it
+            return cls(failure=Failure.capture(error, os.getpid()))
+
+    def get(self, worker: int) -> Any:
+        """Return the value.
+
+        Args:
+            worker: index of the sender.
+
+        Raises:
+            Exception: the error, from a ``WorkerError``.
+        """
+        if self.failure is not None:
+            raise_failure(self.failure, worker)
+        return pickle.loads(self.value)
 
 
 @dataclass(frozen=True)

@@ -360,11 +360,8 @@ class WorkersBackend(Backend):
 
     @override
     def attribute(self, owner: str, name: str) -> list[Any]:
-        values = self._workers.ask(messages.GetAttribute(owner, name))
-        for value in values:
-            if isinstance(value, AttributeError):
-                raise value
-        return values
+        answers = self._workers.ask(messages.GetAttribute(owner, name))
+        return [answer.get(index) for index, answer in enumerate(answers)]
 
 
 @final

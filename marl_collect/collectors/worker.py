@@ -287,15 +287,13 @@ class RolloutWorker:
 
     @execute.register
     def _(self, command: messages.GetAttribute) -> None:
-        value: Any
-        try:
+        def read() -> Any:
             if command.owner == "policy":
-                value = getattr(self._policy, command.name)
-            else:
-                value = self.engine.attribute(command.name)
-        except AttributeError as error:
-            value = error  # Sent as a value: a wrong name is not a worker's failure.
-        self._context.send(messages.Done(value))
+                return getattr(self._policy, command.name)
+            return self.engine.attribute(command.name)
+
+        # The error of a user's property is an answer, not a failure of the worker.
+        self._context.send(messages.Done(messages.Attribute.read(read)))
 
     @execute.register
     def _(self, command: messages.Explain) -> None:

@@ -12,11 +12,14 @@ import pytest
 import torch
 from collector_tools import collect_from_all
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 from tests_policies import Level, level_policy
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, UnpicklableError
 
+from marl_collect import EnvWrapper
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.models import make_policy
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
@@ -76,6 +79,103 @@ def test_attributes_of_a_policy_in_the_workers_can_be_read() -> None:
     ) as collector:
         assert collector.policy is None
         assert collector.getattr_policy("out_keys")[1] == ("hunter", "action")
+
+
+class Sealed:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sealed, ()
+
+
+def sealed() -> None:
+    raise OSError("this value is sealed")
+
+
+class Awkward:
+    """Has properties that raise errors, or whose values cannot be sent."""
+
+    @property
+    def fails(self) -> int:
+        raise ValueError("not yet known")
+
+    @property
+    def fails_oddly(self) -> int:
+        raise UnpicklableError("odd")
+
+    @property
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    @property
+    def sealed(self) -> Any:
+        return Sealed()
+
+
+class AwkwardEnv(Awkward, EnvWrapper):
+    """An environment with these properties."""
+
+
+class AwkwardPolicy(Awkward, TensorDictModule):
+    """A policy with these properties."""
+
+
+def awkward_policy() -> AwkwardPolicy:
+    policy = level_policy()
+    return AwkwardPolicy(policy.module, policy.in_keys, policy.out_keys)
+
+
+def awkward_env() -> AwkwardEnv:
+    return AwkwardEnv(CountingEnv())
+
+
+ERRORS = [
+    ("fails", ValueError, "not yet known"),
+    ("fails_oddly", WorkerError, "odd"),
+    ("misspelt", AttributeError, "misspelt"),
+    ("lock", TypeError, "pickle"),
+    ("sealed", OSError, "is sealed"),
+]
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+@pytest.mark.parametrize("ask", ["getattr_env", "getattr_policy"])
+def test_an_attribute_that_fails_is_an_error_and_the_collector_lives(
+    kind: Any, ask: str
+) -> None:
+    with kind(
+        [awkward_env] * 2, policy_factory=awkward_policy, frames_per_batch=10, seed=0
+    ) as collector:
+        pids = collector.worker_pids
+        batches = [collector.next().clone()]
+        for name, error, text in ERRORS:
+            with pytest.raises(error, match=text) as info:
+                getattr(collector, ask)(name)
+            cause = worker_error_of(info.value)
+            if name in ("fails", "fails_oddly"):
+                assert cause is not None
+                assert cause.worker == 0
+                assert cause.pid == pids[0]
+                assert f"in {name}" in cause.remote_traceback
+            batches.append(collector.next().clone())
+        assert collector.worker_pids == pids
+        assert collector.stats()["restarts"] == 0
+        state = collector.state_dict()
+        collector.load_state_dict(state)
+    if kind is MultiSyncCollector:
+        envs = [CountingEnv] * 2
+        with kind(envs, level_policy(), frames_per_batch=10, seed=0) as undisturbed:
+            for batch in batches:
+                assert (undisturbed.next() == batch).all()
+
+
+def test_an_attribute_that_fails_in_this_process_is_its_own_error() -> None:
+    with Collector(awkward_env, awkward_policy(), frames_per_batch=10) as collector:
+        with pytest.raises(ValueError, match="not yet known"):
+            collector.getattr_env("fails")
+        with pytest.raises(ValueError, match="not yet known"):
+            collector.getattr_policy("fails")
+        assert collector.next() is not None
 
 
 @every_kind
