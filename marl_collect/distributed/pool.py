@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
@@ -179,9 +179,12 @@ class RayPool(Transport):
             indices: of the actors.
         """
         chosen = set(indices)
-        leaving = [actor for actor in self.actors if actor.index in chosen]
+        leaving = self._first_workers(chosen)
         workers = [index for actor in leaving for index in self._workers_of(actor)]
         self.actors = [actor for actor in self.actors if actor.index not in chosen]
+        self._arrived = deque(
+            (actor, reply) for actor, reply in self._arrived if actor not in leaving
+        )
         if self._weights is not None:
             self._weights.remove(workers)
         self._end(leaving, CLOSE_SECONDS)
@@ -343,7 +346,7 @@ class RayPool(Transport):
         failures: tuple[WorkerError, ...] = ()
         # While the interpreter exits, Ray has ended them, and cannot be asked any more.
         if not sys.is_finalizing() and self._ray.is_initialized():
-            failures = self._end(self.actors, timeout)
+            failures = self._end(self._first_workers(), timeout)
             # A thread that receives must notice this before Ray is stopped.
             if self._reading.acquire(timeout=max(timeout, _LOOK_SECONDS)):
                 self._reading.release()
@@ -495,6 +498,18 @@ class RayPool(Transport):
         begin = self.actors.index(actor) * self._team
         return range(begin, begin + self._team)
 
+    def _first_workers(self, chosen: Collection[int] | None = None) -> dict[Actor, int]:
+        """Return actors with the index of their first worker.
+
+        Args:
+            chosen: indices of the actors; None for all.
+        """
+        return {
+            actor: position * self._team
+            for position, actor in enumerate(self.actors)
+            if chosen is None or actor.index in chosen
+        }
+
     def _ask(self, actor: Actor, name: str, *args: Any) -> Any:
         """Call a method of a relay and return its result; None if it is lost.
 
@@ -620,8 +635,15 @@ class RayPool(Transport):
         if self._closed:
             raise ClosedError("This collector was shut down: build a new one.")
 
-    def _end(self, actors: Sequence[Actor], timeout: float) -> tuple[WorkerError, ...]:
-        """End actors; return the errors that their workers raised meanwhile."""
+    def _end(
+        self, actors: Mapping[Actor, int], timeout: float
+    ) -> tuple[WorkerError, ...]:
+        """End actors; return the errors that their workers raised meanwhile.
+
+        Args:
+            actors: with the index of their first worker.
+            timeout: seconds to wait.
+        """
         closing: dict[Any, Actor] = {}
         failures: list[WorkerError] = []
         with suppress(self._ray.exceptions.RayError):
@@ -633,7 +655,7 @@ class RayPool(Transport):
                     list(closing), num_returns=len(closing), timeout=timeout
                 )
                 for reference in done:
-                    first = closing[reference].index * self._team
+                    first = actors[closing[reference]]
                     with suppress(self._ray.exceptions.RayError):
                         failures += [
                             WorkerError(first + error.worker, *error.args[1:])

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from ray_tools import (
@@ -576,3 +577,43 @@ def test_several_policies_act_as_in_local_workers() -> None:
                     for weight in collector.policy["b"].parameters():
                         weight += 1
                 collector.update_policy_weights_(model_id="b")
+
+
+def failing_at_close() -> CountingEnv:
+    return masked(Fault("raise", "close"))
+
+
+def test_an_error_in_close_names_the_worker_also_after_others_were_removed() -> None:
+    collector = RayCollector(
+        [masked, masked, failing_at_close], sync=False, frames_per_batch=20, **SHARED
+    )
+    with collector:
+        collector.next()
+        collector.remove_collectors([0])
+        collector.next()
+        with pytest.warns(RuntimeWarning, match="(?i)while closing: worker 1 "):
+            collector.shutdown()
+
+
+def mapped(actor: int) -> int:
+    """Return the number of shared memories that an actor and its workers map."""
+    processes = [psutil.Process(actor), *psutil.Process(actor).children(recursive=True)]
+    maps = [m.path for p in processes for m in p.memory_maps(grouped=False)]
+    return sum("memfd:marl_collect" in path for path in maps)
+
+
+@pytest.mark.filterwarnings("ignore:More than . batches are held")
+def test_actors_release_the_memory_of_slots_too() -> None:
+    with RayCollector([masked], sync=True, frames_per_batch=8, **SHARED) as collector:
+        pid = collector.actors[0]["pid"]
+        for _ in range(5):
+            collector.next()
+        before = mapped(pid)
+        batches = [collector.next() for _ in range(6)]
+        assert mapped(pid) >= before + 8  # Of a worker and of its actor.
+        del batches
+        for _ in range(100):
+            collector.next()
+        assert collector.stats()["slots"] == 2
+        assert mapped(pid) == before
+        assert len([collector.next() for _ in range(6)]) == 6
