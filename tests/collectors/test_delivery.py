@@ -101,3 +101,56 @@ def test_postproc_gets_the_delivered_batch() -> None:
         CountingEnv, frames_per_batch=8, total_frames=16, postproc=mark
     ):
         assert (batch["marked"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Collector, {"split_trajs": True, "frames_per_batch": 60}),
+        (Collector, {"trajs_per_batch": 3, "frames_per_batch": 60}),
+        (MultiSyncCollector, {"frames_per_batch": [40, 14]}),
+        (MultiSyncCollector, {"frames_per_batch": [40, 14], "split_trajs": True}),
+    ],
+)
+def test_no_padding_goes_into_a_replay_buffer(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    """Each stored frame was played, and each played frame is stored once."""
+    stored: list[TensorDictBase] = []
+
+    class Buffer:
+        def extend(self, frames: TensorDictBase) -> None:
+            stored.append(frames.clone())
+
+    shared = {"seed": 5, "max_frames_per_traj": 9, **options}
+    total = 10 * 54
+    with kind([CountingEnv] * 2, total_frames=total, **shared) as collector:
+        padded = [batch.clone() for batch in collector]
+    with kind(
+        [CountingEnv] * 2, total_frames=total, replay_buffer=Buffer(), **shared
+    ) as collector:
+        assert all(batch is None for batch in collector)
+    valid = [batch.reshape(-1) for batch in padded]
+    if any(("collector", "mask") in batch.keys(True) for batch in padded):
+        assert not all(batch["collector", "mask"].all() for batch in padded)
+        valid = [batch[batch["collector", "mask"]] for batch in valid]
+    for frames in stored:
+        assert frames.ndim == 1
+        # Every agent observes the steps since the reset, except if it is dead.
+        steps = frames["hunter", "observation"][..., 1].amax(-1)
+        alive = frames["hunter", "mask"].any(-1)
+        assert (steps[alive] == frames["step_count"].squeeze(-1)[alive]).all()
+        assert (frames["collector", "traj_ids"] >= 0).all()
+        # An hunter has its number in every observation, but padding is zero.
+        assert (frames["next", "step_count"] > 0).all()
+    numbers = [
+        torch.cat(
+            [
+                frames["collector", "traj_ids"] * 100 + frames["step_count"][..., 0]
+                for frames in batches
+            ]
+        )
+        for batches in (stored, valid)
+    ]
+    assert len(numbers[0].unique()) == len(numbers[0])
+    assert torch.equal(*(n.sort().values for n in numbers))

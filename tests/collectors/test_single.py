@@ -392,3 +392,39 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
     )
     process = run_mounted("/proc", code)
     assert process.stdout.strip() == "40", process.stderr
+
+
+@pytest.mark.parametrize("frames", [40, 1000, 4000])
+def test_statistics_are_of_the_last_hundred_episodes(frames: int) -> None:
+    """Also if a batch has more of them, and if most batches have none."""
+    returns: list[list[float]] = []
+    lengths: list[int] = []
+    sums = torch.zeros(2 + 3)
+    length = 0
+    with Collector(
+        CountingEnv, frames_per_batch=frames, total_frames=4000, seed=2
+    ) as collector:
+        for batch in collector:
+            rewards = torch.cat(
+                [batch["next", g, "reward"][0, ..., 0] for g in ("hunter", "prey")], -1
+            )
+            for reward, done in zip(rewards, batch["next", "done"][0], strict=True):
+                sums, length = sums + reward, length + 1
+                if done:
+                    returns.append(sums.tolist())
+                    lengths.append(length)
+                    sums, length = torch.zeros(2 + 3), 0
+            recent = torch.tensor(returns[-100:], dtype=torch.float64)
+            if not returns:
+                continue
+            stats = collector.stats()
+            assert stats["episodes"] == len(returns)
+            assert stats["episode_length"] == pytest.approx(
+                sum(lengths[-100:]) / len(recent)
+            )
+            mean = recent.mean(0)
+            hunters, prey = mean[:2].tolist(), mean[2:].tolist()
+            assert stats["episode_returns"]["hunter"] == pytest.approx(hunters)
+            assert stats["episode_returns"]["prey"] == pytest.approx(prey)
+            assert stats["episode_return_team"] == pytest.approx(float(mean.sum()))
+    assert len(returns) > 250

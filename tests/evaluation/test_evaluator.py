@@ -36,6 +36,19 @@ def test_exactly_the_wanted_episodes_are_played() -> None:
     assert evaluation.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
 
 
+def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
+    with Evaluator(policy, [CountingEnv] * 2, seeds=3) as evaluator:
+        whole = evaluator.evaluate(9)
+        parts = [evaluator.evaluate(n, first=k) for k, n in ((0, 4), (4, 7), (7, 9))]
+    assert [[e.environment for e in part.episodes] for part in parts] == [
+        [0, 1, 2, 3],
+        [4, 5, 6],
+        [7, 8],
+    ]
+    assert [e for part in parts for e in part.episodes] == list(whole.episodes)
+    assert len(set(whole.team_returns)) > 4
+
+
 def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     one_worker = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
     two_workers = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)

@@ -44,6 +44,15 @@ def test_the_interval_narrows_with_the_number_of_runs() -> None:
     assert widths[1] < widths[0] / 2
 
 
+def test_the_interval_of_a_mean_is_that_of_95_percent() -> None:
+    """By the central limit theorem it is 1.96 standard errors on each side."""
+    scores = np.random.default_rng(1).normal(size=400)
+    error = scores.std() / np.sqrt(len(scores))
+    interval = bootstrap([scores], estimate=np.mean, repetitions=20_000)
+    assert (interval.high - interval.value) / error == pytest.approx(1.96, rel=0.04)
+    assert (interval.value - interval.low) / error == pytest.approx(1.96, rel=0.04)
+
+
 def test_a_stratum_without_scores_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one score"):
         bootstrap([[1.0], []])

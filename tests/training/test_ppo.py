@@ -144,6 +144,32 @@ def test_minibatches_have_a_seed_of_their_own() -> None:
     assert learner_of(CountingEnv).generator.initial_seed() == 4890566965504419038
 
 
+def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
+    """Each group is seen alone if no row of the other is trained."""
+    learner = learner_of(CountingEnv)
+    batch = learner.prepare(batch_of(CountingEnv, learner)).reshape(-1)
+    for group in ("hunter", "prey"):
+        # The policies differ from those that acted, so that no metric is zero.
+        batch[group, "action_log_prob"] -= 0.5 if group == "hunter" else 0.1
+
+    def measured(*groups: str) -> tuple[Any, dict[str, Any]]:
+        minibatch = batch.clone()
+        for group in {"hunter", "prey"}.difference(groups):
+            minibatch[group, TRAINED] = torch.zeros_like(minibatch[group, TRAINED])
+        torch.manual_seed(0)
+        loss, logged = learner.loss(minibatch)
+        return loss.detach(), {name: float(value) for name, value in logged.items()}
+
+    loss, logged = measured("hunter", "prey")
+    (hunter_loss, hunter), (prey_loss, prey) = measured("hunter"), measured("prey")
+    torch.testing.assert_close(loss, hunter_loss + prey_loss)
+    assert {"kl_approx", "clip_fraction", "loss_objective"} <= logged.keys()
+    for name in logged:
+        if name not in ("entropy", "loss_entropy"):  # Drawn for actions in a Box.
+            assert logged[name] == pytest.approx((hunter[name] + prey[name]) / 2), name
+    assert hunter["kl_approx"] != pytest.approx(prey["kl_approx"])
+
+
 @pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
 def test_an_update_changes_every_parameter(name: str) -> None:
     learner = learner_of(CountingEnv, name)
