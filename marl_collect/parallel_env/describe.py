@@ -6,7 +6,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.factories import Factory, build
 from marl_collect.processes.context import WorkerContext
-from marl_collect.processes.launcher import COLLECTOR_MODULES
+from marl_collect.processes.launcher import COLLECTOR_MODULES, StartMethod
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import Phase
 
@@ -14,14 +14,15 @@ from marl_collect.processes.status_board import Phase
 def describe(
     create_env_fn: Factory,
     *,
-    start_method: str = "forkserver",
+    start_method: StartMethod | None = None,
     timeout: float | None = 300.0,
 ) -> EnvDescription:
     """Build one environment in a worker process, and return its description.
 
     Args:
         create_env_fn: the factory.
-        start_method: ``"forkserver"`` or ``"spawn"``.
+        start_method: ``"forkserver"`` or ``"spawn"``; None for the default of
+            collectors, ``"forkserver"``.
         timeout: seconds without progress after which building counts as hung.
 
     Raises:

@@ -15,6 +15,7 @@ import time
 from typing import Final, final
 
 from marl_collect.errors import describe_exit
+from marl_collect.processes import linux
 from marl_collect.processes.packets import (
     ENDED,
     PACKET_BYTES,
@@ -33,7 +34,7 @@ class ForkedChild:
     def __init__(self, status: socket.socket) -> None:
         self._status = status
         self._pid: int | None = None
-        self._pidfd = -1
+        self._pidfd = linux.NO_PIDFD
         self._exitcode: int | None = None
         self._orphaned = False
         self._lock = threading.RLock()  # A signal handler may close the pool.
@@ -66,11 +67,12 @@ class ForkedChild:
                 "the fork server did not answer in time: it is stopped, or the "
                 "machine is overloaded. Increase start_timeout=."
             )
-        data, fds, _, _ = socket.recv_fds(
+        data, fds, flags, _ = socket.recv_fds(
             self._status, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
         )
-        if data[:1] == STARTED and fds:
-            self._pid, self._pidfd = decode(data), fds[0]
+        if data[:1] == STARTED and not flags & socket.MSG_CTRUNC:
+            self._pid = decode(data)
+            self._pidfd = fds[0] if fds else linux.NO_PIDFD
             return
         for fd in fds:
             os.close(fd)
@@ -105,7 +107,7 @@ class ForkedChild:
             return self._exitcode
         # The server died without reporting. The kernel kills its children.
         self._orphaned = True
-        wait_readable(self._pidfd, time.monotonic() + _ORPHAN_SECONDS)
+        linux.await_process(self.pid, self._pidfd, _ORPHAN_SECONDS)
         return -signal.SIGKILL
 
     def describe_end(self) -> str:
@@ -117,16 +119,20 @@ class ForkedChild:
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
         with self._lock:
-            if self._exitcode is None and self._pidfd >= 0:
+            if self._pid is None or self._status.fileno() < 0:
+                return
+            if self._pidfd == linux.NO_PIDFD:
+                self.poll()  # Another process may have the id of one that has ended.
+            if self._exitcode is None:
                 # It may have ended, and its status is not read yet.
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, number)
+                    linux.send_signal(self._pid, self._pidfd, number)
 
     def close(self) -> None:
         """Close our file descriptors; the process has ended or belongs to another."""
         with self._lock:
-            pidfd, self._pidfd = self._pidfd, -1
-            if pidfd >= 0:
+            pidfd, self._pidfd = self._pidfd, linux.NO_PIDFD
+            if pidfd != linux.NO_PIDFD:
                 os.close(pidfd)
             self._status.close()
 

@@ -8,10 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Final
 
 from marl_collect.errors import Failure, WorkerError
+from marl_collect.processes import linux
 from marl_collect.processes.status_board import STOP, Phase
 from marl_collect.processes.worker_handle import WorkerHandle, limit_blocking
 
@@ -103,9 +103,11 @@ def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]
 
 def _is_stopped(pid: int) -> bool:
     """Whether SIGSTOP or the like has stopped a process."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "T"
+    folder = linux.folder_of(pid)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            stat = (folder / "stat").read_text()
+            return stat.rpartition(")")[2].split()[0] == "T"
     return False
 
 

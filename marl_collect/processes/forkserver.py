@@ -8,8 +8,12 @@ It runs in a fresh interpreter with one thread, because forking is only safe wit
 other threads. A worker starts in milliseconds, with torch imported and its pages
 shared. The server notices the trainer's end when the control socket closes, and through
 a process descriptor of the trainer, since a fork of the trainer may keep the socket
-open. It then kills the workers and exits. If the server itself is killed, the kernel
+open. Where the kernel has no process descriptors, it looks for its parent every second
+instead. It then kills the workers and exits. If the server itself is killed, the kernel
 kills the workers (``PR_SET_PDEATHSIG``).
+
+SIGCHLD tells the server that a worker has ended. Only the server waits for its workers,
+so a process id belongs to a worker until then, and can be signalled.
 
 Each worker gets its own control socket, so that pools created in a worker are forked
 here too. When such a worker ends, the workers that it requested are killed. The worker
@@ -32,7 +36,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from marl_collect.processes import import_guard, launcher, orphans, survival
+from marl_collect.processes import (
+    import_guard,
+    launcher,
+    linux,
+    orphans,
+    survival,
+)
 from marl_collect.processes.bootstrap import run_worker
 from marl_collect.processes.packets import (
     BROKEN,
@@ -47,15 +57,16 @@ from marl_collect.processes.packets import (
 
 _MAX_FDS: Final = 4
 _SWEEP_MS: Final = 50
+_LOOK_MS: Final = 1000
 _LAST_SECONDS: Final = 2.0
 
 
-def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoReturn:
+def main(control_fd: int, trainer: int, preload: Sequence[str]) -> NoReturn:
     """Preload modules, report that, and serve until the trainer ends.
 
     Args:
         control_fd: our end of the trainer's control socket.
-        trainer_pidfd: process descriptor of the trainer.
+        trainer: process id of the trainer, our parent.
         preload: names of modules to import before the first fork.
     """
     _reset_signals()
@@ -78,7 +89,7 @@ def main(control_fd: int, trainer_pidfd: int, preload: Sequence[str]) -> NoRetur
     gc.freeze()  # Otherwise the first collection in a worker unshares every page.
     try:
         control.send(READY)
-        _Server(control, trainer_pidfd, mark).serve()
+        _Server(control, trainer, mark).serve()
     except BrokenPipeError:  # The trainer is gone.
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the last frame of this process
@@ -113,35 +124,34 @@ class _Child:
     """A worker that has not been waited for."""
 
     pid: int
-    pidfd: int
     status: socket.socket
     requester: socket.socket
     control: socket.socket
-
-    def close(self) -> None:
-        os.close(self.pidfd)
-        self.status.close()
 
 
 class _Server:
     """The loop that forks workers and reports how they ended."""
 
     def __init__(
-        self, control: socket.socket, trainer_pidfd: int, mark: orphans.Mark
+        self, control: socket.socket, trainer: int, mark: orphans.Mark
     ) -> None:
         self._pid = os.getpid()
         self._mark = mark
         self._control = control
-        self._trainer = trainer_pidfd
+        self._trainer = trainer
+        self._trainer_pidfd = _open_parent(trainer)
+        self._wake = _wake_at_sigchld()
         self._controls = {control.fileno(): control}
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, _Child] = {}  # By process id.
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
-        self._poll.register(trainer_pidfd, select.POLLIN)
+        self._poll.register(self._wake[0], select.POLLIN)
+        if self._trainer_pidfd != linux.NO_PIDFD:
+            self._poll.register(self._trainer_pidfd, select.POLLIN)
         self._file_limits = _raise_file_limit()
         self._orphans = orphans.Orphans()
         self._wanted: dict[str, None] = {}  # In order.
-        self._poll_ms: int | None = None  # Poll timeout until the next sweep, if any.
+        self._sweeps = False  # Whether another sweep is needed soon.
 
     def serve(self) -> None:
         """Answer requests and reap children, until the trainer ends."""
@@ -149,15 +159,15 @@ class _Server:
             # An entry may be stale by now, and its number reused. So nothing below
             # blocks or relies on data being there.
             for fd in self._ready():
-                if fd == self._trainer:
-                    return self._kill_all()
                 if fd in self._controls:
                     self._read_request(self._controls[fd])
-                elif fd in self._children:
-                    self._reap(fd)
+                elif fd == self._wake[0].fileno():
+                    self._reap_all()
                 if self._control.fileno() < 0:
                     return self._kill_all()
-            if self._poll_ms is not None:
+            if os.getppid() != self._trainer:
+                return self._kill_all()
+            if self._sweeps:
                 self._sweep()
 
     def _ready(self) -> list[int]:
@@ -168,6 +178,12 @@ class _Server:
         """
         ready = [fd for fd, _ in self._poll.poll(self._poll_ms)]
         return sorted(ready, key=lambda fd: fd == self._control.fileno())
+
+    @property
+    def _poll_ms(self) -> int | None:
+        if self._sweeps:
+            return _SWEEP_MS
+        return _LOOK_MS if self._trainer_pidfd == linux.NO_PIDFD else None
 
     def _read_request(self, requester: socket.socket) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -207,7 +223,6 @@ class _Server:
             pid = os.fork()
             if pid == 0:
                 self._become_worker(fds[0], theirs.detach(), fds[2:], status, ours)
-            pidfd = os.pidfd_open(pid)
         except OSError as error:
             with contextlib.suppress(OSError):
                 status.send(encode(REFUSED, error.errno or 0))
@@ -215,13 +230,10 @@ class _Server:
             if ours is not None:
                 ours.close()
         else:
-            child = _Child(pid, pidfd, status, requester, ours)
-            self._children[pidfd] = child
+            self._children[pid] = _Child(pid, status, requester, ours)
             self._controls[ours.fileno()] = ours
-            self._poll.register(pidfd, select.POLLIN)
             self._poll.register(ours.fileno(), select.POLLIN)
-            with contextlib.suppress(OSError):
-                socket.send_fds(status, [encode(STARTED, pid)], [pidfd])
+            _report_start(status, pid)
         finally:
             _close_fds([fds[0], *fds[2:]])
             if theirs is not None:
@@ -252,52 +264,90 @@ class _Server:
             os._exit(1)
 
     def _close_server_fds(self) -> None:
+        signal.set_wakeup_fd(-1)
         for child in self._children.values():
-            child.close()
-        for control in self._controls.values():
-            control.close()
-        os.close(self._trainer)
+            child.status.close()
+        for end in (*self._controls.values(), *self._wake):
+            end.close()
+        if self._trainer_pidfd != linux.NO_PIDFD:
+            os.close(self._trainer_pidfd)
         self._children.clear()
         self._controls.clear()
 
-    def _reap(self, pidfd: int) -> None:
-        child = self._children[pidfd]
-        pid, status = os.waitpid(child.pid, os.WNOHANG)
-        if pid == 0:
-            return
-        self._poll.unregister(pidfd)
-        del self._children[pidfd]
+    def _reap_all(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake[0].recv(PACKET_BYTES)
+        for pid in [*self._children]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._report_end(self._children.pop(pid), status)
+
+    def _report_end(self, child: _Child, status: int) -> None:
         if child.control.fileno() >= 0:
             self._close_control(child.control)
         with contextlib.suppress(OSError):
             child.status.send(encode(ENDED, os.waitstatus_to_exitcode(status)))
-        child.close()
+        child.status.close()
         self._orphans.worker_ended()
         self._sweep()
 
     def _sweep(self) -> None:
         """End the orphans of workers that have ended."""
-        workers = {child.pid for child in self._children.values()}
-        self._poll_ms = _SWEEP_MS if self._orphans.sweep(workers) else None
+        self._sweeps = self._orphans.sweep(self._children)
 
     def _close_control(self, control: socket.socket) -> None:
         """Kill the workers that were requested through a socket, and close it."""
         for child in self._children.values():
             if child.requester is control:
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+                os.kill(child.pid, signal.SIGKILL)
         self._poll.unregister(control.fileno())
         del self._controls[control.fileno()]
         control.close()
 
     def _kill_all(self) -> None:
         """Kill all descendants, then exit."""
-        for child in self._children.values():
-            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _LAST_SECONDS
         # We adopt the orphans of workers once these have ended.
         while self._orphans.sweep((), everything=True) and time.monotonic() < deadline:
             select.select([], [], [], _SWEEP_MS / 1000)
         os._exit(0)
+
+
+def _open_parent(trainer: int) -> int:
+    try:
+        return linux.open_process(trainer)
+    except ProcessLookupError:  # The loop will find another parent.
+        return linux.NO_PIDFD
+
+
+def _wake_at_sigchld() -> tuple[socket.socket, socket.socket]:
+    """Return a pair of sockets; the first is readable after a child has ended."""
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _ignore)  # A signal without a handler wakes nobody.
+    return reader, writer
+
+
+def _ignore(number: int, frame: object) -> None:
+    del number, frame
+
+
+def _report_start(status: socket.socket, pid: int) -> None:
+    """Tell the trainer that a worker runs, with a process descriptor if there is one.
+
+    It is ours to open: nobody else waits for the worker, so its id is still its own.
+    """
+    fds = []
+    with contextlib.suppress(OSError):  # Too many open files.
+        pidfd = linux.open_process(pid)
+        fds = [] if pidfd == linux.NO_PIDFD else [pidfd]
+    with contextlib.suppress(OSError):  # The trainer has gone.
+        socket.send_fds(status, [encode(STARTED, pid)], fds)
+    _close_fds(fds)
 
 
 def _raise_file_limit() -> tuple[int, int]:

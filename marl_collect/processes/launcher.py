@@ -8,6 +8,7 @@ runs through its command socket.
 
 import atexit
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, Literal, cast, get_args
 
-from marl_collect.processes import standard_streams
+from marl_collect.processes import linux, standard_streams
 from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import (
     Child,
@@ -34,6 +35,7 @@ from marl_collect.processes.packets import (
     PACKET_BYTES,
     READY,
 )
+from marl_collect.processes.shared_memory import readable
 
 StartMethod = Literal["forkserver", "spawn"]
 
@@ -55,8 +57,7 @@ def check_start_method(start_method: str | None) -> StartMethod:
     """Return ``start_method`` if it exists, or the default for None.
 
     Args:
-        start_method: a `StartMethod`; None for "forkserver" where it exists
-            (Linux), otherwise "spawn".
+        start_method: a `StartMethod`; None for "forkserver".
 
     Raises:
         ValueError: for any other name. The message explains why "fork" is missing.
@@ -68,7 +69,7 @@ def check_start_method(start_method: str | None) -> StartMethod:
             "as fast and forks from a process without threads."
         )
     if start_method is None:
-        return "forkserver" if hasattr(os, "pidfd_open") else "spawn"
+        return "forkserver"
     for known in get_args(StartMethod):
         if start_method == known:
             return cast(StartMethod, known)
@@ -114,12 +115,10 @@ def start_server(preload: Sequence[str]) -> None:
     """Start the fork server for these modules, without waiting for it.
 
     The server imports the modules while this process goes on. The first ``launch``
-    waits for it, and raises what went wrong. Does nothing if it has been started, and
-    where there is no fork server.
+    waits for it, and raises what went wrong. Does nothing if it has been started.
     """
-    if check_start_method(None) == "forkserver":
-        standard_streams.occupy()
-        _state.start(tuple(preload))
+    standard_streams.occupy()
+    _state.start(tuple(preload))
 
 
 def adopt_control(fd: int) -> None:
@@ -171,24 +170,13 @@ def _spawn(command: socket.socket) -> SpawnedChild:
         "from marl_collect.processes.bootstrap import run_spawned; "
         f"run_spawned({command.fileno()}, {os.getpid()}, tied_by_kernel={kernel})"
     )
-    if hasattr(os, "pidfd_open"):
-        popen = _start_interpreter(code, [command.fileno()])
-        try:
-            return SpawnedChild(popen, os.pidfd_open(popen.pid))
-        except OSError:
-            popen.kill()
-            popen.wait()
-            raise
-    # The child holds the write end until it ends, and never writes.
-    sentinel, held = os.pipe()
+    popen = _start_interpreter(code, [command.fileno()])
     try:
-        popen = _start_interpreter(code, [command.fileno(), held])
-    except BaseException:
-        os.close(sentinel)
+        return SpawnedChild(popen, linux.open_child(popen.pid))
+    except OSError:
+        popen.kill()
+        popen.wait()
         raise
-    finally:
-        os.close(held)
-    return SpawnedChild(popen, sentinel)
 
 
 def _start_interpreter(
@@ -199,6 +187,7 @@ def _start_interpreter(
     It starts with SIGINT blocked, because Ctrl-C during its startup would print a
     traceback. ``survival.reset_signals`` then ignores SIGINT and lifts the block.
     """
+    # As arguments of their own: one argument is limited to 128 KiB.
     path = [str(entry) for entry in sys.path]
     warnings = [f"-W{option}" for option in sys.warnoptions]
     optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
@@ -211,7 +200,8 @@ def _start_interpreter(
                     *optimize,
                     *warnings,
                     "-c",
-                    f"import sys; sys.path[:] = {path!r}; {code}",
+                    f"import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; {code}",
+                    *path,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=standard_streams.output(1, stack),
@@ -226,6 +216,16 @@ def _start_interpreter(
                     **(variables or {}),
                 },
             )
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        size = readable(sum(len(os.fsencode(entry)) for entry in path))
+        raise OSError(
+            error.errno,
+            f"sys.path has {len(path)} entries of {size} in all: with the environment "
+            "variables, this is more than the kernel passes to a program. Shorten "
+            "them, or raise the limit with `ulimit -s 65536`",
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -274,29 +274,21 @@ class _ForkServer:
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         """Start the server; ``await_ready`` waits until it has imported ``preload``."""
-        if not hasattr(os, "pidfd_open"):
-            raise OSError(
-                "start_method='forkserver' needs Linux 5.3 or newer; "
-                "use start_method='spawn'"
-            )
         self._preload = preload
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = ours
         with theirs:
-            pidfd = os.pidfd_open(os.getpid())
             try:
                 self._popen = _start_interpreter(
                     "from marl_collect.processes.forkserver import main; "
-                    f"main({theirs.fileno()}, {pidfd}, {preload!r})",
-                    [theirs.fileno(), pidfd],
+                    f"main({theirs.fileno()}, {os.getpid()}, {preload!r})",
+                    [theirs.fileno()],
                     room_for_mark(),
                 )
             except BaseException:
                 ours.close()
                 raise
-            finally:
-                os.close(pidfd)
 
     def await_ready(self, deadline: float) -> None:
         """Wait until the server can fork.

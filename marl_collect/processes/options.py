@@ -46,7 +46,7 @@ class ProcessOptions(Options):
     start_method: Annotated[
         StartMethod | None,
         Option(
-            '`"forkserver"` or `"spawn"`; None: `"forkserver"` where available. '
+            '`"forkserver"` or `"spawn"`; None: `"forkserver"`. '
             '`"fork"` is not offered: it copies locks that no thread releases',
             hint="'fork' is not supported: a forked copy of a process that has threads "
             "(torch, CUDA, numpy) can deadlock; 'forkserver' is as fast.",

@@ -26,6 +26,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Final, Self, final
 
+from marl_collect.processes import linux
+
 WORKER_VARIABLE: Final = "MARL_COLLECT_WORKER"
 """In a worker's environment: its process id."""
 
@@ -121,9 +123,11 @@ class Orphans:
 def _children() -> list[int]:
     """Return our children; none if the kernel does not list them."""
     me = os.getpid()
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{me}/task/{me}/children").read_text("ascii")
-        return [int(pid) for pid in text.split()]
+    folder = linux.folder_of(me)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            text = (folder / "task" / str(me) / "children").read_text("ascii")
+            return [int(pid) for pid in text.split()]
     return []
 
 

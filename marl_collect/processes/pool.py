@@ -61,7 +61,7 @@ class WorkerPool:
         arguments: one per worker; sent with cloudpickle, so lambdas and classes
             of the user's script may be among them. Pass factories, not built
             environments.
-        start_method: "forkserver" or "spawn"; None for the best on this system.
+        start_method: "forkserver" or "spawn"; None for "forkserver".
         preload: modules that the fork server imports before it forks. They must
             not start threads. Ignored in forked workers.
         timeout: seconds that a busy worker may go without progress on the

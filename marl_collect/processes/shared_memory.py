@@ -3,6 +3,7 @@
 A shared segment is a memfd, which only Linux has. It has no name in a file system, is
 not limited by the size of ``/dev/shm``, and is freed when the last process that maps it
 ends, even if that process is killed. Other processes open it as ``/proc/<pid>/fd/<n>``.
+``linux.create_memory_file`` says what replaces it where the kernel refuses it.
 ``Segment.ordinary`` is memory of this process alone, which every system has.
 """
 
@@ -16,10 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, final
 
-from marl_collect.processes import cgroups
+from marl_collect.processes import cgroups, linux
 
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _OWN_FILES = "/proc/self/fd"
+_CLOSED = (
+    "other processes of this user may not open the files of its owner, which is not "
+    "dumpable, as after os.setuid(). Start the program as the user that it shall run "
+    "as, or call `ctypes.CDLL(None).prctl(4, 1)` (PR_SET_DUMPABLE) after os.setuid()"
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Segment:
         Raises:
             MemoryError: too little memory is free. The message names what needs how
                 much, how much is free, and ``hint``.
+            PermissionError: other processes may not open the files of this one.
             OSError: too many files are open, the size exceeds RLIMIT_FSIZE, /proc is
                 not mounted, or this is not Linux.
         """
@@ -104,17 +111,20 @@ class Segment:
                 "/proc, but /proc is not mounted here. Mount it with `mount -t proc "
                 "proc /proc`, or start the container with /proc",
             )
+        if linux.is_closed_to_others():
+            raise PermissionError(errno.EACCES, f"{what} is shared memory: {_CLOSED}")
         free = free_memory()
         if free is not None and nbytes > free:
             raise MemoryError(_too_little(what, nbytes, free, hint))
-        descriptor = _new_file(what)
+        descriptor = _new_file(what, nbytes)
         try:
             os.ftruncate(descriptor, nbytes)
             # Reserved now, so that a shortage is an error here and not a SIGBUS later.
             os.posix_fallocate(descriptor, 0, nbytes)
             inode = os.fstat(descriptor).st_ino
             buffer = mmap.mmap(descriptor, nbytes)
-            path = f"/proc/{os.getpid()}/fd/{_duplicate(descriptor)}"
+            folder = linux.folder_of_this_process()
+            path = f"{folder}/fd/{_duplicate(descriptor)}"
             return cls(buffer, MemoryHandle(path, inode, nbytes))
         except OSError as error:
             if error.errno in _NO_FILES:
@@ -131,8 +141,14 @@ class Segment:
 
         Raises:
             FileNotFoundError: its owner has closed it or has ended.
+            PermissionError: its owner keeps others from opening its files.
         """
-        descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise PermissionError(
+                error.errno, f"{handle.path} cannot be opened: {_CLOSED}"
+            ) from error
         try:
             if os.fstat(descriptor).st_ino != handle.inode:
                 raise FileNotFoundError(
@@ -172,12 +188,16 @@ def _machine_free() -> int | None:
     return None
 
 
-def _new_file(what: str) -> int:
+def _new_file(what: str, nbytes: int) -> int:
     try:
-        return os.memfd_create("marl_collect", os.MFD_CLOEXEC)
+        return linux.create_memory_file(nbytes)
     except OSError as error:
         if error.errno in _NO_FILES:
             raise _too_many_files(error, what) from error
+        if error.errno == errno.ENOSPC:
+            raise MemoryError(
+                f"{what} needs {readable(nbytes)} of shared memory: {error.strerror}"
+            ) from error
         raise
 
 

@@ -1,5 +1,6 @@
 """Signal handling, process names, and termination with the parent process."""
 
+import contextlib
 import ctypes
 import faulthandler
 import fcntl
@@ -7,6 +8,8 @@ import os
 import select
 import signal
 import threading
+
+from marl_collect.processes import linux
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -89,12 +92,9 @@ def watch_parent(parent: int) -> None:
 
 
 def _kill_after(parent: int) -> None:
-    if hasattr(os, "pidfd_open"):
-        try:
-            pidfd = os.pidfd_open(parent)
-        except OSError:
-            pass  # It has ended, or the kernel is old. The loop below handles both.
-        else:
+    with contextlib.suppress(OSError):  # It has ended; the loop below notices.
+        pidfd = linux.open_process(parent)
+        if pidfd != linux.NO_PIDFD:
             if os.getppid() == parent:
                 select.select([pidfd], [], [])
             os.close(pidfd)

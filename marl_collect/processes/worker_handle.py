@@ -13,10 +13,10 @@ from collections import deque
 from contextlib import suppress
 from enum import Enum
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final, final
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
+from marl_collect.processes import linux
 from marl_collect.processes.children import Child, wait_end, wait_readable
 from marl_collect.processes.status_board import Line
 
@@ -270,7 +270,9 @@ def limit_blocking(connection: Connection, seconds: int) -> None:
 
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process; 0 if it ended or it is unknown."""
-    with suppress(OSError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+    folder = linux.folder_of(pid)
+    if folder is not None:
+        with suppress(OSError):
+            pages = int((folder / "statm").read_text().split()[1])
+            return pages * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -186,9 +186,10 @@ def test_streams_can_be_closed_later(run_lines: RunLines) -> None:
 
 def test_a_limit_on_processes_is_named_and_leaves_nothing(run_lines: RunLines) -> None:
     body = """
-        import resource
+        import ctypes, resource
         if os.getuid() == 0:
             os.setuid(54321)  # Root has no limit.
+            ctypes.CDLL(None).prctl(4, 1)  # Other processes may open our files.
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
         files = len(os.listdir("/proc/self/fd"))
@@ -203,6 +204,37 @@ def test_a_limit_on_processes_is_named_and_leaves_nothing(run_lines: RunLines) -
         """
     # Another user may not write where the test does.
     run_lines('tell("started")\n' + textwrap.dedent(body))
+
+
+def test_a_path_that_is_longer_than_an_argument_may_be_reaches_all_processes(
+    run_lines: RunLines,
+) -> None:
+    body = """
+        entries = [f"/no/such/folder/{'x' * 200}/{i}" for i in range(1000)]
+        sys.path += entries
+        with WorkerPool(obey, [0], start_method=method) as workers:
+            tell(ask(workers, lambda worker, argument: sys.path) == sys.path)
+            tell(ask(workers, lambda worker, argument: sys.argv) == sys.argv)
+        """
+    assert run_lines(body) == ["True", "True"]
+
+
+def test_a_path_that_is_longer_than_all_arguments_may_be_is_named(
+    run_lines: RunLines,
+) -> None:
+    body = """
+        sys.path += [f"/no/such/folder/{'x' * 4000}/{i}" for i in range(2000)]
+        files = len(os.listdir("/proc/self/fd"))
+        try:
+            pool(0)
+        except OSError as error:
+            tell(error)
+        tell(len(os.listdir("/proc/self/fd")) == files)
+        """
+    message, is_closed = run_lines(body)
+    assert "sys.path has 2" in message
+    assert "MiB" in message
+    assert is_closed == "True"
 
 
 def test_a_daemon_thread_that_waits_at_exit_prints_nothing(

@@ -185,9 +185,9 @@ class Spare:
             sys.warnoptions[:] = order["warnings"]
             signal.signal(signal.SIGINT, signal.default_int_handler)
             server = importlib.import_module("marl_collect.processes.forkserver")
-            control, pidfd = fds[2:]
+            (control,) = fds[2:]
             os.set_inheritable(control, True)
-            server.main(control, pidfd, order["preload"])
+            server.main(control, os.getppid(), order["preload"])
         finally:
             os._exit(1)
 
@@ -196,7 +196,7 @@ class Spare:
 
         Args:
             order: environment variables, ``sys.path``, warnings, modules to import.
-            fds: stdout, stderr, our control socket's other end, our pidfd.
+            fds: stdout, stderr, our control socket's other end.
         """
         socket.send_fds(self._ours, [pickle.dumps(order)], fds)
         self._ours.close()
