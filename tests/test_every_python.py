@@ -154,7 +154,7 @@ def test_whatever_starts_processes_runs_and_leaves_nothing(
     (tmp_path / "sitecustomize.py").write_text(build.customization)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    refusing = [REFUSING, build.refusal, sys.executable] if build.refusal else []
+    refusing = [str(REFUSING), build.refusal, sys.executable] if build.refusal else []
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with start_python(*refusing, script, env=env, interpreter=True) as program:
         printed, errors = program.communicate(timeout=SECONDS)

@@ -1,5 +1,6 @@
 """System calls by number and what replaces them; odd namespaces and processes."""
 
+import ctypes
 import errno
 import logging
 import os
@@ -7,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +120,7 @@ def test_the_numbers_are_those_of_the_kernel(
             return 1000
 
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
-    monkeypatch.setattr(linux.ctypes, "CDLL", lambda *_, **__: Libc)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc)
     assert linux.create_memory_file(1) == linux.open_process(1) == 1000
     linux.send_signal(1, 1000, signal.SIGTERM)
     assert called == numbers
@@ -188,7 +190,7 @@ def test_a_child_that_nobody_listens_to_any_more_does_not_kill_us() -> None:
 
 
 def _threads() -> list[str]:
-    return [thread.name for thread in linux.threading.enumerate()]
+    return [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.usefixtures("refusal")
