@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
+from marl_collect.models.defaults import float32_on
 from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     After,
@@ -82,7 +83,7 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     }
     plain = all(len(arrays) == 1 and arrays[0].is_plain for arrays in leaves.values())
     device = torch.get_default_device() if chosen.device is None else chosen.device
-    with torch.device(device):
+    with float32_on(device):
         if chosen.centralised and plain and chosen.recurrent is None:
             return _cross_critic(description, leaves, chosen)
         modules = [

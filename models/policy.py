@@ -13,6 +13,7 @@ from tensordict.nn import (
 )
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models.defaults import float32_on
 from marl_collect.models.distributions.heads import (
     ActionHead,
     CategoricalHead,
@@ -82,7 +83,7 @@ def group_policy(
     )
     leaves = observation_leaves(group.observation, (name, "observation"))
     in_keys = [leaf.key for leaf in leaves]
-    with torch.device(_device(options.device)):
+    with float32_on(_device(options.device)):
         if options.head is not None:
             head = options.head(group, head_options)
         else:

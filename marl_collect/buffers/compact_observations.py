@@ -89,9 +89,9 @@ def attach(
         ends: number of valid frames of each row. The others have the id 0.
     """
     if last is not None:
-        rows, frames = map(torch.arange, batch.shape)
+        rows, frames = (torch.arange(size, device="cpu") for size in batch.shape)
         ids = last.first_id + (rows << _ROW_SHIFT)[:, None] + frames
-        ids[frames >= torch.tensor(ends)[:, None]] = 0
+        ids[frames >= torch.tensor(ends, device="cpu")[:, None]] = 0
         batch.get(FRAME_IDS).copy_(ids)
         batch.get("collector").set_non_tensor(KEY[1], last)
     return batch

@@ -126,7 +126,7 @@ class Slots:
         weakref.finalize(owner, self._free.append, slot).atexit = False
         storage = torch.from_numpy(owner).untyped_storage()
         return {
-            key: torch.empty(0, dtype=dtype).set_(storage, *view)
+            key: torch.empty(0, dtype=dtype, device="cpu").set_(storage, *view)
             for key, dtype, view in self._views
         }
 

@@ -187,7 +187,9 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     if len(begins) != 1:
         return batch.to(device, non_blocking=on_gpu)
     memory = leaves[0].untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8).set_(memory, 0, (memory.nbytes(),), (1,))
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+        memory, 0, (memory.nbytes(),), (1,)
+    )
     if on_gpu:
         # Pinned at once, so workers may fill the slot again.
         flat = flat.pin_memory()
@@ -215,8 +217,8 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
 
 def set_truncated(filled: Filled, groups: list[str]) -> None:
     """Mark each environment's last valid frame, and the agents alive in it."""
-    rows = torch.arange(len(filled.ends))
-    last = torch.tensor(filled.ends) - 1
+    rows = torch.arange(len(filled.ends), device="cpu")
+    last = torch.tensor(filled.ends, device="cpu") - 1
     for at in [(), *((group,) for group in groups)]:
         done = filled.tensors["next", *at, "done"]
         truncated = filled.tensors["next", *at, "truncated"]

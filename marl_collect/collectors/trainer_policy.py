@@ -19,7 +19,7 @@ from marl_collect.core.signature import IS_INIT
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
-from marl_collect.policies.probe import state_shapes
+from marl_collect.policies.probe import state_dtype, state_shapes
 from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
@@ -444,9 +444,10 @@ def fake_input(description: EnvDescription, policy: Any) -> TensorDict:
             array.fill(True)
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    tensors[IS_INIT] = torch.ones(1, 1, dtype=torch.bool)
+    tensors[IS_INIT] = torch.ones(1, 1, dtype=torch.bool, device="cpu")
+    dtype = state_dtype(policy)
     for key, shape in state_shapes(policy).items():
-        tensors.setdefault(key, torch.zeros(1, *shape))
+        tensors.setdefault(key, torch.zeros(1, *shape, dtype=dtype, device="cpu"))
     return assemble(tensors, (1,), n_agents)
 
 

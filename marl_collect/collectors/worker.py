@@ -180,7 +180,9 @@ class RolloutWorker:
     @execute.register
     def _(self, command: messages.SkeletonPolicy) -> None:
         handle = command.handle
-        self._vector = torch.zeros(handle.layout.nbytes, dtype=torch.uint8)
+        self._vector = torch.zeros(
+            handle.layout.nbytes, dtype=torch.uint8, device="cpu"
+        )
         self._reader = handle.attach(self._vector)
         # Before the first call: zero weights would hide differences between paths.
         self._reader.pull(command.place, range(len(handle.layout.ranges)))
@@ -199,7 +201,7 @@ class RolloutWorker:
         if isinstance(policy, nn.Module):
             weights = weight_tensors(policy)
             layout = WeightLayout.of(policy)
-            self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
+            self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
             views = layout.views(self._vector)
             for tensor, view in zip(weights.values(), views, strict=True):
                 view.copy_(tensor.detach())

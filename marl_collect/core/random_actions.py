@@ -79,11 +79,13 @@ class RandomPolicy:
             )
         batch = tuple(tensordict.batch_size)
         for sampler in samplers(self.description):
-            noise = torch.rand((*batch, *sampler.noise_shape), dtype=torch.float64)
+            noise = torch.rand(
+                (*batch, *sampler.noise_shape), dtype=torch.float64, device="cpu"
+            )
             mask = None
             if sampler.mask_key is not None:
                 mask = tensordict.get(sampler.mask_key).cpu().numpy()
-            action = torch.as_tensor(sampler.actions(noise.numpy(), mask))
+            action = torch.from_numpy(sampler.actions(noise.numpy(), mask))
             tensordict.set(sampler.key, action.to(tensordict.device or "cpu"))
         return tensordict
 
@@ -101,7 +103,7 @@ class RandomPolicy:
             one_hot = isinstance(leaf, OneHotRows)
             inner = tuple(leaf.shape or ())
             shape = (*tensordict.batch_size, *(inner[:-1] if one_hot else inner))
-            noise = torch.rand(shape, dtype=torch.float64).numpy()
+            noise = torch.rand(shape, dtype=torch.float64, device="cpu").numpy()
             mask = tensordict.get((*key[:-1], "action_mask"), None)
             legal = None if mask is None else mask.cpu().numpy()
             if one_hot:
@@ -110,7 +112,7 @@ class RandomPolicy:
                 action = _choose(noise, legal.shape[-1], legal, one_hot=False)
             else:
                 action = Sampler(key, leaf, 1, False, None).actions(noise)
-            drawn = torch.as_tensor(action).to(tensordict.device or "cpu")
+            drawn = torch.as_tensor(action, device="cpu").to(tensordict.device or "cpu")
             tensordict.set(key or "action", drawn)
         return tensordict
 

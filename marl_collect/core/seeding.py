@@ -130,7 +130,7 @@ def draw_seed(seed: Any) -> int:
     import torch
 
     if seed is None:
-        return int(torch.randint(2**_EPISODE_BITS, ()))
+        return int(torch.randint(2**_EPISODE_BITS, (), device="cpu"))
     return checked_seed(seed)
 
 

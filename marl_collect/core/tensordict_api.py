@@ -162,7 +162,7 @@ class TensorDictAPI:
         options: RolloutOptions,
     ) -> list[TensorDictBase]:
         frames: list[TensorDictBase] = []
-        finished = torch.zeros((*self._batch, 1), dtype=torch.bool)
+        finished = torch.zeros((*self._batch, 1), dtype=torch.bool, device="cpu")
         while True:
             frame = self.step(act(root))
             frames.append(frame)

@@ -143,7 +143,7 @@ class StoredWeights(WorkerWeights[Stored]):
 
     @override
     def _share(self, layout: WeightLayout, sources: range) -> None:
-        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
         self._writer = WeightWriter(layout, [self._staged])
         if not sources:
             self._wants = [self._put(self.policy.tensors(), 0, None)] * self.workers
@@ -193,7 +193,7 @@ class StoredWeights(WorkerWeights[Stored]):
         views: dict[Stored, Mapping[str, torch.Tensor]] = {}
         for stored in dict.fromkeys(self._wants):
             parts = self._ray.get(list(stored.references), timeout=FETCH_SECONDS)
-            vector = torch.zeros(layout.nbytes, dtype=torch.uint8)
+            vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
             if parts:
                 np.concatenate(parts, out=vector.numpy())
             tensors = layout.views(vector)

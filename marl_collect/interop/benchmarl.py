@@ -158,7 +158,7 @@ class _InitialStates(TensorDictModuleBase):
         """Write the states that are missing."""
         for key, shape in self._shapes.items():
             if key not in tensordict.keys(include_nested=True):
-                zeros = torch.zeros((*tensordict.batch_size, *shape))
+                zeros = torch.zeros((*tensordict.batch_size, *shape), device="cpu")
                 tensordict.set(key, zeros.to(tensordict.device or "cpu"))
         return tensordict
 

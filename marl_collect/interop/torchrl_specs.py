@@ -178,7 +178,7 @@ def _spec(
             if isinstance(space, spaces.Discrete):
                 return Categorical(int(space.n), shape, dtype=dtype)
             if space.nvec.ndim == 1:
-                nvec = torch.as_tensor(space.nvec)
+                nvec = torch.as_tensor(space.nvec, device="cpu")
                 return MultiCategorical(nvec, shape, dtype=dtype)
         sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
         return _box(
@@ -198,7 +198,7 @@ def _box(low: Any, high: Any, field: Field, lead: Shape, *, with_zero: bool) -> 
     if with_zero:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
     bounds = [
-        torch.as_tensor(np.broadcast_to(np.asarray(b, field.dtype), shape).copy())
+        torch.from_numpy(np.broadcast_to(np.asarray(b, field.dtype), shape).copy())
         for b in (low, high)
     ]
     return Bounded(*bounds, shape=shape, dtype=dtype)

@@ -141,7 +141,7 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
         for group in self._groups.values():
             for ours, theirs in group.action.items():
                 spec = self._env.full_action_spec[theirs]
-                action = torch.tensor(self._row[ours], dtype=spec.dtype)
+                action = torch.tensor(self._row[ours], dtype=spec.dtype, device="cpu")
                 self._now.set(theirs, action.reshape(spec.shape).to(spec.device))
         dead = {
             name: self._row[name, "done"][:, 0].astype(np.bool_)
@@ -288,7 +288,9 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
         for name, group in self._groups.items():
             for ours, theirs in group.action.items():
                 spec = self._env.full_action_spec[theirs]
-                action = torch.tensor(inner_value(actions[name], ours[2:]))
+                action = torch.tensor(
+                    inner_value(actions[name], ours[2:]), device="cpu"
+                )
                 if self._description.groups[name].one_hot:
                     action = one_hot(action, spec.shape[-1])
                 action = action.to(spec.device, spec.dtype)

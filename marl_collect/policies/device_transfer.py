@@ -40,7 +40,9 @@ class Exchange:
         for source in self._sources:
             offsets.append(size)
             size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._here = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        self._here = torch.empty(
+            size, dtype=torch.uint8, device="cpu", pin_memory=self._pinned
+        )
         self._there = torch.empty(size, dtype=torch.uint8, device=device)
         places = list(zip(self._sources, offsets, strict=True))
         self._staged = [_at(self._here, o, source) for source, o in places]

@@ -106,12 +106,14 @@ class PolicyPool(nn.Module):
         self._policy = [policy]
         self.members = nn.ModuleList(copy.deepcopy(policy) for _ in range(size))
         self.members.requires_grad_(requires_grad=False)
-        counts = torch.zeros(size, dtype=torch.float64)
-        self.register_buffer("versions", torch.full((size,), _EMPTY))
+        counts = torch.zeros(size, dtype=torch.float64, device="cpu")
+        self.register_buffer("versions", torch.full((size,), _EMPTY, device="cpu"))
         self.register_buffer("games", counts)
         self.register_buffer("wins", counts.clone())
         self.register_buffer("probabilities", counts.clone())
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer(
+            "updates", torch.zeros((), dtype=torch.int64, device="cpu")
+        )
         self.versions[0] = 0
         self._weigh()
 

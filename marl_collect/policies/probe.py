@@ -130,6 +130,13 @@ def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
     return shapes
 
 
+def state_dtype(policy: Any) -> torch.dtype:
+    """Return the dtype of the first state: that of the weights, or torch's default."""
+    weights = policy.parameters() if isinstance(policy, nn.Module) else ()
+    dtypes = (weight.dtype for weight in weights if weight.dtype.is_floating_point)
+    return next(dtypes, torch.get_default_dtype())
+
+
 def callee(policy: Any) -> Any:
     """Return the callable that ``torch.compile`` wrapped, or ``policy`` itself."""
     while True:
@@ -165,13 +172,14 @@ class _Probe:
         self._wanted = input_keys(policy)
         self._declared = output_keys(policy)
         self._told = state_shapes(policy)
+        self._state_dtype = state_dtype(policy)
         self._needs_init = any(
             key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
         )
 
     def result(self) -> ProbeResult:
         told = {
-            key: torch.zeros(self._size, *shape)
+            key: torch.zeros(self._size, *shape, dtype=self._state_dtype, device="cpu")
             for key, shape in self._told.items()
             if key in self._unprovided() or ("next", *key) in self._declared
         }
@@ -231,7 +239,7 @@ class _Probe:
 
     def _call(self, further: Tensors, *, begins: bool) -> "_Call":
         inputs = self._observed | dict(further)
-        inputs[IS_INIT] = torch.full((self._size, 1), begins)
+        inputs[IS_INIT] = torch.full((self._size, 1), begins, device="cpu")
         inputs = {key: self._there(tensor) for key, tensor in inputs.items()}
         before = {key: tensor.clone() for key, tensor in inputs.items()}
         versions = {key: tensor._version for key, tensor in inputs.items()}
@@ -616,7 +624,7 @@ def _double(policy: Any) -> Any:
 def _is_held(inputs: dict[Key, torch.Tensor]) -> bool:
     """Return whether a reference to one of ``inputs``, or a view, still exists."""
     # The last entry is a reference count of a tensor that was never shared.
-    held = {**inputs, (): torch.zeros(1)}
+    held = {**inputs, (): torch.zeros(1, device="cpu")}
     inputs.clear()
     counts = [sys.getrefcount(held[key]) for key in held]
     uses = [_USES(held[key].untyped_storage()._cdata) for key in held]  # noqa: SLF001

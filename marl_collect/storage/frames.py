@@ -753,5 +753,5 @@ def tensor_of(item: KeyField, content: Bytes) -> "torch.Tensor":
         return torch.from_numpy(_array(content, item.shape, known))
     dtype = dtype_of(item.dtype)  # NumPy has no bfloat16.
     if not content.size:
-        return torch.empty((len(content), *item.shape), dtype=dtype)
+        return torch.empty((len(content), *item.shape), dtype=dtype, device="cpu")
     return torch.from_numpy(content).view(dtype).view(len(content), *item.shape)

@@ -74,7 +74,9 @@ def _parse(content: bytes, index: Index) -> dict[Key, Moments]:
     for item in data["moments"]:
         key = key_of(item["key"])
         lists = (numbers(item[name]) for name in ("mean", "std"))
-        tensors = (torch.tensor(values, dtype=torch.float32) for values in lists)
+        tensors = (
+            torch.tensor(values, dtype=torch.float32, device="cpu") for values in lists
+        )
         moments[key] = Moments(*(tensor.view(shapes[key]) for tensor in tensors))
         if not moments[key].plausible:
             raise DatasetError(f"the moments of {key!r} are impossible.")

@@ -117,5 +117,7 @@ def draw(
         raise ValueError(f"There are no {what}.")
     import torch
 
-    numbers: NDArray[np.int64] = torch.randint(count, (n,), generator=generator).numpy()
+    numbers: NDArray[np.int64] = torch.randint(
+        count, (n,), generator=generator, device="cpu"
+    ).numpy()
     return numbers

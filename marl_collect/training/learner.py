@@ -73,7 +73,7 @@ class Learner(abc.ABC):
         self.options = options
         self.policy_options = policy_options(setup, options, description)
         self.device = _available(options.device)
-        self.generator = torch.Generator()
+        self.generator = torch.Generator("cpu")
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
         self._meter: StepMeter | None = None

@@ -26,6 +26,7 @@ from marl_collect.models import (
     make_policy,
     set_recurrent_mode,
 )
+from marl_collect.models.defaults import float32_on
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import Setup, TrainingOptions, network_options
@@ -45,6 +46,7 @@ class PPOLearner(Learner):
     advantages.
     """
 
+    @float32_on("cpu")
     def __init__(
         self,
         description: EnvDescription,
@@ -81,6 +83,7 @@ class PPOLearner(Learner):
             return True
         return setting.startswith("value.")
 
+    @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Train on the batch for several epochs of minibatches."""
         lr = self.ppo.lr * (1 - progress if self.ppo.anneal else 1)
@@ -91,7 +94,7 @@ class PPOLearner(Learner):
         sums: dict[str, float] = {}
         steps = 0
         for _ in range(self.ppo.epochs):
-            order = torch.randperm(len(data), generator=self.generator)
+            order = torch.randperm(len(data), generator=self.generator, device="cpu")
             order = order.to(self.device)
             for rows in order.split(size):
                 minibatch = take_rows(data, rows)
@@ -99,7 +102,9 @@ class PPOLearner(Learner):
                     continue
                 _loss, logged, norm = self._step(minibatch, self.ppo.max_grad_norm)
                 steps += 1
-                for name, value in (logged | {"grad_norm": torch.tensor(norm)}).items():
+                for name, value in (
+                    logged | {"grad_norm": torch.tensor(norm, device="cpu")}
+                ).items():
                     sums[name] = sums.get(name, 0.0) + float(value)
         return {name: value / steps for name, value in sums.items()} | {"lr": lr}
 

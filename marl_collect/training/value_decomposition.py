@@ -19,6 +19,7 @@ from typing_extensions import override
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.errors import imports_of
 from marl_collect.models import QMixer, VDNMixer, make_policy
+from marl_collect.models.defaults import float32_on
 from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
@@ -47,6 +48,7 @@ class ValueLearner(Learner):
 
     every_task = False  # One group with Discrete actions.
 
+    @float32_on("cpu")
     def __init__(
         self,
         description: EnvDescription,
@@ -129,6 +131,7 @@ class ValueLearner(Learner):
         """The loss, which contains the target networks."""
         return {"loss": self._loss}
 
+    @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Add the batch to the replay buffer and train on samples from it."""
         data = self.prepare(batch)
@@ -152,7 +155,7 @@ class ValueLearner(Learner):
     def _sample(self) -> TensorDictBase:
         # The buffer itself would draw on the learner's device: other frames on a GPU.
         count, size = len(self._buffer), self.value.minibatch_frames
-        drawn = torch.randint(count, (size,), generator=self.generator)
+        drawn = torch.randint(count, (size,), generator=self.generator, device="cpu")
         return cast("TensorDictBase", self._buffer[drawn.to(self.device)])
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
@@ -202,13 +205,14 @@ class ValueLearner(Learner):
         writer = self._buffer.writer.state_dict()
         return super().state_dict() | {"buffer": {"rows": rows, "writer": writer}}
 
+    @float32_on("cpu")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``, including the buffer."""
         rows = state["buffer"]["rows"]
         if rows:
             count = len(next(iter(rows.values())))
             filled = TensorDict(rows, [count]).to(self.device)
-            self._buffer.storage.set(torch.arange(count), filled)
+            self._buffer.storage.set(torch.arange(count, device="cpu"), filled)
         self._buffer.writer.load_state_dict(state["buffer"]["writer"])
         super().load_state_dict(state)
 

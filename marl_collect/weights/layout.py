@@ -406,7 +406,7 @@ def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return torch.as_tensor(np.array(value))
+        return torch.as_tensor(np.array(value), device="cpu")
     raise TypeError(
         f"{what} must hold tensors or numpy arrays, but {name!r} is a "
         f"{type(value).__name__}."

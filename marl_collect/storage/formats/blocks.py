@@ -173,7 +173,7 @@ class Block:
         frames = {key: torch.from_numpy(values) for key, (values, _) in stored.items()}
         for key, root in contents.roots.items():
             after = torch.cat([frames[root][1:], frames[root][-1:]])
-            after[torch.as_tensor(stored[key][1])] = frames[key]
+            after[torch.as_tensor(stored[key][1], device="cpu")] = frames[key]
             frames[key] = after
         return cls(frames, lengths, run)
 
