@@ -44,7 +44,9 @@ def old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "pidfd_send_signal")
 
 
-@pytest.fixture(params=[errno.ENOSYS, errno.EPERM], ids=["ENOSYS", "EPERM"])
+@pytest.fixture(
+    params=[errno.ENOSYS, errno.EPERM, errno.EACCES], ids=errno.errorcode.get
+)
 def refusal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Let the calls fail as an old kernel does, or a container's filter."""
     code: int = request.param
