@@ -3,14 +3,19 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
 
 from marl_collect.core.atomic import require_folder
+from marl_collect.core.printable import printable
 from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.episodes import EndedEpisode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BINS = 10
 _WIDTH = 40
@@ -81,9 +86,16 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
     require_folder(path)
     with imports_of("plot", "Plotting"):
         from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+    # Publishers refuse fonts of Type 3. A ``$`` in a name begins no formula.
+    with rc_context({"pdf.fonttype": 42, "text.parse_math": False}):
+        _figure(panels, printable(title), what).savefig(path, dpi=120)
+
+
+def _figure(panels: Sequence[Panel], title: str, what: str) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     rows = -(-len(panels) // 3)
     columns = -(-len(panels) // rows)
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="constrained")
@@ -103,8 +115,7 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
             axes.set_xticks([values[0]])
             axes.set_xlim(*(values[0] + 3 * (edge - values[0]) for edge in edges))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    with rc_context({"pdf.fonttype": 42}):  # Publishers refuse fonts of Type 3.
-        figure.savefig(path, dpi=120)
+    return figure
 
 
 def _plot_edges(values: Sequence[float]) -> list[float]:

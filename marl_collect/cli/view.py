@@ -74,7 +74,8 @@ def view(
     actions in the environment. It also shows rewards, returns, actions, masks and
     policy outputs. For a `compare` folder, or a training loop that writes progress.csv,
     it shows curves, the status of each run and links to datasets, and updates during
-    training. It is served to this machine only, until Ctrl-C.
+    training. It is served until Ctrl-C, to browsers of this machine that have its
+    address: the token in it keeps other users out.
 
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
     """
@@ -104,11 +105,10 @@ def view(
             size = save.stat().st_size / 1e6
             out.print(f"{save}: {size:,.1f} MB", soft_wrap=True)
             return
-        serving = stack.enter_context(server.server(answers, port))
-        address = f"http://127.0.0.1:{serving.server_port}/"
-        out.print(f"{address} (Ctrl-C ends it)", soft_wrap=True)
+        serving = stack.enter_context(server.Viewer(answers, port))
+        out.print(f"{serving.address} (Ctrl-C ends it)", soft_wrap=True)
         if browser:
-            webbrowser.open(address)
+            webbrowser.open(stack.enter_context(server.redirection(serving.address)))
         with suppress(KeyboardInterrupt):
             serving.serve_forever()
 

@@ -1,9 +1,10 @@
 """Pictures of a comparison: learning curves, final scores, and sample efficiency."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
@@ -20,8 +21,23 @@ _MARKERS = "osD^vP"
 _EFFICIENT = 0.9
 """Share of the way from random actions to the best setup that counts as learnt."""
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Baselines = Mapping[str, float]
 """Label to return of the team, such as that of a hand-written policy."""
+
+
+def _plain_text(draw: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a function draw names as they are: a ``$`` in one begins no formula."""
+
+    @wraps(draw)
+    def plainly(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with imports_of("plot", "A picture"):
+            from matplotlib import rc_context
+        with rc_context({"text.parse_math": False}):
+            return draw(*args, **kwargs)
+
+    return plainly
 
 
 def plot_curves(
@@ -47,6 +63,7 @@ def plot_curves(
     _save(curves(runs, title, random, baselines), path)
 
 
+@_plain_text
 def curves(
     runs: Sequence[Run],
     title: str,
@@ -120,6 +137,7 @@ Table = Sequence[Mapping[str, float]]
 """Rows of numbers; the first column is the horizontal axis."""
 
 
+@_plain_text
 def table_curves(tables: Mapping[str, Sequence[Table]], title: str) -> "Figure":
     """Draw a panel for each column of tables, with a thin line for each table.
 
@@ -190,6 +208,7 @@ def svg(figure: "Figure") -> bytes:
     return stream.getvalue()
 
 
+@_plain_text
 def plot_scores(
     runs: Sequence[Run], title: str, path: Path, random: EvaluationRecord | None = None
 ) -> None:

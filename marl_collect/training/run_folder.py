@@ -17,13 +17,15 @@ file                        contents
 """
 
 import csv
+import errno
 import io
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 from marl_collect.core.atomic import sync, write_atomically
 from marl_collect.core.closing import Closing
@@ -168,11 +170,35 @@ def read_json(path: Path) -> Any:
         ValueError: if the file is damaged; names it.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        with open_regular(path) as file:
+            return json.loads(file.read().decode("utf-8"))
     except ValueError as error:  # Not JSON, or not UTF-8.
         raise ValueError(
             f"{path} is damaged: {error}. Delete a run's folder to train it again."
         ) from error
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file of a run, which somebody else may have made, for reading.
+
+    A link may lead to any file of the reader, and a pipe or a device has no end.
+
+    Raises:
+        OSError: if it is a link or no regular file; names it.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.fdopen(os.open(path, flags), "rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(
+                error.errno, "This is a link, not a file", str(path)
+            ) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "This is not a regular file", str(path))
+    return file
 
 
 def write_table(folder: str | Path, rows: Iterable[Sequence[Any]]) -> None:
@@ -195,8 +221,9 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     Raises:
         ValueError: if a value is not a number; names the file.
     """
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        lines = [line for line in file if line.endswith("\n")]
+    with open_regular(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+        lines = [line for line in text if line.endswith("\n")]
     try:
         names, *rows = list(csv.reader(lines)) or [[]]
         return [

@@ -185,12 +185,12 @@ def picture_of(folder: Path, **options: Any) -> str:
             stack,
             saved=False,
         )
-        running = stack.enter_context(server.server(answers))
+        running = stack.enter_context(server.Viewer(answers, 0))
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
-        address = f"http://127.0.0.1:{running.server_port}"
+        address = running.address.replace("/?", "/picture?")
         try:
-            request = f"{address}/picture?number=0&source=0&frame=0"
+            request = f"{address}&number=0&source=0&frame=0"
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request)
             with refused.value as error:

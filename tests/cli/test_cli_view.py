@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from support.processes import SOON, wait_until
-from support.scripts import run_python
+from support.scripts import LIMIT, run_python, start_python
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
@@ -235,13 +236,13 @@ def test_a_browser_that_no_longer_waits_is_no_error(
         asked.set()
         return picture
 
-    with serving({"/slow": slow}) as address:
-        port = int(address.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as browser:
+    with serving({"/slow": slow}) as running:
+        with socket.create_connection(address_of(running)) as browser:
             linger = struct.pack("ii", 1, 0)  # Closing resets the connection.
             browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            request = f"GET /slow HTTP/1.1\r\nHost: {address[7:]}\r\n\r\n"
-            browser.sendall(request.encode())
+            request = f"GET /slow?token={running.token} HTTP/1.1"
+            host = f"Host: 127.0.0.1:{running.server_port}"
+            browser.sendall(f"{request}\r\n{host}\r\n\r\n".encode())
             assert asked.wait(SOON)
         picture.set_result(b"<svg/>" * 1_000_000)  # More than buffers hold.
         name = "process_request_thread"
@@ -252,31 +253,47 @@ def test_a_browser_that_no_longer_waits_is_no_error(
 def test_requests_do_not_wait_for_a_picture() -> None:
     picture: Future[bytes] = Future()
     answers = {"/slow": lambda: picture, "/fast": lambda: 1}
-    with serving(answers) as address, ThreadPoolExecutor() as pool:
-        waiting = pool.submit(status, f"{address}/slow")
-        assert status(f"{address}/fast") == (200, "1")
+    with serving(answers) as running, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(status, with_token(running, "/slow"))
+        assert status(with_token(running, "/fast")) == (200, "1")
         assert not waiting.done()
         picture.set_result(b"<svg/>")
         assert waiting.result() == (200, "<svg/>")
 
 
 @pytest.fixture
-def address(viewer: Episodes) -> Iterator[str]:
-    answers: server.Answers = {"/about": viewer.about, "/picture": viewer.picture}
-    with serving(answers) as address:
-        yield address
+def running(viewer: Episodes) -> Iterator[server.Viewer]:
+    answers: server.Answers = {
+        "/about": viewer.about,
+        "/episodes": viewer.listed,
+        "/episode": viewer.episode,
+        "/picture": viewer.picture,
+    }
+    with serving(answers) as running:
+        yield running
 
 
 @contextmanager
-def serving(answers: server.Answers) -> Iterator[str]:
-    """Serve answers; yield the address."""
-    running = server.server(answers)
+def serving(answers: server.Answers) -> Iterator[server.Viewer]:
+    """Serve answers."""
+    running = server.Viewer(answers, 0)
     thread = threading.Thread(target=running.serve_forever, args=(0.01,))
     thread.start()
-    yield f"http://127.0.0.1:{running.server_port}"
+    yield running
     running.shutdown()
     thread.join()
     running.server_close()
+
+
+def address_of(running: server.Viewer) -> tuple[str, int]:
+    return "127.0.0.1", running.server_port
+
+
+def with_token(running: server.Viewer, request: str) -> str:
+    """Return the address of a request such as ``/episode?number=0``."""
+    separator = "&" if "?" in request else "?"
+    port, token = running.server_port, running.token
+    return f"http://127.0.0.1:{port}{request}{separator}token={token}"
 
 
 def status(request: urllib.request.Request | str) -> tuple[int, str]:
@@ -289,22 +306,138 @@ def status(request: urllib.request.Request | str) -> tuple[int, str]:
 
 
 def test_the_server_sends_the_page_its_data_and_errors(
-    address: str, viewer: Episodes
+    running: server.Viewer, viewer: Episodes
 ) -> None:
-    code, page = status(address)
+    code, page = status(running.address)
     assert code == 200
     assert saved(page) is None
-    code, text = status(f"{address}/about")
+    code, text = status(with_token(running, "/about"))
     assert (code, json.loads(text)) == (200, viewer.about())
-    code, text = status(f"{address}/picture?number=0&source=0&frame=0")
+    code, text = status(with_token(running, "/picture?number=0&source=0&frame=0"))
     assert (code, json.loads(text)) == (400, {"error": "There is no environment here."})
-    assert status(f"{address}/picture?number=x")[0] == 400
-    assert status(f"{address}/../secret")[0] == 404
 
 
-def test_the_server_refuses_the_pages_of_other_servers(address: str) -> None:
-    other = urllib.request.Request(f"{address}/about", headers={"Host": "evil.example"})
+@pytest.mark.parametrize(
+    ("request_line", "message"),
+    [
+        ("/episode?number=99999999999999999999&begin=0", "number is 9999"),
+        (f"/episode?number={2**53}&begin=0", f"number is {2**53}, but expected 0"),
+        ("/episode?number=-1&begin=0", "number is -1, but expected 0"),
+        ("/episode?number=4&begin=0", "4"),
+        (f"/episode?number={'9' * 5000}&begin=0", "integer string conversion"),
+        (f"/episodes?begin={10**30}", "begin is 1000"),
+        ("/picture?number=x", "invalid literal"),
+        ("/picture?source=1", "missing"),
+        ("/about?number=1", "unexpected keyword argument"),
+        ("/../secret", "There is no page /../secret."),
+        ("/broken", "RuntimeError: of the environment"),
+        ("/nan", "not JSON compliant"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_an_error(
+    running: server.Viewer,
+    capsys: pytest.CaptureFixture[str],
+    request_line: str,
+    message: str,
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("of the environment")
+
+    assert isinstance(running._answers, dict)
+    running._answers.update({"/broken": broken, "/nan": lambda: float("nan")})
+    code, text = status(with_token(running, request_line))
+    assert code == 400
+    assert message in json.loads(text)["error"]
+    assert capsys.readouterr().err == ""
+
+
+def test_the_server_refuses_the_pages_of_other_servers(running: server.Viewer) -> None:
+    other = urllib.request.Request(
+        with_token(running, "/about"), headers={"Host": "evil.example"}
+    )
     assert status(other)[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/about", "/episodes?begin=0", "/nothing"])
+@pytest.mark.parametrize(
+    "token", ["", "token=", "token=x", "token=%C3%A9%FF", "data=1"]
+)
+def test_the_server_answers_nobody_without_its_token(
+    running: server.Viewer, path: str, token: str
+) -> None:
+    separator = "&" if "?" in path else "?"
+    address = f"http://127.0.0.1:{running.server_port}"
+    code, text = status(f"{address}{path}{separator}{token}")
+    assert code == 403
+    assert "lacks the token" in text
+    # Neither does it take the token of another server, or its own with more.
+    with serving({}) as other:
+        for wrong in (other.token, running.token[:-1], running.token + "x"):
+            code, _ = status(f"{address}{path}{separator}token={wrong}")
+            assert code == 403
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize("dataset", ["", "&data=0"])
+def test_the_requests_of_the_page_have_its_token(
+    running: server.Viewer, dataset: str
+) -> None:
+    (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
+    complete = re.search(r"const address = .*?\n}\n", script, re.DOTALL)
+    assert complete is not None
+    search = json.dumps(running.address.partition("/?")[2] + dataset)
+    program = f"const location = {{search: {search}}};{complete[0]}"
+    requests = ["/about", "/episode?number=1&begin=0"]
+    program += f"console.log({json.dumps(requests)}.map(complete).join('\\n'))"
+    node = subprocess.run(
+        ["node", "-e", program], check=True, capture_output=True, text=True
+    )
+    for request, sent in zip(requests, node.stdout.split(), strict=True):
+        assert sent.startswith(request)
+        assert sent.endswith(dataset)
+        code, _ = status(f"http://127.0.0.1:{running.server_port}{sent}")
+        # This server has one dataset, whose answers take no number of it.
+        assert code == (400 if dataset else 200)
+
+
+def test_the_command_prints_the_address_with_the_token(data: Path) -> None:
+    view = ("-m", "marl_collect.cli.main", "view", data, "--no-browser")
+    with start_python(*view) as program:
+        assert program.stdout is not None
+        address = program.stdout.readline().split()[0]
+        assert status(address)[0] == 200
+        assert status(address.partition("?")[0])[0] == 403
+        program.send_signal(signal.SIGINT)
+        assert program.wait(LIMIT) == 0
+
+
+def test_a_token_cannot_be_guessed() -> None:
+    tokens = set()
+    for _ in range(10):
+        with server.Viewer({}, 0) as made:
+            tokens.add(made.token)
+    assert len(tokens) == 10
+    assert min(map(len, tokens)) >= 43  # 32 bytes.
+
+
+def test_the_browser_gets_the_token_from_a_file_of_the_user_alone() -> None:
+    address = "http://127.0.0.1:5/?token=abc"
+    with server.redirection(address) as given:
+        assert "abc" not in given
+        file = Path(urllib.request.url2pathname(given.removeprefix("file://")))
+        assert file.stat().st_mode & 0o077 == 0
+        assert f'content="0;url={address}"' in file.read_text()
+    assert not file.exists()
+
+
+def test_a_client_that_sends_nothing_is_not_waited_for(
+    running: server.Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server._Handler, "timeout", 0.1)
+    for sent in (b"", b"GET /about HTTP/1.1\r\nHost: "):
+        with socket.create_connection(address_of(running), SOON) as client:
+            client.sendall(sent)
+            assert client.recv(1) == b""  # The server has closed it.
 
 
 def test_no_name_in_the_data_becomes_a_script() -> None:

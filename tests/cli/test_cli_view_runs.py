@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from support.runs import evaluation, write_run
@@ -14,7 +17,12 @@ pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app
 from marl_collect.cli.viewer.runs import Runs
-from marl_collect.training.run_folder import PROGRESS, write_table
+from marl_collect.training.run_folder import (
+    PROGRESS,
+    read_json,
+    read_rows,
+    write_table,
+)
 
 STATES = 4
 """Column of a row of the page."""
@@ -193,3 +201,104 @@ def test_wrong_arguments_are_errors(
     code, text = run_command(str(tmp_path), *arguments)
     assert code == 2
     assert message in " ".join(text.split())
+
+
+LINKED = ("progress.log", "config.json", "evaluations.json", "progress.csv")
+
+
+@pytest.fixture(params=["secret", "/dev/zero", "pipe"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a file to which a downloaded folder may link."""
+    path = Path(tmp_path, request.param)
+    if request.param == "secret":
+        path.write_text("frames,return_team\n1,2\nthe secret is 41\n")
+    elif request.param == "pipe":
+        os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("name", [*LINKED, "random.json", "result.json"])
+def test_no_link_of_a_run_is_followed(
+    tmp_path: Path, elsewhere: Path, name: str
+) -> None:
+    folder = tmp_path / "runs"
+    write_run(folder, "mappo")
+    run = write_run(folder, "ippo")
+    link = (folder if name == "random.json" else run.path) / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(elsewhere)
+    runs = Runs(folder)
+    about = runs.about()
+    states = {row[0]: row[STATES] for row in about["runs"]}
+    where = str(link.relative_to(folder))
+    assert states[where] == "This file is a link, which is not followed."
+    assert states["mappo/seed_0"].startswith("last written")
+    for index in range(len(about["figures"])):
+        assert runs.figure(index, about["stamp"])
+    assert about["log"] == []
+    file = tmp_path / "x.html"
+    code, text = run_command(str(folder), "--save", str(file))
+    assert code == 0, text
+    assert "secret is 41" not in file.read_text()
+
+
+@pytest.mark.parametrize("name", [*LINKED, "random.json", "result.json"])
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path)
+    path = (tmp_path if name == "random.json" else run.path) / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    states = {row[0]: row[STATES] for row in Runs(tmp_path).about()["runs"]}
+    assert states[str(path.relative_to(tmp_path))] == (
+        "This file is not a regular file."
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)]
+)
+def test_a_file_that_is_replaced_after_the_look_is_not_read(
+    tmp_path: Path, make: Any
+) -> None:
+    for name in ("a.json", "a.csv"):
+        make(tmp_path / name)
+    with pytest.raises(OSError, match=r"(link|not a regular file).*a\.json"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(OSError, match=r"(link|not a regular file).*a\.csv"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_large_files_are_not_read(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    with (run.path / "progress.csv").open("ab") as file:
+        file.truncate(2**40)
+    log = tmp_path / "progress.log"
+    log.write_text("first\n" + "x" * 2**20 + "\nlast\n")
+    about = Runs(tmp_path).about()
+    states = {row[0]: row[STATES] for row in about["runs"]}
+    assert "is larger than" in states["ippo/seed_0/progress.csv"]
+    assert about["log"][-1] == "last"
+    assert sum(map(len, about["log"])) < 2**17
+
+
+def test_names_break_no_figure(tmp_path: Path) -> None:
+    name = "$\\frac{$ \x1b]52;c;eA==\x07 \ud800 $x$ & <b>"
+    run = write_run(tmp_path)
+    for at, config in enumerate((run.path, tmp_path / "b" / "seed_1")):
+        config.mkdir(parents=True, exist_ok=True)
+        about = json.loads((run.path / "config.json").read_text())
+        (config / "config.json").write_text(
+            json.dumps(about | {"task": name, "setup": f"{name}{at}"})
+        )
+        for file in ("progress.csv", "evaluations.json"):
+            shutil.copy(run.path / file, tmp_path / file)
+            shutil.move(tmp_path / file, config / file)
+    table = tmp_path / "table"
+    write_table(table, [("$\\frac{$", "$x^{$ \x1b[2J"), (1, 2)])
+    runs = Runs(tmp_path)
+    shown = runs.about()
+    assert len(shown["figures"]) == 3
+    for index, title in enumerate(shown["figures"]):
+        assert title.isprintable()
+        picture = runs.figure(index, shown["stamp"])
+        ElementTree.fromstring(picture)

@@ -9,6 +9,6 @@ file                      contents
 ``page.html``             the page, with its style and its script
 ========================  =====================================================
 
-A dataset may come from anybody. The page writes all text as text, and loads nothing
-from other servers.
+A dataset or a run may come from anybody. The page writes all text as text, and loads
+nothing from other servers. The server answers only requests that have its token.
 """

@@ -1,14 +1,17 @@
 """Folders of training runs as JSON values and pictures: curves, states, datasets."""
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from zlib import crc32
 
 from marl_collect.core.log_file import LOG
+from marl_collect.core.printable import printable
 from marl_collect.storage.index import JOURNAL
 from marl_collect.training.plots import Table, curves, svg, table_curves
 from marl_collect.training.results import RANDOM, Run, read_random
@@ -17,6 +20,7 @@ from marl_collect.training.run_folder import (
     EVALUATIONS,
     PROGRESS,
     RESULT,
+    open_regular,
     read_rows,
 )
 
@@ -29,6 +33,10 @@ _HIDDEN: Final = ("episodes", "return_agent", "seconds_")
 """Columns of ``progress.csv`` that are not drawn, or their beginnings."""
 _LINES: Final = 12
 """Lines of the newest log that are shown."""
+_LOG_BYTES: Final = 2**16
+"""Bytes at the end of a log in which these lines are."""
+_MOST_BYTES: Final = 2**26
+"""A larger file is not read: a million rows of a table have about as much."""
 _Files = Mapping[Path, tuple[int, int]]
 """Time in nanoseconds and size in bytes of each file."""
 _T = TypeVar("_T")
@@ -40,6 +48,8 @@ class Runs:
     """The runs below a folder.
 
     They may be training: every request looks for files, and reads those that changed.
+    Somebody else may have made the folder, so no link is followed, and only regular
+    files of a limited size are read.
 
     Args:
         folder: of ``compare``, of one of its runs, of a training loop that writes
@@ -52,9 +62,11 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
         self._datasets: list[Path] = []
+        self._refused: dict[Path, str] = {}
+        """Files that are not read, and why; of the last request."""
         self._contents: dict[Path, tuple[object, Any]] = {}
         """By path: the time and size of what was read, and its content."""
-        if not self._files():
+        if not self._files() and not self._refused:
             raise ValueError(
                 f"{folder} has neither a dataset nor training runs. Expected the "
                 "folder of a dataset, of `marl-collect compare`, or of a training "
@@ -74,11 +86,11 @@ class Runs:
         drawings, rows = self._read(files)
         logs = [path for path in files if path.name == LOG]
         newest = max(logs, key=lambda path: files[path][0], default=None)
-        text = newest.read_text("utf-8", "replace") if newest else ""
+        text = _end(newest) if newest else ""
         drawn = {path: files[path] for path in files if path not in logs}
         return {
             "title": "Datasets" if self._datasets and not rows else "Training runs",
-            "name": str(self._folder),
+            "name": printable(str(self._folder)),
             "stamp": crc32(repr(drawn).encode()),
             "figures": [name for name, _ in drawings],
             "runs": rows,
@@ -105,6 +117,7 @@ class Runs:
     def _files(self) -> _Files:
         """Return the files that are read."""
         files = {}
+        self._refused = {}
         for folder, below, names in os.walk(self._folder):
             if "pyvenv.cfg" in names:  # A virtual environment.
                 below.clear()
@@ -115,10 +128,13 @@ class Runs:
                     continue
                 path = Path(folder, name)
                 try:
-                    status = path.stat()
+                    status = path.lstat()
                 except FileNotFoundError:  # Replaced, or removed to begin again.
                     continue
-                files[path] = status.st_mtime_ns, status.st_size
+                if why := _refusal(status, limited=name not in (LOG, JOURNAL)):
+                    self._refused[path] = why
+                else:
+                    files[path] = status.st_mtime_ns, status.st_size
         return files
 
     def _once(self, path: Path, stamp: object, read: Callable[[Path], _T]) -> _T:
@@ -130,26 +146,30 @@ class Runs:
         return content
 
     def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._folder)) if path != self._folder else "."
+        if path == self._folder:
+            return "."
+        return printable(str(path.relative_to(self._folder)))
 
     def _read(self, files: _Files) -> tuple[_Drawings, list[list[str]]]:
         """Return what can be drawn, and a row for each run, or for what is damaged."""
         comparisons: dict[Path, list[Run]] = {}
         tables: dict[str, dict[str, list[Table]]] = {}
-        rows = []
-        folders = {path.parent for path in files if path.name in (CONFIG, PROGRESS)}
-        for folder in sorted(folders):
+        rows = [
+            [self._name(path), "", "", "", f"This file {why}."]
+            for path, why in self._refused.items()
+        ]
+        for folder in self._run_folders(files):
             here = [path for path in files if path.parent == folder]
             written = max(files[path][0] for path in here)
             try:
                 run = None
                 if folder / CONFIG in files:
                     stamps = [files.get(folder / name) for name in _RUN_FILES]
-                    run = self._once(folder, stamps, Run.read)
+                    run = self._once(folder, stamps, _read_run)
                 table: Table = []
                 path = folder / PROGRESS
                 if path in files:
-                    table = self._once(path, files[path], read_rows)
+                    table = self._once(path, files[path], _read_table)
                 if table and len(table[0]) > 1:
                     title, setup, shown = self._drawn(folder, run, table)
                     tables.setdefault(title, {}).setdefault(setup, []).append(shown)
@@ -163,16 +183,22 @@ class Runs:
                 comparisons.setdefault(folder.parents[1], []).append(run)
         drawings: _Drawings = []
         for folder, runs in comparisons.items():
-            random = None
             try:
-                random = read_random(folder)
+                random = read_random(folder) if folder / RANDOM in files else None
             except (ValueError, OSError) as error:
+                random = None
                 rows.append([RANDOM, "", "", "", str(error)])
             title = f"{self._title(folder, runs[0])}: evaluations"
             drawings.append((title, partial(curves, runs, title, random, seeds=True)))
         for title, setups in tables.items():
             drawings.append((title, partial(table_curves, setups, title)))
         return drawings, rows
+
+    def _run_folders(self, files: _Files) -> list[Path]:
+        """Return the folders of runs, without those that have a refused file."""
+        folders = {path.parent for path in files if path.name in (CONFIG, PROGRESS)}
+        refused = (path.parent for path in self._refused if path.name != LOG)
+        return sorted(folders.difference(refused))
 
     def _drawn(
         self, folder: Path, run: Run | None, table: Table
@@ -194,6 +220,37 @@ class Runs:
     def _title(self, comparison: Path, run: Run) -> str:
         below = self._folder in comparison.parents
         return f"{run.task} ({self._name(comparison)})" if below else run.task
+
+
+def _refusal(status: os.stat_result, *, limited: bool) -> str | None:
+    """Return why a file is not read; None if it is."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link, which is not followed"
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if limited and status.st_size > _MOST_BYTES:
+        return f"is larger than {_MOST_BYTES:,} bytes"
+    return None
+
+
+def _end(path: Path) -> str:
+    """Return the end of a log."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return file.read(_LOG_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        return str(error)
+
+
+def _read_run(folder: Path) -> Run:
+    run = Run.read(folder)
+    return replace(run, task=printable(run.task), setup=printable(run.setup))
+
+
+def _read_table(path: Path) -> Table:
+    rows = read_rows(path)
+    return [{printable(name): x for name, x in row.items()} for row in rows]
 
 
 def _is_run(folder: str, names: Sequence[str]) -> bool:

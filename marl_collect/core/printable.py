@@ -1,0 +1,16 @@
+"""Text from files that is shown: no character of it controls a terminal."""
+
+
+def printable(text: str) -> str:
+    """Return a text with characters that are not printable escaped, as ``repr`` does.
+
+    They are control characters such as ESC, which begins commands to terminals,
+    characters that reverse the direction of text, and halves of characters. New lines
+    and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+        for c in text
+    )
