@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from marl_collect.core.printable import printable
 from marl_collect.evaluation.intervals import Interval, bootstrap
 from marl_collect.models.saved_policy import CONFIG
 from marl_collect.training.evaluating import EvaluationRecord
@@ -91,8 +92,8 @@ class Run:
         options = config["options"]
         int(options["frames"])  # Reports and pages compare it with the frames so far.
         return cls(
-            str(config["task"]),
-            str(config["setup"]),
+            printable(str(config["task"])),  # Somebody else may have written it.
+            printable(str(config["setup"])),
             config["seed"],
             options,
             evaluations,

@@ -4,7 +4,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
@@ -165,7 +164,7 @@ class Runs:
                 run = None
                 if folder / CONFIG in files:
                     stamps = [files.get(folder / name) for name in _RUN_FILES]
-                    run = self._once(folder, stamps, _read_run)
+                    run = self._once(folder, stamps, Run.read)
                 table: Table = []
                 path = folder / PROGRESS
                 if path in files:
@@ -241,11 +240,6 @@ def _end(path: Path) -> str:
             return file.read(_LOG_BYTES).decode("utf-8", "replace")
     except OSError as error:
         return str(error)
-
-
-def _read_run(folder: Path) -> Run:
-    run = Run.read(folder)
-    return replace(run, task=printable(run.task), setup=printable(run.setup))
 
 
 def _read_table(path: Path) -> Table:
