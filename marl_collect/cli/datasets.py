@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from marl_collect.cli.arguments import Cache, Compression
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.core.atomic import named_if_full
 from marl_collect.storage.formats import FORMATS
 
 _Format = Annotated[
@@ -109,7 +110,7 @@ def inspect(
             plot_histograms(panels, contents.description.task, what, plot)
         out.print(f"histograms: {plot}", soft_wrap=True)
     if card is not None:
-        with user_errors(OSError):
+        with user_errors(OSError), named_if_full(card):
             card.write_text(dataset.card(), encoding="utf-8")
         out.print(f"card: {card}", soft_wrap=True)
 

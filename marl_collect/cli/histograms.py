@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from marl_collect.core.atomic import require_folder
+from marl_collect.core.atomic import named_if_full, require_folder
 from marl_collect.core.printable import printable
 from marl_collect.errors import imports_of
 from marl_collect.storage.dataset import Dataset
@@ -87,7 +87,8 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
     with imports_of("plot", "Plotting"):
         from matplotlib import rc_context
     # Publishers refuse fonts of Type 3. A ``$`` in a name begins no formula.
-    with rc_context({"pdf.fonttype": 42, "text.parse_math": False}):
+    options = {"pdf.fonttype": 42, "text.parse_math": False}
+    with rc_context(options), named_if_full(path):
         _figure(panels, printable(title), what).savefig(path, dpi=120)
 
 

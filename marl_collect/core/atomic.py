@@ -4,12 +4,17 @@ A file is renamed to its final name after all of its content has reached the dis
 Readers therefore see all of it or nothing, even after a crash.
 """
 
+import errno
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
+from typing import Final
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def require_folder(path: Path) -> None:
@@ -22,18 +27,43 @@ def require_folder(path: Path) -> None:
         raise FileNotFoundError(f"There is no folder {path.parent}.")
 
 
+@contextmanager
+def named_if_full(path: Path) -> Iterator[None]:
+    """Raise errors of a full disk, a quota or a limit anew, with a file and advice.
+
+    The system's own error of a write names no file.
+
+    Args:
+        path: of the file that is written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        advice = f"Free some space for {path.parent}, or write to another folder"
+        if error.errno == errno.EFBIG:
+            advice = "Raise the limit of this process (ulimit -f)"
+        text = f"{os.strerror(error.errno)}. {advice}"
+        raise OSError(error.errno, text, str(path)) from error
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the content of ``path`` completely or not at all; text is UTF-8.
 
     Several processes may write the same path at once; the last one wins. An error
     leaves nothing behind. A process that is killed leaves a hidden file
     ``.NAME.HEX.new``, which the next call for the same path removes.
+
+    Raises:
+        OSError: if it cannot be written; names the file.
     """
     data = content.encode() if isinstance(content, str) else content
     _remove_leftovers(path)
-    while not _write(path, data):
-        pass
-    sync_folder(path.parent)
+    with named_if_full(path):
+        while not _write(path, data):
+            pass
+        sync_folder(path.parent)
 
 
 def _write(path: Path, data: bytes) -> bool:

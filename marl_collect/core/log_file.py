@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from marl_collect.core.atomic import named_if_full
+
 LOG: Final = "progress.log"
 """Name of the file in the folder of a run or a comparison."""
 
@@ -11,5 +13,5 @@ LOG: Final = "progress.log"
 def add_line(path: Path, text: str) -> None:
     """Append a line with the time to a file; create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with named_if_full(path), path.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from marl_collect.core.atomic import named_if_full
 from marl_collect.core.closing import Closing
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.description import Metadata
@@ -55,6 +56,7 @@ class DatasetFiles(Closing):
                 message names the first difference.
             BlockingIOError: if this or another process writes to the folder.
         """
+        self._path = path
         self._durable = durable
         self._folder = self._journal = self._data = self._segment = -1
         self._end = 0
@@ -69,9 +71,10 @@ class DatasetFiles(Closing):
             stored = _load(path, self.index)
             self._journal = self._open(JOURNAL, stored.size if stored else 0)
             if stored is None:
-                _write_all(self._journal, [first])
-                self._sync(self._journal)
-                self._sync_names()
+                with named_if_full(path / JOURNAL):
+                    _write_all(self._journal, [first])
+                    self._sync(self._journal)
+                    self._sync_names()
             elif stored.batches:
                 last = stored.batches[-1]
                 self._open_segment(last.segment, last.end)
@@ -93,7 +96,7 @@ class DatasetFiles(Closing):
             parts: the bytes.
 
         Raises:
-            OSError: if the disk is full, or the files were removed.
+            OSError: if the disk is full, or the files were removed; names the file.
         """
         if segment != self._segment:
             self._sync_data()
@@ -105,7 +108,8 @@ class DatasetFiles(Closing):
                     errno.ENOENT, "The dataset was removed while a writer had it open"
                 )
         self._unsynced = True
-        written = _write_all(self._data, parts)
+        with named_if_full(self._path / segment_name(segment)):
+            written = _write_all(self._data, parts)
         self._end += written
         if self._end - self._begun >= _WRITE_BACK:
             begin_sync(self._data, self._begun, self._end)
@@ -125,8 +129,9 @@ class DatasetFiles(Closing):
         They are not added to ``index``.
         """
         self._sync_data()
-        _write_all(self._journal, [lines])
-        self._sync(self._journal)
+        with named_if_full(self._path / JOURNAL):
+            _write_all(self._journal, [lines])
+            self._sync(self._journal)
 
     def add(self, entry: BatchEntry, parts: Sequence[Any]) -> BatchEntry:
         """Append a batch to a data file, and list it.
@@ -187,7 +192,8 @@ class DatasetFiles(Closing):
 
     def _sync_data(self) -> None:
         if self._unsynced:
-            self._sync(self._data)
+            with named_if_full(self._path / segment_name(self._segment)):
+                self._sync(self._data)
             self._unsynced = False
 
     def _sync(self, descriptor: int) -> None:
@@ -208,7 +214,8 @@ class DatasetFiles(Closing):
     def _open(self, name: str, end: int) -> int:
         """Open a file for appending behind its first ``end`` bytes."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o666, dir_fd=self._folder)
+        with named_if_full(self._path / name):
+            descriptor = os.open(name, flags, 0o666, dir_fd=self._folder)
         try:
             os.ftruncate(descriptor, end)
             os.lseek(descriptor, end, os.SEEK_SET)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from marl_collect.core.atomic import named_if_full
 from marl_collect.storage.appending import DatasetFiles, check_target
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, open_dataset
@@ -106,7 +107,8 @@ def _upload(dataset: Dataset, content: bytes, target: RemoteFolder) -> int:
         changed.clear()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / JOURNAL
-            path.write_bytes(content[:end])
+            with named_if_full(path):
+                path.write_bytes(content[:end])
             target.upload({JOURNAL: path})
 
     done = _listed(dataset, content, target)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from marl_collect.core.atomic import named_if_full
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16
@@ -166,7 +167,8 @@ class RemoteFolder(Folder):
         paths = [f"{root}/{name}"] * len(pieces)
         with self._existing(name):
             contents = store.cat_ranges(paths, begins, ends, on_error="raise")
-        with self.local(name).open("r+b") as file:
+        local = self.local(name)
+        with named_if_full(local), local.open("r+b") as file:
             for begin, end, content in zip(begins, ends, contents, strict=True):
                 if len(content) != end - begin:
                     raise DatasetError(

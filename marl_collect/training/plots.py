@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from marl_collect.core.atomic import named_if_full
 from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.training.evaluating import EvaluationRecord
@@ -304,9 +305,12 @@ def _save(figure: "Figure", path: Path) -> None:
     """Write a picture, and a PDF beside it for a paper."""
     from matplotlib import rc_context
 
-    figure.savefig(path, dpi=120)
-    with rc_context({"pdf.fonttype": 42}):  # Publishers refuse fonts of Type 3.
-        figure.savefig(path.with_suffix(".pdf"))
+    with named_if_full(path):
+        figure.savefig(path, dpi=120)
+    pdf = path.with_suffix(".pdf")
+    # Publishers refuse fonts of Type 3.
+    with rc_context({"pdf.fonttype": 42}), named_if_full(pdf):
+        figure.savefig(pdf)
 
 
 def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, final
 
-from marl_collect.core.atomic import sync, write_atomically
+from marl_collect.core.atomic import named_if_full, sync, write_atomically
 from marl_collect.core.closing import Closing
 from marl_collect.models.saved_policy import CONFIG as CONFIG  # noqa: PLC0414 - exports
 from marl_collect.models.saved_policy import read_tensors, write_tensors
@@ -122,14 +122,15 @@ class RunFolder:
         path = self.path / PROGRESS
         if not path.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            path.write_text(",".join(row) + "\n", "utf-8")
+            with named_if_full(path):
+                path.write_text(",".join(row) + "\n", "utf-8")
         with path.open("r", encoding="utf-8", newline="") as file:
             columns = file.readline().strip().split(",")
         if columns != list(row):
             raise ValueError(
                 f"{path} has the columns {columns}, but the row has {list(row)}."
             )
-        with path.open("a", encoding="utf-8", newline="") as file:
+        with named_if_full(path), path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file).writerow(row.values())
 
     def rows(self) -> list[dict[str, float]]:
