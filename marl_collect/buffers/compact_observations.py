@@ -69,7 +69,7 @@ def gather(
     }
     digest = hashlib.blake2b(str(delivered).encode(), digest_size=8)
     for values in (rows, frames, *observations.values()):
-        digest.update(values)
+        digest.update(values.data)
     return LastObservations(
         rows=torch.from_numpy(rows),
         frames=torch.from_numpy(frames),

@@ -5,23 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from marl_collect.collectors import messages
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.core.factories import Factory
-from marl_collect.core.seeding import Purpose, derive
-
-
-def seed_torch(seed: int, first: int, generation: int) -> None:
-    """Seed torch, so random numbers of users' modules are reproducible per worker.
-
-    Args:
-        seed: the collector's.
-        first: index of the worker's first environment.
-        generation: how often the worker was restarted.
-    """
-    torch.manual_seed(derive(seed, Purpose.WORKER, first, generation))
 
 
 def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:

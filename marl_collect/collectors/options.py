@@ -316,7 +316,9 @@ class BatchOptions(WorkerOptions):
     seed: Annotated[
         int | None,
         Option(
-            "seed of all random numbers. None: drawn from torch's generator",
+            "seed of all random numbers. In workers it also seeds torch's, numpy's and "
+            "Python's global generators, once the environments are built. None: drawn "
+            "from torch's generator",
             at_least=0,
             at_most=LARGEST_SEED,
         ),

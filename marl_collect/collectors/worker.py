@@ -15,10 +15,10 @@ from torch import nn
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.collectors import messages
-from marl_collect.collectors.assigning import seed_torch
 from marl_collect.core.description import Key
 from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
+from marl_collect.core.seeding import seed_global_generators
 from marl_collect.errors import worker_error_of
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
@@ -167,7 +167,7 @@ class RolloutWorker:
     @execute.register
     def _(self, plan: Plan) -> None:
         self._plan = plan
-        self._seed_torch(plan.seed)
+        self._seed_generators(plan.seed)
         if self._rollout is not None:
             self._rollout.use_plan(plan)
 
@@ -273,7 +273,7 @@ class RolloutWorker:
 
     @execute.register
     def _(self, command: messages.Reseed) -> None:
-        self._seed_torch(command.seed)
+        self._seed_generators(command.seed)
         self._rollout.reseed(command.seed)
         self._context.send(messages.Done())
 
@@ -323,10 +323,10 @@ class RolloutWorker:
                 torch._foreach_copy_(self._tensors[part], self._views[part])
         self._written = list(map(_WRITES, self._tensors))
 
-    def _seed_torch(self, seed: int) -> None:
-        """Seed torch for this worker; see ``seed_torch``."""
+    def _seed_generators(self, seed: int) -> None:
+        """Seed the global generators of this process."""
         plan = self._plan
-        seed_torch(seed, plan.environments.start, plan.generation)
+        seed_global_generators(seed, plan.environments.start, plan.generation)
 
     def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
         self._policy, self._layout = policy, layout

@@ -17,6 +17,7 @@ Source:
     generators", 2014.
 """
 
+import random
 from collections.abc import Mapping
 from enum import IntEnum
 from numbers import Integral
@@ -39,7 +40,7 @@ class Purpose(IntEnum):
 
     EPISODE = 0  # environment, number of the episode
     NOISE = 1  # environment, stream, restarts of its worker
-    WORKER = 2  # first environment of the worker, its restarts
+    WORKER = 2  # first environment of the worker, its restarts, generator
     POOL_VERSION = 3  # none; the seed is an episode's
     POOL_PLACE = 4  # number of the version
     SEATS = 5  # none; the seed is an episode's
@@ -143,6 +144,51 @@ def next_seed(seed: int) -> int:
     """
     data = np.random.default_rng(seed).bytes(8)
     return int.from_bytes(data, byteorder="big") % (2**32 - 1)
+
+
+def seed_global_generators(seed: int, first: int, generation: int) -> None:
+    """Seed torch's, numpy's and Python's global generators for one worker.
+
+    So random numbers of users' modules and environments are reproducible per worker.
+    The seeds differ, because equal ones would give numpy and Python equal numbers.
+
+    Args:
+        seed: the collector's.
+        first: index of the worker's first environment.
+        generation: how often the worker was restarted.
+    """
+    import torch
+
+    torch.manual_seed(derive(seed, Purpose.WORKER, first, generation))
+    number = derive(seed, Purpose.WORKER, first, generation, 1)
+    np.random.seed([number & 0xFFFFFFFF, number >> 32])  # noqa: NPY002 - the global one
+    random.seed(derive(seed, Purpose.WORKER, first, generation, 2))
+
+
+def global_generators() -> dict[str, Any]:
+    """Return the states of torch's, numpy's and Python's global generators."""
+    import torch
+
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+    return torch_generators() | {"numpy": numpy, "python": random.getstate()}
+
+
+def set_global_generators(states: Mapping[str, Any]) -> None:
+    """Restore what ``global_generators`` returned.
+
+    Args:
+        states: those of numpy, Python and GPUs may be missing, as in files of earlier
+            versions.
+    """
+    set_torch_generators(states)
+    if "numpy" in states:
+        numpy = states["numpy"]
+        key = np.asarray(numpy["state"]["key"]).astype(np.uint32)
+        state = numpy | {"state": numpy["state"] | {"key": key}}
+        np.random.set_state(state)  # noqa: NPY002
+    if "python" in states:
+        random.setstate(states["python"])
 
 
 def torch_generators() -> dict[str, Any]:

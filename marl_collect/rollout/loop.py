@@ -19,7 +19,7 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import EpisodeActions, replay
-from marl_collect.core.seeding import set_torch_generators, torch_generators
+from marl_collect.core.seeding import global_generators, set_global_generators
 from marl_collect.core.signature import IS_INIT
 from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
 from marl_collect.rollout.action_check import action_check
@@ -327,7 +327,7 @@ class Rollout:
             "carried": carried,
             "is_init": None if self._is_init is None else self._is_init.copy(),
             "assigned": self._policy.assigned(),
-            **torch_generators(),
+            **global_generators(),
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
@@ -357,7 +357,7 @@ class Rollout:
             self.reset()
         elif started:
             self._replay_running(state, actions)
-        set_torch_generators(state)
+        set_global_generators(state)
 
     def _replay_running(
         self, state: Mapping[str, Any], actions: EpisodeActions

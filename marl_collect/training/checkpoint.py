@@ -1,6 +1,5 @@
 """``Checkpoint``: saves a training loop, so that an interruption loses little of it."""
 
-import random
 import sys
 import time
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Any, Self, final
 
 from marl_collect.core.interruption import FINISHING, Interruption
 from marl_collect.core.log_file import LOG, add_line
-from marl_collect.core.seeding import set_torch_generators, torch_generators
+from marl_collect.core.seeding import global_generators, set_global_generators
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.training.run_folder import LAST
 
@@ -79,7 +78,7 @@ class Checkpoint:
             name: part if isinstance(part, (dict, list)) else part.state_dict()
             for name, part in self._parts.items()
         }
-        generators = torch_generators() | {"python": random.getstate()}
+        generators = global_generators()
         write_tensors(self._folder / LAST, {"parts": state, "generators": generators})
         self._saved = time.monotonic()
 
@@ -120,8 +119,7 @@ class Checkpoint:
                 (part.update if isinstance(part, dict) else part.extend)(parts[name])
             else:
                 part.load_state_dict(parts[name])
-        set_torch_generators(state["generators"])
-        random.setstate(state["generators"]["python"])
+        set_global_generators(state["generators"])
         self.print(f"Resumed {path}.")
 
     def _tell(self) -> None:

@@ -40,7 +40,7 @@ def drifting() -> CountingEnv:
 
         def step() -> None:
             step_row()
-            row["prey", "observation"][:, 0] += np.random.random()  # noqa: NPY002 - the point
+            row["prey", "observation"][:, 0] += np.random.default_rng().random()
 
         env.step_row = step  # type: ignore[method-assign]
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from marl_collect.collectors.assigning import seed_torch
 from marl_collect.core.seeding import (
     Purpose,
     checked_seed,
@@ -21,6 +20,7 @@ from marl_collect.core.seeding import (
     episode_seeds,
     generator_for,
     next_seed,
+    seed_global_generators,
 )
 from marl_collect.policies.runner import Generators
 
@@ -155,7 +155,7 @@ def test_noise_is_this() -> None:
 def test_torch_of_workers_is_seeded_with_these_numbers() -> None:
     seeds = []
     for first, restarts in ((0, 0), (0, 1), (2, 0)):
-        seed_torch(0, first, restarts)
+        seed_global_generators(0, first, restarts)
         seeds.append(torch.initial_seed())
     assert seeds == [9523871107687072808, 16943748999857591265, 7675744577136099914]
 
