@@ -58,6 +58,7 @@ def test_ppo_trains_on_a_batch_of_workers() -> None:
 
 
 def test_qmix_trains_from_a_replay_buffer() -> None:
+    torch.manual_seed(1)
     net = MultiAgentMLP(5, 4, 2, centralised=False, share_params=True)
     network = TensorDictModule(
         net, [("hunter", "observation")], [("hunter", "action_value")]

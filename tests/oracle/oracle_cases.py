@@ -11,10 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
-from oracle_delivery import Delivery
+from oracle_delivery import IDS, MASK, Delivery
 from oracle_policies import KINDS, WithSettings
-from oracle_reference import Frame, Key, ReferenceWorker
+from oracle_reference import Ended, Frame, Key, ReferenceWorker
 from oracle_worlds import Plain, World
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
@@ -51,6 +52,7 @@ class Case(Plain):
         seed: the collector's.
         events: what happens after each batch; one more batch follows the last.
         options: of the collector.
+        fewer: by so many frames the last worker's rows are shorter than the others'.
         deterministic: ``exploration_type=DETERMINISTIC``.
         hold: whether batches are held, and compared with copies in the end.
         bounded: whether ``total_frames`` ends it with the last batch.
@@ -65,6 +67,7 @@ class Case(Plain):
     seed: int = 0
     events: tuple[tuple[Any, ...], ...] = ((),)
     options: Mapping[str, Any] = field(default_factory=dict)
+    fewer: int = 0
     deterministic: bool = False
     hold: bool = False
     bounded: bool = False
@@ -130,6 +133,7 @@ class _Run:
         self.ahead: list[int | None] = [None] * len(self.workers)
         self.weights = {0: self.parameters()}
         self.collected = 0
+        self.ended: list[Ended] = []
         self.uncertain = False
         self.killed: set[int] = set()
 
@@ -140,9 +144,15 @@ class _Run:
         total = case.workers * case.each
         environments = case.each if case.collector == "async" else total
         frames = case.frames * environments
+        per_batch: int | list[int] = frames - (environments > 1)
+        if case.fewer:
+            per_batch = [
+                self.frames_of(worker) * case.each for worker in range(case.workers)
+            ]
+            frames = sum(per_batch)
         options: dict[str, Any] = dict(case.options) | {
             # Rounded up, so every environment contributes the same number of frames.
-            "frames_per_batch": frames - (environments > 1),
+            "frames_per_batch": per_batch,
             "seed": seed,
         }
         if case.bounded:
@@ -152,9 +162,13 @@ class _Run:
             options["replay_buffer"] = self
         if case.deterministic:
             options["exploration_type"] = InteractionType.DETERMINISTIC
-        factory = self.world.factory
+        one_process = case.collector not in ("sync", "async", "ray")
+        factory = self.world.factory(total if one_process else case.each)
+        # A simulator has several worlds.
+        copies = 1 if case.world.batched else case.each
         if case.collector == "Collector":
-            return Collector([factory] * total, self.policy, **options)
+            factories = [factory] * (case.workers * copies)
+            return Collector(factories, self.policy, **options)
         batches: dict[str, Any] = {
             "serial": partial(SerialEnv, total, factory),
             "parallel": partial(
@@ -179,14 +193,19 @@ class _Run:
         if case.collector == "ray":
             from marl_collect import RayCollector
 
-            options |= {"num_collectors": case.workers, "envs_per_worker": case.each}
+            options |= {"num_collectors": case.workers, "envs_per_worker": copies}
             options |= {"sync": True}
             return RayCollector(factory, self.policy, **options)
         collector_class = (
             MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
         )
-        options |= {"num_workers": case.workers, "envs_per_worker": case.each}
+        options |= {"num_workers": case.workers, "envs_per_worker": copies}
         return collector_class(factory, self.policy, **options)
+
+    def frames_of(self, worker: int) -> int:
+        """Return the number of frames in a batch of each environment of a worker."""
+        shorter = worker == self.case.workers - 1
+        return self.case.frames - self.case.fewer * shorter
 
     def extend(self, batch: Any) -> None:
         """Receive a batch as the replay buffer."""
@@ -232,7 +251,9 @@ class _Run:
         table = flat(batch)
         if self.case.collector == "async":
             worker = self.sender(table)
-            self.compare(table, self.rows(worker, table), location)
+            rows = self.rows(worker, table)
+            self.collected += sum(map(len, rows))
+            self.compare(table, rows, location)
         elif options.get("trajs_per_batch"):
             while self.delivery.lacks():
                 self.delivery.add(self.slot(None))
@@ -242,6 +263,7 @@ class _Run:
         else:
             self.compare(table, self.slot(table), location)
         self.uncertain = False
+        self.compare_statistics(location)
 
     def fetch(self, number: int) -> Any:
         """Return the collector's next batch."""
@@ -276,8 +298,10 @@ class _Run:
 
     def slot(self, table: Table | None) -> list[list[Frame]]:
         """Return the next frames of all environments."""
-        rows = [row for worker in self.workers for row in self.rows(worker, table)]
-        self.collected += self.case.frames * len(rows)
+        # With `init_random_frames` all rows of a batch are random, or none.
+        rows_by_worker = [self.rows(worker, table) for worker in self.workers]
+        rows = [row for rows in rows_by_worker for row in rows]
+        self.collected += sum(map(len, rows))
         return rows
 
     def rows(self, worker: ReferenceWorker, table: Table | None) -> list[list[Frame]]:
@@ -296,7 +320,7 @@ class _Run:
         if case.deterministic:
             explore = InteractionType.DETERMINISTIC
         with torch.no_grad(), set_interaction_type(explore):
-            for t in range(case.frames):
+            for t in range(self.frames_of(self.workers.index(worker))):
                 at = _At(table, first, t, self.noisy)
                 corrects = table is not None and not random and self.uncertain_bits
                 frames = worker.frames(
@@ -310,6 +334,8 @@ class _Run:
         if options.get("set_truncated"):
             for row in rows:
                 truncate(row[-1], [g.name for g in case.world.groups])
+        self.ended += worker.ended
+        worker.ended = []
         return rows
 
     @property
@@ -328,6 +354,8 @@ class _Run:
             version = torch.tensor(self.acting[worker])
             frame["policy_version",] = version
             frame["next", "policy_version"] = version.clone()
+        if self.case.fewer:
+            frame[MASK] = torch.tensor(data=True)
         if self.case.options.get("track_traj_ids") is False:
             del frame["collector", "traj_ids"]
 
@@ -346,6 +374,44 @@ class _Run:
                 frame_location = f"{location}, environment {b}, frame {t}"
                 actual = {key: value[b, t] for key, value in table.items()}
                 self.compare_frame(actual, frame, frame_location)
+            padding = {key: value[b, len(row) :] for key, value in table.items()}
+            self.compare_padding(padding, f"{location}, environment {b}")
+
+    def compare_padding(self, padding: Table, location: str) -> None:
+        """Frames that a shorter row lacks are zeros of no trajectory."""
+        for key, value in padding.items():
+            blank = -1 if key == IDS else 0
+            self.require(bool((value == blank).all()), f"{location}: padding at {key}")
+
+    def compare_statistics(self, location: str) -> None:
+        """Compare the counters, and the means over the last hundred episodes."""
+        stats, last = self.collector.stats(), self.ended[-100:]
+        expected: dict[str, Any] = {
+            "frames": self.collected,
+            "episodes": len(self.ended),
+            "policy_version": self.version,
+        }
+        if last:
+            count, groups = len(last), self.world.group_map
+            means = {
+                name: sum(episode.returns[name] for episode in last) / count
+                for name in self.world.agents
+            }
+            expected |= {
+                "episode_length": sum(episode.length for episode in last) / count,
+                "episode_return_team": sum(means.values()),
+                "episode_return_per_agent": sum(means.values()) / len(means),
+            }
+            for group, names in groups.items():
+                for i, name in enumerate(names):
+                    expected[f"{group} {i}"] = means[name]
+        actual = {name: stats.get(name) for name in expected}
+        for group, returns in stats.get("episode_returns", {}).items():
+            actual |= {f"{group} {i}": value for i, value in enumerate(returns)}
+        self.require(
+            actual == pytest.approx(expected),
+            f"{location}: stats() has {actual}, but should have {expected}",
+        )
 
     def compare_table(self, actual: Table, expected: Table, location: str) -> None:
         self.compare_frame(actual, expected, location)

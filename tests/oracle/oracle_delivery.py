@@ -30,6 +30,16 @@ def padded(rows: Sequence[Row]) -> Table:
     return {key: torch.stack([table[key] for table in tables]) for key in tables[0]}
 
 
+def rectangle(rows: Sequence[Row]) -> Table:
+    """Return rows as ``[n, T]``. Frames that a shorter row lacks have no trajectory."""
+    if len(set(map(len, rows))) > 1:
+        table = padded(rows)
+        table[IDS][~table[MASK]] = -1
+        return table
+    tables = [stacked(row) for row in rows]
+    return {key: torch.stack([table[key] for table in tables]) for key in tables[0]}
+
+
 def pieces(rows: Sequence[Row]) -> list[Row]:
     """Cut rows where the trajectory changes."""
     segments: list[Row] = []
@@ -84,14 +94,12 @@ class Delivery:
         if options.get("split_trajs"):
             table = padded(pieces(rows))
         else:
-            tables = [stacked(row) for row in rows]
-            table = {k: torch.stack([t[k] for t in tables]) for k in tables[0]}
+            table = rectangle(rows)
             table = {k: self._arranged(v) for k, v in table.items()}
-        if "replay_buffer" not in options:
-            return table
-        dims = table["done",].ndim - 1
-        table = {k: v.reshape(-1, *v.shape[dims:]) for k, v in table.items()}
-        if MASK in table:
+        if "replay_buffer" in options:
+            dims = table["done",].ndim - 1
+            table = {k: v.reshape(-1, *v.shape[dims:]) for k, v in table.items()}
+        if MASK in table and table[MASK].ndim == 1:
             table = {k: v[table[MASK]] for k, v in table.items()}
         return table
 

@@ -85,12 +85,16 @@ def flat(group: Group) -> bool:
 
 def action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
     """Return actions ``[..., n, *]`` for numbers ``[..., n, any]``."""
+    if world.stack:
+        numbers = numbers.flatten(-2)
     code = (numbers * 8192).sum(-1).long().abs()
     return _encoded(world, group, code)
 
 
 def rough_action_of(world: World, group: Group, numbers: Tensor) -> Tensor:
     """Like ``action_of``, for numbers whose last bit is uncertain."""
+    if world.stack:
+        numbers = numbers.flatten(-2)
     powers = 2 ** torch.arange(numbers.shape[-1])
     return _encoded(world, group, ((numbers > 0.37) * powers).sum(-1))
 
@@ -1153,3 +1157,11 @@ def compiled(world: World) -> Any:
             )
         ],
     )
+
+
+OF_ONE_FRAME = {
+    *("several_outputs", "remembers", "remembers_privately", "assigned_states"),
+    *("looks_for_beginnings", "counts", "draws_without_use", "batch_norm"),
+    *("actor", "squashed_actor", "torchrl_gru", "torchrl_lstm"),
+}
+"""Kinds that read a vector of numbers of each agent, so no stack of several."""

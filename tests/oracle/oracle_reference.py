@@ -7,6 +7,7 @@ call, and a batch is a list of frames. Seeds are derived in ``oracle_seeds``.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class ReferenceEnv:
         self.sums = dict.fromkeys(self.places, 0.0)
         self.alive: list[str] = []
         self.ended: list[str] = []
+        self.stacks = Stacks(self)
         reset_result = self.raw.reset(seed=seed)
         waiting = self.world.absent == "waiting"
         self._admit(list(self.places if waiting else self.raw.agents))
@@ -55,6 +57,7 @@ class ReferenceEnv:
             self._observe(reset_result[0])
             self._write_infos(reset_result[1])
         self._finish()
+        self.stacks.advance()
 
     def step(self, actions: Mapping[str, Any]) -> None:
         """Take the actions ``[n, ...]`` of each group."""
@@ -67,7 +70,7 @@ class ReferenceEnv:
         self.ended = []
         for group in self.world.groups:
             row[group.name, "reward"][...] = 0
-        actions_by_name = {n: self._taken(actions, n) for n in self._actors()}
+        actions_by_name = {n: self._taken(actions, n) for n in self.actors()}
         if self.world.turns:
             self._turn(actions_by_name)
         else:
@@ -84,11 +87,13 @@ class ReferenceEnv:
             self._write_infos({a: i for a, i in infos.items() if a in present})
             self._reward({a: r for a, r in rewards.items() if a in present})
         self._finish()
+        self.stacks.advance()
 
     def observed(self) -> dict[Key, Any]:
         """Return a copy of all entries at the root and under ``next``."""
         outcome = ("reward", "episode_reward")
-        return {k: v.copy() for k, v in self.row.items() if k[-1] not in outcome}
+        row = self.row | self.stacks.arrays
+        return {k: v.copy() for k, v in row.items() if k[-1] not in outcome}
 
     def outcome(self) -> dict[Key, Any]:
         """Return the entries that are under ``next`` only."""
@@ -110,7 +115,9 @@ class ReferenceEnv:
         self._admit([a for a in raw.agents if a not in self.alive + self.ended])
         self._pass_the_dead()
         self._finish()
-        if not self.row["done",][0]:
+        if raw.agents:
+            # The observation of an agent that would be next is its last one, if the
+            # episode ends with another one.
             self._look_at_turn()
 
     def _pass_the_dead(self) -> None:
@@ -126,7 +133,7 @@ class ReferenceEnv:
         agent = self.raw.agent_selection
         self._observe({agent: self.raw.observe(agent)})
 
-    def _actors(self) -> list[str]:
+    def actors(self) -> list[str]:
         """The agents that act in the next step."""
         if self.row["done",][0]:
             return []
@@ -208,7 +215,7 @@ class ReferenceEnv:
             for group in self.world.groups:
                 row[group.name, "truncated"] |= ~row[group.name, "done"]
                 row[group.name, "done"][:] = True
-        actors = self._actors()
+        actors = self.actors()
         for name, (group, i) in self.places.items():
             if self.world.use_mask:
                 row[group.name, "mask"][i] = name in actors
@@ -280,6 +287,52 @@ class ReferenceEnv:
         return row
 
 
+@dataclass(frozen=True)
+class Ended:
+    """An episode that ended.
+
+    Attributes:
+        length: in frames.
+        returns: of each agent.
+    """
+
+    length: int
+    returns: dict[str, float]
+
+
+class Stacks:
+    """The stacked observations of an episode, if the world has any."""
+
+    def __init__(self, env: ReferenceEnv) -> None:
+        self.env, frames = env, env.world.stack
+        self.arrays = {
+            key: np.stack([array] * frames, 1)
+            for key, array in env.row.items()
+            if frames and key[1:2] == ("observation",)
+        }
+        self.started: set[str] = set()
+        self.over: set[str] = set()
+
+    def advance(self) -> None:
+        """Stack the observations of agents that act next or have just ended."""
+        env, row = self.env, self.env.row
+        done = {n for n, (g, i) in env.places.items() if row[g.name, "done"][i, 0]}
+        acting = set(env.actors() if env.world.use_mask else env.places) - done
+        self.started -= self.over - done
+        for name, (group, i) in env.places.items():
+            for key, stack in self.arrays.items():
+                if key[0] != group.name:
+                    continue
+                if name in self.over & done:
+                    stack[i] = 0
+                elif name in acting | (done - self.over):
+                    before = stack[i, 1:] if name in self.started else row[key][i]
+                    stack[i, :-1] = before
+                    stack[i, -1] = row[key][i]
+        self.started |= acting | (done - self.over)
+        self.over = done
+
+
 class ReferenceWorker:
     """Some environments and a copy of the policy that acts for them together."""
 
@@ -300,6 +353,7 @@ class ReferenceWorker:
         self.reads_init, self.lingers = reads_init, lingers
         self.envs = [ReferenceEnv(world) for _ in indices]
         self.generation = 0
+        self.ended: list[Ended] = []
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
@@ -423,6 +477,7 @@ class ReferenceWorker:
             key: v.clone() for key, v in root.items() if key not in known_keys
         }
         if env.row["done",][0]:
+            self.ended.append(Ended(self.lengths[k], dict(env.sums)))
             self.begin(k)
         return frame
 

@@ -5,11 +5,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 from oracle_cases import DELIVERIES, TRAINER, Case
-from oracle_policies import KINDS
+from oracle_policies import KINDS, OF_ONE_FRAME
 from oracle_worlds import Group, World
 
 ENVIRONMENTS = {"Collector": (1, 3), "halves": (2, 3)}
 """Fewest and most environments of a worker."""
+
+SIMULATED: dict[str, Any] = {
+    "batched": True,
+    **dict.fromkeys(("turns", "vanish", "rests", "joins", "respawns"), False),
+    **dict.fromkeys(("chatty", "agent_ids"), False),
+    "absent": "dead",
+}
+"""What a simulator of many worlds has, and has not."""
 
 booleans = st.booleans()
 # Shrinks to False, because examples shrink to the simplest options.
@@ -57,6 +65,7 @@ def worlds(draw: st.DrawFn) -> World:
         categorical=not draw(booleans),
         agent_ids=draw(booleans),
         episode_reward=draw(booleans),
+        stack=draw(seldom) * draw(st.integers(1, 3)),
         rests=rests,
         absent="waiting" if waits else "dead",
     )
@@ -71,6 +80,7 @@ def suitable(world: World, collector: str) -> list[str]:
         for name, kind in KINDS.items()
         for _ in range(1 if slow and kind.draws == "torch" else 6)
         if kind.suits(world)
+        and not (world.stack and name in OF_ONE_FRAME)
         and (not kind.outside or collector in TRAINER)
         and (collector != "halves" or not (kind.alone or kind.draws == "torch"))
     ]
@@ -184,6 +194,8 @@ def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
 def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
     collector = draw(st.sampled_from(collectors))
     world = draw(worlds())
+    if collector not in ("serial", "parallel", "halves") and draw(seldom):
+        world = replace(world, **SIMULATED)
     case = Case(
         world=world,
         collector=collector,
@@ -196,6 +208,8 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
         hold=draw(booleans),
     )
     case = replace(case, options=draw(options(case)))
+    if case.workers > 1 and collector == "sync" and "split_trajs" not in case.options:
+        case = replace(case, fewer=draw(st.integers(0, case.frames - 1)))
     if "trajs_per_batch" not in case.options and collector != "async":
         case = replace(case, bounded=draw(booleans))
     return replace(case, events=draw(events(case)))

@@ -11,7 +11,7 @@ exact in float32, whatever the order.
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_collect.envs import PettingZooWrapper
+from marl_collect import BatchedEnv, Step
+from marl_collect.envs import FrameStack, PettingZooWrapper
 from marl_collect.envs.pettingzoo.description import Absent
 
 PRIME = 1009
@@ -133,6 +134,9 @@ class World(Plain):
         crash: a file at which a process ends that finds it; it removes it before.
         state: write ``"state"``.
         info: write ``(g, "info", "luck")``.
+        batched: many worlds are stepped in one call, by a simulator; agents act
+            together, and do not vanish, rest, join or come back.
+        stack: observations in a stack of ``FrameStack``; 0: none.
         done_on_any, use_mask, categorical, one_group, agent_ids, episode_reward: the
             wrapper's keywords; ``one_group`` puts all agents into one.
     """
@@ -153,6 +157,8 @@ class World(Plain):
     crash: str = ""
     state: bool = False
     info: bool = False
+    batched: bool = False
+    stack: int = 0
     done_on_any: bool | None = None
     use_mask: bool = True
     categorical: bool = True
@@ -187,9 +193,9 @@ class World(Plain):
         """Build the PettingZoo environment."""
         return InTurn(self) if self.turns else Together(self)
 
-    def build(self) -> PettingZooWrapper:
+    def build(self) -> Any:
         """Build our environment around it."""
-        return PettingZooWrapper(
+        env = PettingZooWrapper(
             self.raw(),
             group_map=self.group_map,
             return_state=self.state,
@@ -202,10 +208,17 @@ class World(Plain):
             episode_reward=self.episode_reward,
             absent=self.absent,
         )
+        return FrameStack(env, self.stack) if self.stack else env
 
-    @property
-    def factory(self) -> Any:
-        """Return a function that builds it."""
+    def build_worlds(self, count: int) -> Any:
+        """Build a simulator of many worlds."""
+        env = Simulator(self, count)
+        return FrameStack(env, self.stack) if self.stack else env
+
+    def factory(self, count: int) -> Any:
+        """Return a function that builds the environment, or ``count`` worlds of it."""
+        if self.batched:
+            return partial(World.build_worlds, self, count)
         return partial(World.build, self)
 
 
@@ -436,3 +449,80 @@ class InTurn(_Script, AECEnv):
         alive = [a for a in order if a not in ends]
         self.agent_selection = alive[0] if alive else agent
         self._deads_step_first()
+
+
+GARBAGE = 77.0
+"""A value that the simulator gives to agents that are done; nobody may see it."""
+
+
+class Simulator(BatchedEnv):
+    """Steps many worlds in one call."""
+
+    def __init__(self, world: World, count: int) -> None:
+        super().__init__(replace(world, stack=0).build().description, count)
+        self.world = world
+        self.raws = [Together(world) for _ in range(count)]
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        for k in range(self.worlds) if which is None else np.flatnonzero(which):
+            self.raws[k].reset(seed=int(seeds[k]))
+        return self._observations()
+
+    def advance(self, actions: Mapping[str, Any]) -> Step:
+        results = []
+        for k, raw in enumerate(self.raws):
+            taken = {
+                f"{g.name}_{i}": actions[g.name][k, i] + 2 * (g.action == "discrete")
+                for g in self.world.groups
+                for i in range(g.n)
+            }
+            results.append(raw.step({a: taken[a] for a in raw.agents}))
+        _, rewards, terminated, truncated, _ = zip(*results, strict=True)
+        return Step(
+            self._observations(),
+            self._by_group(rewards, GARBAGE),
+            self._by_group(terminated, False),
+            self._by_group(truncated, False),
+        )
+
+    def _by_group(self, results: Any, other: Any) -> dict[str, Any]:
+        """Return a value of each agent, ``[K, n]``; ``other`` if it has none."""
+        return {
+            group: np.array([[r.get(name, other) for name in names] for r in results])
+            for group, names in self.world.group_map.items()
+        }
+
+    def _observations(self) -> dict[Any, Any]:
+        """Return everything that the worlds tell, of agents that are done as well."""
+        observations: dict[Any, Any] = {}
+        for group in self.world.groups:
+            names = self.world.group_map[group.name]
+            looks = [[raw.look(name) for name in names] for raw in self.raws]
+            tells = [[raw.tell(name) for name in names] for raw in self.raws]
+            masks = [[tell.get("action_mask", LEGAL) for tell in row] for row in tells]
+            stacked = together(looks)
+            if group.mask == "observation":
+                masks = stacked.pop("action_mask")
+            observations[group.name] = stacked
+            if self.world.masked(group):
+                observations[group.name, "action_mask"] = np.array(masks, np.bool_)
+            if self.world.info:
+                luck = [[tell.get("luck", 0) for tell in row] for row in tells]
+                observations[group.name, "info", "luck"] = np.array(luck, np.float32)
+        if self.world.state:
+            observations["state"] = np.array([raw.state() for raw in self.raws])
+        return observations
+
+
+LEGAL = np.ones(CHOICES, np.bool_)
+
+
+def together(looks: Any) -> Any:
+    """Return the observations of K worlds with n agents as arrays ``[K, n, ...]``."""
+    first = looks[0][0]
+    if not isinstance(first, dict):
+        return np.array(looks)
+    return {
+        name: together([[look[name] for look in row] for row in looks])
+        for name in first
+    }

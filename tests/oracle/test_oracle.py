@@ -1,5 +1,6 @@
 """Every key of every frame, from every collector, compared with the reference."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,33 @@ def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
 def test_a_resumed_collector_of_two_groups_keeps_who_acts() -> None:
     case = Case(WORLDS[2], "assigned", "halves", each=4, events=((("resume",),),))
     assert check(case) == 32
+
+
+@pytest.mark.parametrize("kind", ["Collector", "sync"])
+def test_statistics_are_those_of_the_last_hundred_episodes(kind: str) -> None:
+    world = World(length=2, fixed=True)
+    case = Case(world, "random", kind, each=3, frames=32, events=((), (("resume",),)))
+    assert check(case) == 288
+
+
+def test_padding_is_not_put_into_a_buffer() -> None:
+    case = Case(WORLDS[2], collector="sync", workers=2, each=2, frames=6, fewer=4)
+    assert check(case) == 32
+    assert check(replace(case, options={"replay_buffer": True})) == 32
+
+
+SIMULATORS = [
+    World(groups=(Group(n=3, mask="info"), Group("b")), batched=True, deaths=4),
+    replace(WORLDS[2], batched=True, joins=False, respawns=False, info=True),
+    replace(WORLDS[2], batched=True, joins=False, respawns=False, stack=2),
+]
+
+
+@pytest.mark.parametrize("world", [*SIMULATORS, replace(WORLDS[3], stack=3)])
+def test_worlds_of_a_simulator_and_stacked_observations(world: World) -> None:
+    case = Case(world, each=4, frames=15, events=((("seed", 7),), (("resume",),)))
+    assert check(case) == 180
+    assert check(replace(case, policy="legal", options={"check_actions": True})) == 180
 
 
 SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants")
