@@ -102,8 +102,25 @@ def test_a_simulator_that_resets_itself_returns_the_first_observations() -> None
     assert n_begun == int((done & (first[..., 3] != OWN_SEED % 1009)).sum())
 
 
+def test_first_observations_are_used_once() -> None:
+    """The simulator's own episodes last 7 frames, and others 3 to 9."""
+    with Collector(
+        lambda: CountingWorlds(
+            1, resets_itself=True, deaths=False, min_length=3, max_length=9
+        ),
+        None,
+        frames_per_batch=200,
+        max_frames_per_traj=6,
+    ) as collector:
+        batch = collector.next()[0]
+    own = batch["hunter", "observation"][:, 0, 3] == OWN_SEED % 1009
+    ended_own = own & batch["next", "done"][:, 0]
+    assert ended_own[:-1].sum() > 5
+    assert not own[1:][ended_own[:-1]].any(), "what began before is used again"
+
+
 def test_first_needs_a_description_without_repeats() -> None:
-    env = CountingWorlds(2, resets_itself=True)
+    env = CountingWorlds(2, resets_itself=True, min_length=1, max_length=2)
     env._description = CountingEnv().description
     with env, pytest.raises(ValueError, match="repeats=False"):
         env.rollout(3)

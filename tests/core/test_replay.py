@@ -14,6 +14,7 @@ from gymnasium import spaces
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.core.batch import SerialBatch
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
@@ -184,6 +185,32 @@ def test_replay_stops_if_an_episode_ends_before_the_record(length: int) -> None:
     other, elsewhere = cut_short(length)
     assert replay(other, elsewhere, episode) == [0]
     assert elsewhere["done",][0, 0]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "arrives"),
+    [(1.5, 1.5, True), (NAN, NAN, True), (NAN, 1.5, False), (1.5, NAN, False)],
+)
+def test_a_replay_that_ends_in_nan_has_arrived_if_the_record_has_it(
+    now: float, then: float, *, arrives: bool
+) -> None:
+    class Last(Endless):
+        def step_row(self) -> None:
+            super().step_row()
+            self.row["a", "observation"].fill(now)
+
+    engine = SerialBatch([Last(4)])
+    memory = engine.allocate()
+    engine.bind(memory)
+    expected = {key: np.array(memory[key]) for key in engine.description.observed()}
+    expected["a", "mask"].fill(False)
+    expected["a", "observation"].fill(then)
+    actions = EpisodeActions.of({("a", "action"): np.zeros((2, 1, 1), np.float32)})
+    episode = RecordedEpisodes(np.array([0]), np.array([3]), actions, expected)
+    assert replay(engine, memory, episode) == ([] if arrives else [0])
 
 
 def test_an_error_during_replay_names_a_possible_cause() -> None:

@@ -178,17 +178,44 @@ def test_the_data_equal_those_of_dmlab2d() -> None:
     env.close()
 
 
+class Around:
+    """Passes everything on to a Lab2d."""
+
+    def __init__(self, lab: Any) -> None:
+        self._lab = lab
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lab, name)
+
+
+@pytest.mark.parametrize("status", ["TERMINATED", "INTERRUPTED"])
+def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
+    """Levels in Lua cannot interrupt; a level in C++ can."""
+    import dmlab2d
+
+    class Ends(Around):
+        def advance(self) -> Any:
+            self._lab.advance()
+            return getattr(dmlab2d, status), None
+
+    with Lab2dEnv("duel", duel) as env:
+        row = allocate(env.description.row())
+        env.bind(row)
+        env.reset_row(0)
+        env._world._lab = Ends(env._world.lab)
+        env.step_row()
+        interrupted = status == "INTERRUPTED"
+        for key in (), ("agents",):
+            assert row[*key, "done"].all()
+            assert (row[*key, "truncated"] == interrupted).all()
+            assert (row[*key, "terminated"] != interrupted).all()
+
+
 def test_only_requested_observations_are_computed() -> None:
     env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
     requested = []
 
-    class Spy:
-        def __init__(self, lab: Any) -> None:
-            self._lab = lab
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._lab, name)
-
+    class Spy(Around):
         def observation(self, name: str) -> Any:
             requested.append(name)
             return self._lab.observation(name)

@@ -109,6 +109,27 @@ def test_an_action_out_of_range_is_an_error(action: int) -> None:
         env.step(agent=[0, 0, action])
 
 
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [
+        (spaces.MultiDiscrete([3, 4]), [0, 4]),
+        (spaces.MultiDiscrete([3, 4]), [3, 0]),
+        (spaces.MultiDiscrete([3, 4]), [-1, 0]),
+        (spaces.MultiDiscrete([3, 4], start=[5, 5]), [0, 4]),
+        (spaces.MultiBinary(2), [2, 0]),
+        (spaces.MultiBinary(2), [0, -1]),
+    ],
+)
+def test_numbers_out_of_range_are_an_error(space: Any, wrong: list[int]) -> None:
+    script = Script(action=space, ends={"agent_2": (1, "terminated")})
+    env = scripted(script, done_on_any=False)
+    env.step()
+    with pytest.raises(ValueError, match="of agent agent_1 in agent/action is outside"):
+        env.step(agent=[[0, 0], wrong, [0, 0]])
+    assert len(env.env.env.received) == 1
+    env.step(agent=[[0, 0], [0, 0], wrong])  # agent_2 is dead
+
+
 def test_action_masks_come_from_observations() -> None:
     space = spaces.Dict(
         {

@@ -60,6 +60,34 @@ def test_a_state_whose_shape_changes_is_an_error() -> None:
 
 
 @RAW
+def test_an_error_in_state_is_raised_until_an_agent_left(raw: Any) -> None:
+    env = wrapped(
+        raw,
+        Script(ends={"agent_1": (2, "terminated")}),
+        return_state=True,
+        done_on_any=False,
+    )
+    zoo = env.env.env
+    state = zoo.state
+
+    def broken() -> Any:
+        raise ZeroDivisionError
+
+    zoo.state = broken
+    with pytest.raises(ZeroDivisionError):
+        env.env.reset_row(0)
+    with pytest.raises(ZeroDivisionError):
+        env.step()
+    zoo.state = state
+    env.step()
+    assert not env["agents", "done"].all()
+    assert env["agents", "done"].any()
+    zoo.state = broken
+    env.step()
+    assert env["state"].tolist() == [2, 2]
+
+
+@RAW
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float64, np.uint8, np.int8, np.uint32, np.int64, np.bool_]
 )

@@ -17,7 +17,7 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas.provider import FAMILY
 
-WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 3
+WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 1
 DISCRETE = {"continuous_actions": False}
 
 
@@ -97,6 +97,23 @@ def test_the_data_are_those_of_the_library(
         )[0]
     assert ends >= WORLDS * (FRAMES // LIMIT)
     assert scenario != "buzz_wire" or ended_alone > 0
+
+
+def test_every_step_draws_the_numbers_that_the_library_draws() -> None:
+    # The noise is drawn for every observation.
+    options: Any = {"observe_joint_angle": True, "joint_angle_obs_noise": 0.5}
+    factory = partial(VmasEnv, "joint_passage", WORLDS, max_steps=LIMIT, **options)
+    groups, batch = collected(factory, LIMIT)
+    (group,) = groups
+    stock = vmas.make_env("joint_passage", WORLDS, seed=0, **options)
+    stock.seed(episode_seed(SEED, 0, 0))
+    observed = stock.reset()
+    assert not batch["next", "terminated"].any()
+    for step in range(LIMIT):
+        seen = batch[group, "observation"][:, step]
+        assert torch.equal(seen, torch.stack(observed, 1))
+        actions = batch[group, "action"][:, step]
+        observed = stock.step(list(actions.unbind(1)))[0]
 
 
 @pytest.mark.parametrize(

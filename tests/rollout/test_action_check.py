@@ -3,8 +3,10 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase
 from workloads.counting import CountingEnv
 
@@ -14,8 +16,10 @@ from marl_collect import (
     MultiSyncCollector,
     ParallelEnv,
 )
+from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.errors import PolicyError, WorkerError
 from marl_collect.models import make_policy
+from marl_collect.rollout.action_check import action_check
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +157,13 @@ def test_every_kind_of_action_is_checked(categorical: bool) -> None:
             collector.next()
 
 
-ROWS = {"two": (1, 1, 0, 0), "none": (0, 0, 0, 0), "another number": (2, 0, 0, 0)}
+ROWS = {
+    "two": (1, 1, 0, 0),
+    "none": (0, 0, 0, 0),
+    "another number": (2, 0, 0, 0),
+    "one beside another number": (1, 7, 0, 0),
+    "one beside a negative number": (0, 1, -1, 0),
+}
 
 
 class ActsOneHot:
@@ -184,17 +194,47 @@ def test_rows_that_are_not_one_hot_are_invalid(row: str) -> None:
         collector.next()
 
 
+SPACES = {
+    "Discrete": spaces.Discrete(3),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "MultiDiscrete of a matrix": spaces.MultiDiscrete(np.array([[3, 2], [1, 4]])),
+    "MultiBinary": spaces.MultiBinary(2),
+    "MultiBinary of a matrix": spaces.MultiBinary([2, 2]),
+}
+
+
+def _largest(space: Any) -> Any:
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec - 1
+    return 1
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+def test_integers_are_valid_if_their_space_contains_them(space: Any) -> None:
+    group = GroupDescription(("a", "b"), spaces.Box(-1, 1, (1,)), space)
+    description = EnvDescription("test", {"g": group})
+    memory = allocate(description.row(), (1,))
+    memory["g", "mask"].fill(True)
+    check = action_check(description, memory)
+    random = np.random.default_rng(0)
+    valid = 0
+    for _ in range(200):
+        # Most actions are valid, or have a single number that is not.
+        action = np.minimum(random.integers(0, 2, space.shape or ()), _largest(space))
+        if random.random() < 0.5:
+            action = np.array(action)
+            action.flat[random.integers(action.size)] = random.integers(-1, 5)
+        memory["g", "action"][0, 1] = action
+        if space.contains(np.asarray(action, space.dtype)):
+            valid += 1
+            check(0)
+        else:
+            with pytest.raises(PolicyError, match="'b' of group 'g'"):
+                check(0)
+    assert 0 < valid < 200
+
+
 def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
-    import numpy as np
-    from gymnasium import spaces
-
-    from marl_collect.core.description import (
-        EnvDescription,
-        GroupDescription,
-        allocate,
-    )
-    from marl_collect.rollout.action_check import action_check
-
     group = GroupDescription(
         ("a", "b", "c"),
         spaces.Box(-1, 1, (1,)),

@@ -53,7 +53,10 @@ class CountingWorlds(BatchedEnv):
             self.step_world(k, actions)
         observations = self.flat()
         for key, array in observations.items():
-            if key[0] in dead:
+            if key[1:] == ("action_mask",):
+                # What a dead agent may do is up to the engine, from its end on.
+                array[self.stack(key[0], "done")[..., 0]] = False
+            elif key[0] in dead:
                 array[dead[key[0]]] = GARBAGE
         rewards = {name: self.stack(name, "reward")[..., 0] for name in self.groups}
         _, terminated, truncated = (
@@ -65,7 +68,10 @@ class CountingWorlds(BatchedEnv):
             truncated[name] &= self.stack("truncated")
             for array in (rewards[name], terminated[name], truncated[name]):
                 array[died] = GARBAGE
-        first = self.reset_ended() if self.resets_itself else None
+        ended = self.stack("done")[:, 0]
+        first = None
+        if self.resets_itself and ended.any():
+            first = self.renew(ended)
         return Step(nested(observations), rewards, terminated, truncated, first)
 
     def step_world(self, k: int, actions: Mapping[str, Any]) -> None:
@@ -78,11 +84,14 @@ class CountingWorlds(BatchedEnv):
             row[name, "action"][...] = action
         self.envs[k].step_row()
 
-    def reset_ended(self) -> Mapping[Any, Any]:
-        for env, row in zip(self.envs, self.rows, strict=True):
-            if row["done",][0]:
-                env.reset_row(OWN_SEED)
-        return self.look()
+    def renew(self, ended: Any) -> Mapping[Any, Any]:
+        """Begin episodes where ``ended``; return garbage for the other worlds."""
+        for k in np.flatnonzero(ended):
+            self.envs[k].reset_row(OWN_SEED)
+        observations = self.flat()
+        for array in observations.values():
+            array[~ended] = GARBAGE
+        return nested(observations)
 
     def look(self) -> Mapping[Any, Any]:
         return nested(self.flat())

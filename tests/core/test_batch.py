@@ -1,0 +1,40 @@
+"""``SerialBatch``: several environments of this process."""
+
+from typing import Any
+
+import pytest
+from workloads.counting import CountingEnv
+
+from marl_collect.core.batch import SerialBatch
+
+
+class Closes:
+    """A CountingEnv that raises ``error`` when it is closed."""
+
+    def __init__(self) -> None:
+        self.env: Any = CountingEnv()
+        self.error: Exception | None = None
+        self.closed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def close(self) -> None:
+        self.closed += 1
+        self.env.close()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("raising", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]])
+def test_close_closes_all_environments_and_raises_the_first_error(
+    raising: list[int],
+) -> None:
+    envs: list[Any] = [Closes() for _ in range(3)]
+    errors = {k: OSError(f"environment {k}") for k in raising}
+    for k, error in errors.items():
+        envs[k].error = error
+    with pytest.raises(OSError, match=f"environment {raising[0]}") as excinfo:
+        SerialBatch(envs).close()
+    assert excinfo.value is errors[raising[0]]
+    assert [env.closed for env in envs] == [1, 1, 1]
