@@ -1,5 +1,6 @@
 """System calls by number and what replaces them; odd namespaces and processes."""
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import SOON, gone, wait_until
-from support.scripts import LIMIT, run_python
+from support.processes import SOON, gone, wait_until, wait_until_gone
+from support.scripts import LIMIT, Program, run_python, start_python
 
 from marl_collect.processes import linux
 from marl_collect.processes.linux import NO_PIDFD
@@ -222,7 +224,7 @@ def room(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:
 def test_without_room_in_dev_shm_the_temporary_folder_is_used_and_this_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    tmp_path: Any,
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -364,3 +366,74 @@ def test_a_pid_namespace_without_its_own_proc_runs() -> None:
     results = ["0", "killed -9", "(0, 5)", "()"]
     started = "[(0, 3), (1, 4)]"
     assert lines == [f"forkserver {started}", *results, f"spawn {started}", *results]
+
+
+# The fork server without process descriptors
+
+REFUSING = Path(__file__).parents[1] / "support" / "refusing.py"
+TRAINER = """
+import ctypes, os, signal, sys
+from marl_collect.errors import WorkerError
+from marl_collect.processes import WorkerPool
+
+def obey(worker, argument):
+    while True:
+        worker.send(worker.receive()(worker, argument))
+
+pool = WorkerPool(obey, [0, 1])
+pool.send(0, lambda worker, argument: os.getppid())
+server = pool.receive()[1]
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Program, list[int]]]]:
+    """Run a trainer on a kernel that refuses; return the process ids that it prints."""
+    with contextlib.ExitStack() as stack:
+
+        def run(body: str) -> tuple[Program, list[int]]:
+            script = tmp_path / "script.py"
+            script.write_text(TRAINER + body)
+            command = (REFUSING, "ENOSYS", sys.executable, script)
+            program = stack.enter_context(start_python(*command, interpreter=True))
+            stack.callback(os.killpg, program.pid, signal.SIGKILL)
+            assert program.stdout is not None
+            line = program.stdout.readline()
+            return program, [int(pid) for pid in line.split()]
+
+        yield run
+
+
+def test_the_server_ends_with_its_trainer_although_a_fork_keeps_the_socket(
+    start: Callable[[str], tuple[Program, list[int]]],
+) -> None:
+    program, pids = start(
+        """
+if ctypes.CDLL(None).fork() == 0:  # Unknown to Python, with copies of all sockets.
+    ctypes.CDLL(None).pause()
+print(server, *pool.pids, flush=True)
+signal.pause()
+"""
+    )
+    assert len(pids) == 3
+    program.kill()
+    wait_until_gone(pids)
+
+
+def test_the_end_of_the_server_is_noticed(
+    start: Callable[[str], tuple[Program, list[int]]],
+) -> None:
+    program, pids = start(
+        """
+print(server, *pool.pids, flush=True)
+os.kill(server, signal.SIGKILL)
+try:
+    pool.receive()
+except WorkerError as error:
+    print(error, flush=True)
+signal.pause()
+"""
+    )
+    assert program.stdout is not None
+    assert "its fork server was killed" in program.stdout.readline()
+    wait_until_gone(pids)
