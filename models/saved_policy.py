@@ -57,11 +57,18 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
             holds no code.
 
     Raises:
-        ValueError: if the options do not build this policy, or cannot be saved.
+        ValueError: if the options do not build this policy, or cannot be saved, or if
+            the policy is on the meta device.
     """
     description = description_of(what)
     state = policy_state(description, options)
     weights = policy.state_dict()
+    empty = [name for name, tensor in weights.items() if tensor.is_meta]
+    if empty:
+        raise ValueError(
+            f"The policy to save has no values for {empty[0]}, because it is on the "
+            "meta device: save collector.policy, or what materialize(policy) returns."
+        )
     # On meta, this costs no memory.
     built = make_policy(description, **options | {"device": "meta"})
     # The text has what the weights do not show, such as activations.

@@ -272,6 +272,11 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
     def workers(self) -> int:
         return len(self._factories)
 
+    @property
+    def _is_population(self) -> bool:
+        """Whether there is a list of factories, one per worker."""
+        return isinstance(self._options.policy_factory, Sequence)
+
     # Starting
 
     def _begin(self) -> None:
@@ -286,15 +291,16 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
     @final
     def command(self, index: int) -> object:
         """Return the command that gives a worker its policy with current weights."""
-        trust = self._options.trust_policy
         factory = self._factories[index]
         if factory is not None:
-            return messages.CallablePolicy(factory, builds=True, trust=trust)
+            number = index if self._is_population else 0
+            trust = self._options.trust_policy
+            return messages.BuiltPolicy(factory, number, trust)
         module = self.policy.module
         if module is None:
             return messages.RandomActions()
         if not self._are_published:
-            return messages.CallablePolicy(module, builds=False, trust=trust)
+            return messages.CallablePolicy(module)
         newest, record = self._newest(index), self._records[index]
         handle = self._handle(None, newest)
         record.has, record.settings = newest, None
@@ -326,24 +332,30 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
             check_same_weights(self.policy.layout, layout, "policy", why)
         if layout is None:
             return
-        if any(other != layout for other in layouts):
-            raise ValueError(
-                "All workers need the same network, but the policies that "
-                "policy_factory built have their tensors in different orders, or tie "
-                "different ones."
-            )
+        for other in layouts:
+            _check_same_order(layout, other)
         self.policy.use_layout(layout)
         # Unless the trainer has weights, all workers get those of worker 0. In a
         # population each worker keeps its own.
-        population = isinstance(self._options.policy_factory, Sequence)
-        sources = range(self.workers if population else 1)
+        sources = range(self.workers if self._is_population else 1)
         self._share(layout, range(0) if of_trainer else sources)
         self._are_published = True
 
     @final
-    def use(self, index: int) -> None:
-        """Note that a restarted worker has the weights with which it was built."""
+    def use(self, index: int, layout: WeightLayout | None) -> None:
+        """Note that a new or restarted worker has the weights of its factory's policy.
+
+        Args:
+            index: of the worker.
+            layout: of its policy's weights, None if it has none.
+
+        Raises:
+            ValueError: if its policy has other tensors than those of the other workers.
+        """
         if self._are_published and self._factories[index] is not None:
+            why = f"Worker {index} acts with the same network as the other workers"
+            check_same_weights(self.policy.layout, layout, "theirs", why)
+            _check_same_order(self.policy.layout, layout)
             record = self._records[index]
             record.has = record.settings = None
 
@@ -645,6 +657,14 @@ class SharedWeights(WorkerWeights[VectorPlace]):
         if cells[WEIGHTS_READ] != record.order:
             return True
         return self._keeps_ordered and cells[PHASE] != Phase.IDLE
+
+
+def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> None:
+    if one != other:
+        raise ValueError(
+            "All workers need the same network, but the policies that policy_factory "
+            "built have their tensors in different orders, or tie different ones."
+        )
 
 
 def _closed(*_: object) -> NoReturn:

@@ -4,9 +4,9 @@
     WorkerAssignment (at the start) ----------->  build the environments
                             <-------------------  WorkerReady
     Plan ------------------------------------->   number the environments
-    SkeletonPolicy | CallablePolicy | ... ----->  build the policy, call it
+    SkeletonPolicy | BuiltPolicy | ... -------->  build the policy, call it
                             <-------------------  PolicyReady
-    PublishWeights, after CallablePolicy ----->   publish the policy's weights
+    PublishWeights, after BuiltPolicy --------->  publish the policy's weights
                             <-------------------  MemoryAttached
     UseSlot ---------------------------------->   map a slot
                             <-------------------  MemoryAttached
@@ -91,16 +91,23 @@ class SkeletonPolicy:
 
 @dataclass(frozen=True)
 class CallablePolicy:
-    """Act with a callable without weights, or with the policy that a factory builds.
+    """Act with a callable that has no weights."""
+
+    policy: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class BuiltPolicy:
+    """Act with the policy that a factory builds.
 
     Attributes:
-        policy: the callable.
-        builds: whether it is a factory.
+        factory: builds the policy.
+        index: of the factory in a list; 0 if all workers have the same factory.
         trust: call the policy on TensorDicts without inspecting its arguments.
     """
 
-    policy: Callable[..., Any]
-    builds: bool
+    factory: Callable[[], Any]
+    index: int
     trust: bool
 
 

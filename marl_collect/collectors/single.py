@@ -19,12 +19,16 @@ from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.broadcaster import OwnWeights
 from marl_collect.collectors.checkpoint import check_environments
+from marl_collect.collectors.initialization import (
+    build_policy,
+    check_can_be_copied,
+    prepare,
+)
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.statistics import WorkerMetrics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     chosen_policy,
-    prepare,
     warn_if_uncopyable,
 )
 from marl_collect.core.description import EnvDescription
@@ -34,7 +38,6 @@ from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import draw_seed
 from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
-from marl_collect.policies.wrap import built_policy
 from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import make_rollout
 from marl_collect.rollout.episodes import Plan
@@ -68,6 +71,8 @@ class SingleBackend(Backend):
         """Build the environments and the memory for two batches."""
         self._options = parsed
         policy = chosen_policy(parsed.policy, parsed)
+        check_can_be_copied(policy)
+        _check_single_factory(parsed)
         workers = spread(
             parsed.create_env_fn,
             parsed.num_workers,
@@ -99,21 +104,21 @@ class SingleBackend(Backend):
         size = self._engine.size
         seed = draw_seed(options.seed)
         factory = options.policy_factory
-        if policy is None and factory is not None:
-            factories = factory if isinstance(factory, Sequence) else [factory]
-            policy = built_policy(factories[0])
+        trust, parts = options.trust_policy, self._engine.parts()
+        first = (options.worker_idx or 0) * size
+        plan = Plan(seed, range(first, first + size), options.max_frames_per_traj)
         module = None
-        if not is_random(policy):
-            trust = options.trust_policy
+        if policy is None and factory is not None:
+            one = factory[0] if isinstance(factory, Sequence) else factory
+            built = build_policy(one, parts, plan, seed, trust=trust)
+            module = None if is_random(built) else built
+        elif not is_random(policy):
             module = prepare(policy, self.description, seed, trust=trust)
             if factory is None:
                 warn_if_uncopyable(module)
         acting = replace(options.acting(0), device=str(_home(module, options)))
         warn_if_pinned(self.description, size)
-        parts = self._engine.parts()
         runners = [make_runner(module, part, acting) for part in parts]
-        first = (options.worker_idx or 0) * size
-        plan = Plan(seed, range(first, first + size), options.max_frames_per_traj)
         self._counter = _StepCounter()
         self._rollout = make_rollout(
             parts, runners, plan, self._counter, check_actions=acting.check_actions
@@ -239,6 +244,21 @@ class _StepCounter(ProgressReporter):
     def stepping(self) -> None:
         """Count a step."""
         self.steps += 1
+
+
+def _check_single_factory(options: CollectorOptions) -> None:
+    """Check that ``policy_factory`` builds one policy.
+
+    Raises:
+        ValueError: if it is a list of several factories, or of none.
+    """
+    factory = options.policy_factory
+    if isinstance(factory, Sequence) and len(factory) != 1:
+        raise ValueError(
+            f"policy_factory has {len(factory)} entries, but a Collector acts with one "
+            "policy: pass a single factory. In a MultiSyncCollector each worker acts "
+            "with the policy of its own factory."
+        )
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:

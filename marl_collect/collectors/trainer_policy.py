@@ -1,4 +1,4 @@
-"""The trainer's policy: prepares the module and provides the weights to publish."""
+"""The trainer's policy, which provides the weights to publish."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,30 +7,16 @@ from operator import attrgetter, is_
 from typing import Any, final
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from marl_collect.collectors.options import WorkerOptions
-from marl_collect.core.description import EnvDescription, allocate
-from marl_collect.core.signature import IS_INIT
-from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
-from marl_collect.policies.probe import state_dtype, state_shapes
-from marl_collect.policies.wrap import on_tensordicts, takes_tensordicts
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.materialize import (
-    fill_in_place,
-    has_values,
-    infer_lazy,
-    lazy_tensors,
-    materialize,
-    meta_tensors,
-)
 from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
 from marl_collect.weights.skeleton import split_module, weight_tensors
 from marl_collect.weights.tensor_parts import copied_parts
@@ -374,81 +360,6 @@ class _Copied:
             (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
             for tensor in weight_tensors(module).values()
         ]
-
-
-def prepare(
-    policy: Any, description: EnvDescription, seed: int, *, trust: bool = False
-) -> Any:
-    """Return the policy with weights, as a callable on TensorDicts.
-
-    It is ``policy`` itself, a wrapper or a copy. A module is copied if it has a lazy
-    parameter, or no parameter with values. In other modules meta tensors are filled in
-    place.
-
-    Args:
-        policy: a module, which may be lazy or on the meta device, or another callable.
-        description: has the keys and the sizes of the inputs.
-        seed: of the initial weights.
-        trust: use a callable on TensorDicts without inspecting its arguments.
-
-    Raises:
-        TypeError: if the policy's arguments are not observations.
-        ValueError: if tensors have no initialiser; they are named.
-    """
-    if isinstance(policy, AssignedPolicies):
-        for name in policy.names:
-            if policy[name] is not None:
-                try:
-                    prepared = prepare(policy[name], description, seed, trust=trust)
-                except Exception as error:
-                    error.add_note(f"The policy is policies[{name!r}].")
-                    raise
-                policy.replace(name, prepared)
-        return policy
-    if not trust:
-        policy = on_tensordicts(policy, description)
-    if not isinstance(policy, nn.Module):
-        return policy
-    if lazy_tensors(policy):
-        policy = infer_lazy(policy, fake_input(description, policy))
-        return materialize(policy, device="cpu", seed=seed)
-    if not meta_tensors(policy):
-        return policy
-    if has_values(policy):
-        # An optimiser may hold its parameters, so it must not be copied.
-        fill_in_place(policy, seed=seed)
-        return policy
-    return materialize(policy, device="cpu", seed=seed)
-
-
-def needs_description(policy: Any, *, trust: bool) -> bool:
-    """Return whether ``prepare`` needs the description of the environments."""
-    if isinstance(policy, AssignedPolicies):
-        policies = (policy[name] for name in policy.names)
-        return any(one and needs_description(one, trust=trust) for one in policies)
-    if not trust and not takes_tensordicts(policy):
-        return True
-    return isinstance(policy, nn.Module) and bool(lazy_tensors(policy))
-
-
-def fake_input(description: EnvDescription, policy: Any) -> TensorDict:
-    """Return a frame of zeros, ``[1]``, in which every action is legal.
-
-    Args:
-        description: has the observations.
-        policy: adds its hidden states, if it declares their shapes, and ``is_init``.
-    """
-    arrays = allocate(description.observed(), (1,))
-    for key, array in arrays.items():
-        if key[1:] in (("action_mask",), ("mask",)):
-            array.fill(True)
-    n_agents = {name: group.n_agents for name, group in description.groups.items()}
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    tensors[IS_INIT] = torch.ones(1, 1, dtype=torch.bool, device="cpu")
-    dtype = state_dtype(policy)
-    for key, shape in state_shapes(policy).items():
-        tensors.setdefault(key, torch.zeros(1, *shape, dtype=dtype, device="cpu"))
-    return assemble(tensors, (1,), n_agents)
 
 
 def warn_if_uncopyable(policy: Any) -> None:

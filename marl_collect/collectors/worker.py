@@ -15,14 +15,14 @@ from torch import nn
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.collectors import messages
+from marl_collect.collectors.initialization import build_policy
 from marl_collect.core.description import Key
 from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
-from marl_collect.core.seeding import seed_global_generators
+from marl_collect.core.seeding import seed_global_generators, weights_seed
 from marl_collect.errors import worker_error_of
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
-from marl_collect.policies.wrap import built_policy, on_tensordicts
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import Segment
@@ -191,12 +191,18 @@ class RolloutWorker:
 
     @execute.register
     def _(self, command: messages.CallablePolicy) -> None:
+        self._act_with(command.policy, None)
+
+    @execute.register
+    def _(self, command: messages.BuiltPolicy) -> None:
         self._context.line.enter(Phase.CREATE)
-        policy = command.policy
-        if command.builds:
-            policy = built_policy(command.policy)
-            if not command.trust:
-                policy = on_tensordicts(policy, self.engine.description)
+        policy = build_policy(
+            command.factory,
+            self._parts,
+            self._plan,
+            weights_seed(self._plan.seed, command.index),
+            trust=command.trust,
+        )
         layout = None
         if isinstance(policy, nn.Module):
             weights = weight_tensors(policy)

@@ -25,13 +25,13 @@ from marl_collect.collectors.broadcaster import (
     factories_of,
 )
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
+from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import WorkerMetrics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_can_be_sent,
     chosen_policy,
-    prepare,
 )
 from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.core.description import EnvDescription
@@ -78,6 +78,7 @@ class WorkerGroup:
         self._transport = transport
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
+        check_can_be_copied(policy)
         # Raise an error if a list has the wrong length.
         factories_of(options, len(factories))
         options.check_policy_devices(len(factories))
@@ -345,8 +346,8 @@ class WorkerGroup:
         if indices.start == 0:
             self.weights.share([reply.layout for reply in replies])
         else:
-            for index in indices:
-                self.weights.use(index)
+            for index, reply in zip(indices, replies, strict=True):
+                self.weights.use(index, reply.layout)
         return ready
 
     # Replies
@@ -492,7 +493,7 @@ class WorkerGroup:
             [index], self.weights.command(index), messages.PolicyReady
         )
         check_same_signature(self.ready.signature, policy.signature, who)
-        self.weights.use(index)
+        self.weights.use(index, policy.layout)
         for slot, command in list(member.attached.items()):
             if command.memory.exists():
                 self._ask([index], command, messages.MemoryAttached)

@@ -9,7 +9,8 @@ turn by output n of the SplitMix64 generator that is seeded with it. A step is a
 bijection of the number. So what differs in the last number only never coincides:
 neither two purposes of a seed, nor two environments, nor two episodes of one. Any
 other two coincide with a chance of 2**-64. Weights are initialised with the seed
-itself, as by ``torch.manual_seed(seed)``.
+itself, as by ``torch.manual_seed(seed)``, except for those of the later factories in a
+list.
 
 Source:
     Sebastiano Vigna, https://prng.di.unimi.it/splitmix64.c (public domain), after Guy
@@ -47,6 +48,7 @@ class Purpose(IntEnum):
     LOADER = 6  # epoch
     MINIBATCHES = 7  # none
     CHECKED_ACTIONS = 8  # none
+    FACTORY = 9  # index of the policy factory in a list, from 1
 
 
 @overload
@@ -105,6 +107,16 @@ def episode_seeds(
     """
     numbers = derive(seed, Purpose.EPISODE, environments, episodes)
     return (numbers >> (64 - _EPISODE_BITS)).astype(np.int64)
+
+
+def weights_seed(seed: int, factory: int) -> int:
+    """Return the seed of the weights of what a policy factory builds.
+
+    Args:
+        seed: the collector's seed, which is that of factory 0.
+        factory: its index in a list of factories.
+    """
+    return derive(seed, Purpose.FACTORY, factory) if factory else seed
 
 
 def checked_seed(seed: Any) -> int:

@@ -92,6 +92,7 @@ def probe(
 def undisturbed(policy: Any) -> Iterator[None]:
     """Restore random generators and the policy's buffers on exit."""
     buffers = list(policy.buffers()) if isinstance(policy, nn.Module) else []
+    buffers = [buffer for buffer in buffers if not is_lazy(buffer)]
     saved = [buffer.detach().clone() for buffer in buffers]
     devices = {b.device for b in buffers if b.device.type == "cuda"}
     if isinstance(policy, nn.Module):

@@ -90,6 +90,22 @@ def has_values(module: nn.Module) -> bool:
     )
 
 
+def initialize(module: nn.Module) -> None:
+    """Replace the meta tensors of ``module`` by initialised ones, without a copy.
+
+    This is for a module whose tensors nobody else holds. Unlike ``fill_in_place`` it
+    also replaces entries of a TensorDictParams, and leaves the module incomplete if it
+    fails. Values are drawn from the global generator. The new tensors get the device of
+    the parameters that have values.
+
+    Raises:
+        ValueError: if nothing initialises a meta tensor.
+    """
+    device = _home(module)
+    if _initialize(module, None):
+        module.to(device)
+
+
 def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
     """Allocate and initialise the meta tensors of ``module`` in place.
 
@@ -111,9 +127,7 @@ def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
         )
     filled, _ = _initialized_copy(module, seed)
     values = {slot.path: slot.get() for slot in _slots(filled)}
-    device = next(
-        (p.device for p in module.parameters() if not p.is_meta), torch.device("cpu")
-    )
+    device = _home(module)
     done: dict[int, Tensor] = {}
     for slot in empty:
         old = slot.get()
@@ -147,7 +161,7 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
     """
     unknown = set(lazy_tensors(module))
     if not unknown:
-        return _deepcopy(module)
+        return copy_module(module)
     ran = _run_once(module, fake_tensordict)
     left = lazy_tensors(ran)
     if left:
@@ -155,7 +169,7 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
             f"A forward pass did not reach the lazy parameters {left}. "
             "Pass their input sizes to the constructor."
         )
-    known = {slot.path: slot.get() for slot in _slots(_deepcopy(module))}
+    known = {slot.path: slot.get() for slot in _slots(copy_module(module))}
     memo: dict[int, Tensor] = {}
 
     def original(path: str, tensor: Tensor) -> Tensor:
@@ -185,13 +199,14 @@ def _run_once(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
         f"{lazy_tensors(module)}: the module fails on a fake input with the entries "
         f"{_describe(fake_tensordict)} ({type(errors[1]).__name__}: {errors[1]}; on "
         f"the meta device: {type(errors[0]).__name__}: {errors[0]}). Pass the input "
-        "sizes to the constructor, or pass a policy_factory to the collector."
+        "sizes to the constructor, or pass policy_factory to the collector instead of "
+        "policy: it calls the module on real observations."
     ) from errors[1]
 
 
 def _zeroed_copy(module: nn.Module, device: str) -> nn.Module:
     """Copy ``module`` to ``device``; tensors without values become zeros."""
-    result = _deepcopy(module)
+    result = copy_module(module)
     memo: dict[int, Tensor] = {}
     _map_tensors(result, lambda _, t: _replace(t, memo, device, zero=True))
     return result
@@ -201,13 +216,32 @@ def _describe(td: TensorDictBase) -> dict[Any, tuple[int, ...]]:
     return {k: tuple(v.shape) for k, v in td.items(True, True)}
 
 
-def _deepcopy(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
+    """Copy a module that may be lazy.
+
+    Raises:
+        ValueError: if it cannot be copied.
+    """
+    memo: dict[int, Any] = dict(copied_parts(module))
+
+    def copied(path: str, tensor: Tensor) -> Tensor:
+        del path
+        if not is_lazy(tensor):
+            return copy.deepcopy(tensor, memo)
+        return memo.setdefault(id(tensor), _new_lazy(tensor, tensor.device.type))
+
     try:
-        return copy.deepcopy(module, copied_parts(module))
+        for path, params in module.named_modules():
+            # Its own copies of lazy parameters would not be lazy, and have no elements.
+            if isinstance(params, TensorDictParams) and lazy_tensors(params):
+                memo[id(params)] = _map_params(params, path, copied)
+        return copy.deepcopy(module, memo)
     except Exception as error:
+        sizes = "the input sizes to its constructor, or pass "
         raise ValueError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: "
-            f"{error}). Pass a policy_factory, which builds it in each worker."
+            f"{error}). Pass {sizes if lazy_tensors(module) else ''}policy_factory "
+            "instead of policy: it builds the module in the process that acts."
         ) from error
 
 
@@ -236,7 +270,11 @@ def _marker(dtype: torch.dtype) -> Any:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -> None:
+def _initialize(module: nn.Module, seed: int | None) -> dict[str, Tensor]:
+    """Replace meta tensors by initialised ones on the CPU; return these by path."""
+    empty = _allocate(module)
+    if not empty:
+        return empty
     versions = {path: tensor._version for path, tensor in empty.items()}
     filled = {
         slot: (slot.get(), slot.get().detach().clone())
@@ -262,9 +300,10 @@ def _initialize(module: nn.Module, empty: dict[str, Tensor], seed: int | None) -
         raise ValueError(
             f"Cannot materialize {unfilled}: they are on the meta device and no "
             "reset_parameters() fills them. Write a reset_parameters() in the modules "
-            "that own them, or pass a policy_factory, which builds the module with its "
-            "values in each worker."
+            "that own them, or build the module with its values on the CPU, in a "
+            "policy_factory if each worker is to build it."
         )
+    return empty
 
 
 def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
@@ -279,7 +318,8 @@ def _reset(module: nn.Module, path: str, empty: dict[str, Tensor]) -> None:
     private = isinstance(module, _PRIVATE_RESET)
     method = "_reset_parameters" if private else "reset_parameters"
     reset = getattr(module, method, None)
-    if not callable(reset):
+    # A TensorDictModule passes on the method of the module that it wraps.
+    if not callable(reset) or getattr(reset, "__self__", module) is not module:
         return
     try:
         reset()
@@ -307,11 +347,14 @@ def _initialized_copy(
     module: nn.Module, seed: int | None
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return a copy without meta tensors, and its newly allocated tensors by path."""
-    result = _deepcopy(module)
-    empty = _allocate(result)
-    if empty:
-        _initialize(result, empty, seed)
-    return result, empty
+    result = copy_module(module)
+    return result, _initialize(result, seed)
+
+
+def _home(module: nn.Module) -> torch.device:
+    """Return the device of the parameters that have values; the CPU if none has."""
+    devices = (p.device for p in module.parameters() if not p.is_meta)
+    return next(devices, torch.device("cpu"))
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:
@@ -415,7 +458,9 @@ def _replace(
     """
     if is_lazy(tensor):
         # It has no memory until its shape is known; this only sets its device.
-        return memo.setdefault(id(tensor), _lazy_on(tensor, device))
+        if tensor.device.type == device:
+            return tensor
+        return memo.setdefault(id(tensor), _new_lazy(tensor, device))
     if tensor.device.type == device:
         return tensor
     empty = memo.get(id(tensor))
@@ -455,13 +500,14 @@ def _map_params(
     return TensorDictParams(changed, no_convert=True)
 
 
-def _lazy_on(tensor: Tensor, device: str) -> Tensor:
-    if tensor.device.type == device:
-        return tensor
+def _new_lazy(tensor: Tensor, device: str) -> Tensor:
+    """Return another lazy tensor like ``tensor``."""
     kwargs: dict[str, Any] = {"device": device, "dtype": tensor.dtype}
     if isinstance(tensor, nn.Parameter):
         kwargs["requires_grad"] = tensor.requires_grad
-    return type(tensor)(**kwargs)
+    lazy: Tensor = type(tensor)(**kwargs)
+    vars(lazy).update(vars(tensor))  # Those of stacked networks have a batch size.
+    return lazy
 
 
 def _empty_like(tensor: Tensor, device: str) -> Tensor:

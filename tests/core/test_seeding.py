@@ -100,6 +100,7 @@ def test_the_outputs_of_splitmix64_are_the_published_ones() -> None:
         (5, Purpose.LOADER, (2,), 15539843378701342658),
         (5, Purpose.MINIBATCHES, (), 18052161788806903081),
         (5, Purpose.CHECKED_ACTIONS, (), 12400744821908193623),
+        (7, Purpose.FACTORY, (1,), 8003195879595699209),
     ],
 )
 def test_derived_numbers(

@@ -1,6 +1,7 @@
 """Several policies and pools of past versions on Ray: the data are those of workers."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,19 @@ from typing import Any
 import pytest
 import torch
 from ray_tools import DiesOnce, biased, masked, wait_until_nothing_is_in_use
+from support.weightless import (
+    COPYABLE,
+    REFUSED,
+    SEED,
+    SEEDS_OF_LIST,
+    UNCOPYABLE,
+    WAYS,
+    arguments,
+    check_acts_with,
+    check_module,
+    expected_policy,
+    hunters,
+)
 from support.worlds import CountingWorlds
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
@@ -171,3 +185,29 @@ def test_an_update_resets_frozen_parameters_that_actors_have_written(
     assert call_counts[0][-1] > call_counts[0][0]  # The policy wrote it.
     assert call_counts[1] == call_counts[2]
     assert call_counts[1][0] == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("names", [COPYABLE, [UNCOPYABLE]], ids=["all", "uncopyable"])
+def test_lazy_policies_and_those_on_meta_get_the_weights_of_the_seed(
+    names: Sequence[str], way: str
+) -> None:
+    """The column of Ray in the table of ``tests/collectors/test_initialization.py``."""
+    chosen = arguments(names, way, 2)
+    passed = chosen.get("policy")
+    options: dict[str, Any] = {"num_collectors": 1, "num_workers_per_collector": 2}
+    options |= {"sync": True, "frames_per_batch": 8, "seed": SEED}
+    options["preload"] = ["torchrl.modules"]
+    if UNCOPYABLE in names and passed is not None:
+        with pytest.raises(ValueError, match=REFUSED):
+            RayCollector(hunters, **options, **chosen)
+        return
+    with RayCollector(hunters, **options, **chosen) as collector:
+        batch = collector.next()
+        for index in range(2):
+            seed = SEEDS_OF_LIST[index if way == "list" else 0]
+            check_acts_with(expected_policy(names, passed, seed), names, batch[index])
+        if passed is None:
+            assert collector.policy is None
+        else:
+            check_module(collector.policy, passed, expected_policy(names, passed))

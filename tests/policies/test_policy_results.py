@@ -15,7 +15,7 @@ from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
-from marl_collect.collectors.trainer_policy import prepare
+from marl_collect.collectors.initialization import prepare
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.errors import PolicyError
 from marl_collect.models import RecurrentModule
