@@ -8,6 +8,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
+from marl_collect.models.by_group import ModulesByGroup
 from marl_collect.models.mlp import LayerFactory, hidden_sizes, mlp
 
 NestedKey = str | tuple[str, ...]
@@ -60,7 +61,7 @@ class CrossGroupNet(nn.Module):
                 f"only these groups, but the groups are {sorted(self.groups)} and "
                 f"detach_groups also names {unknown}."
             )
-        self.encoders = nn.ModuleDict(
+        self.encoders = ModulesByGroup(
             {
                 name: mlp(
                     spec.obs_dim,
@@ -78,11 +79,11 @@ class CrossGroupNet(nn.Module):
         activation = (activation_class, None)
         self.trunk = mlp(joint, joint, cells, activation=activation, device=device)
         self.shared_head: nn.Linear | None = None
-        self.group_heads: nn.ModuleDict | None = None
+        self.group_heads: ModulesByGroup | None = None
         if share_params:
             self.shared_head = nn.Linear(d_model, 1, device=device)
         else:
-            self.group_heads = nn.ModuleDict(
+            self.group_heads = ModulesByGroup(
                 {name: nn.Linear(d_model, 1, device=device) for name in self.groups}
             )
 

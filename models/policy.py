@@ -13,6 +13,7 @@ from tensordict.nn import (
 )
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.models.by_group import ModulesByGroup
 from marl_collect.models.defaults import float32_on
 from marl_collect.models.distributions.heads import (
     ActionHead,
@@ -68,7 +69,9 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
     }
     if len(policies) == 1:
         return next(iter(policies.values()))
-    return TensorDictSequential(policies)
+    policy = TensorDictSequential(*policies.values())
+    policy.module = ModulesByGroup(policies)
+    return policy
 
 
 def group_policy(

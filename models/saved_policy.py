@@ -11,6 +11,7 @@ key                 content
 ==================  ==============================================================
 """
 
+import copy
 import io
 import zipfile
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
 
     Args:
         path: of the file.
-        policy: what ``make_policy(what, **options)`` returned.
+        policy: what ``make_policy(what, **options)`` returned; it may be compiled.
         what: an environment, a factory, or a description, as for ``make_policy``.
         **options: of ``make_policy``, without ``network`` and ``head``, because a file
             holds no code.
@@ -62,6 +63,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
     """
     description = description_of(what)
     state = policy_state(description, options)
+    policy = _uncompiled(policy)
     weights = policy.state_dict()
     empty = [name for name, tensor in weights.items() if tensor.is_meta]
     if empty:
@@ -85,6 +87,17 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
                 f"convert the policy with .to({tensor.dtype}) first."
             )
     write_tensors(Path(path), state | {"networks": {"policy": weights}})
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """Return a module without the wrappers of ``torch.compile``, with its weights."""
+    module = getattr(module, "_orig_mod", module)
+    plain = copy.copy(module)
+    plain._modules = {
+        name: None if child is None else _uncompiled(child)
+        for name, child in module._modules.items()
+    }
+    return plain
 
 
 def policy_state(

@@ -16,7 +16,7 @@ from support.packages import skip_without
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv, Fault, stuck
 
-from marl_collect import MultiSyncCollector, play, write_video
+from marl_collect import EnvWrapper, MultiSyncCollector, play, write_video
 from marl_collect.cli.main import app
 from marl_collect.cli.tasks import find_factory
 
@@ -123,6 +123,11 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
         factory=[CountingEnv] * 2, frames_per_batch=3, total_frames=3
     ),
     "has no argument": lambda _: collect(frames_per_batch=3, total_frame=3),
+    "The environments 0 and 1 of one process share": lambda _: collect(
+        factory=partial(EnvWrapper, CountingEnv()),
+        frames_per_batch=4,
+        envs_per_worker=2,
+    ),
     "create_env_fn must be": lambda _: collect(
         factory=CountingEnv(), frames_per_batch=3
     ),
@@ -150,7 +155,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
 
 def test_every_quoted_message_is_provoked() -> None:
     assert sorted(QUOTES) == sorted(PROVOKED)
-    assert len(QUOTES) == 20
+    assert len(QUOTES) == 21
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

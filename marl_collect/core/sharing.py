@@ -29,13 +29,19 @@ def simulators(env: Any) -> Iterator[Any]:
                 pending.append(value)
 
 
-def _held(thing: Any) -> Iterator[Any]:
-    """Yield what the attributes of ``thing`` hold, also in lists and dicts."""
-    values = list(getattr(thing, "__dict__", {}).values())
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, without those of its class."""
+    values = dict(getattr(thing, "__dict__", {}))
     for kind in type(thing).__mro__:
         for name in _names(getattr(kind, "__slots__", ())):
             with suppress(AttributeError):
-                values.append(object.__getattribute__(thing, name))
+                values[name] = object.__getattribute__(thing, name)
+    return values
+
+
+def _held(thing: Any) -> Iterator[Any]:
+    """Yield what the attributes of ``thing`` hold, also in lists and dicts."""
+    values = list(attributes(thing).values())
     # A property of an unfinished wrapper may fail in any way.
     with suppress(Exception):
         values.append(thing.unwrapped)

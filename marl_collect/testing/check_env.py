@@ -18,6 +18,7 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.sharing import simulators
 from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
 from marl_collect.testing.check_rows import name_of
+from marl_collect.testing.check_sharing import beside
 from marl_collect.testing.check_worlds import WorldPlay
 
 _NUMBERS = re.compile(r"(?<!\w)-?(\d+(\.\d*)?(e[+-]?\d+)?|nan|inf)\b")
@@ -59,7 +60,8 @@ def check_env(
     - flags, masks, and the rows of agents that are done;
     - that every key is written;
     - that an episode depends only on its seed and actions, not on earlier episodes or
-      on previous contents of the memory;
+      on previous contents of the memory, nor on another environment of the factory
+      that is played at the same time, step by step in turn;
     - that ``rollout()`` returns the keys, shapes and dtypes of ``fake_tensordict()``;
     - for a ``BatchedEnv``: that worlds begin alone without changes to others, that
       episodes do not depend on the index of their world, and that the last observation
@@ -122,8 +124,7 @@ def _check(
                 *(WorldPlay(batch, seed, episodes, steps) for batch in pair)
             )
         else:
-            play, again = (Play(single, steps) for single in pair)
-            yield from _play(play, again, seed, episodes)
+            yield from _play((env, twin), seed, episodes, steps)
         yield from _tensordict_api(env)
     finally:
         for environment in (env, twin):
@@ -131,7 +132,8 @@ def _check(
     yield from _closed(env)
 
 
-def _play(play: Play, twin: Play, seed: int, episodes: int) -> Iterator[str]:
+def _play(pair: tuple[Any, Any], seed: int, episodes: int, steps: int) -> Iterator[str]:
+    play, twin = (Play(env, steps) for env in pair)
     yield from play.values_before_cast(episode_seed(seed, 0, 0))
     seeds = [episode_seed(seed, 0, number) for number in range(episodes)]
     runs = []
@@ -139,7 +141,10 @@ def _play(play: Play, twin: Play, seed: int, episodes: int) -> Iterator[str]:
         yield from play.rules(number)
         runs.append(play.episode(number))
     if play.description.repeats:
-        yield from _repeats(play, twin, seeds, runs)
+        problems = list(_repeats(play, twin, seeds, runs))
+        yield from problems
+        if not problems:
+            yield from beside(pair, (play, twin), seeds, runs)
     yield from play.stale_memory(seeds[0])
 
 

@@ -68,6 +68,13 @@ class Play:
     def episode(self, seed: int, poison: int = 0) -> list[Snapshot]:
         """Play an episode and return copies of the row after every call.
 
+        The arguments are those of ``frames``.
+        """
+        return list(self.frames(seed, poison))
+
+    def frames(self, seed: int, poison: int = 0) -> Iterator[Snapshot]:
+        """Play an episode and yield a copy of the row after every call.
+
         Args:
             seed: of the episode and its actions.
             poison: value of the memory before the reset, and before each step in all
@@ -80,16 +87,15 @@ class Play:
         observed = self.description.observed()
         self._reset(seed)
         # A reset does not write rewards.
-        history = [{key: self._row[key].copy() for key in observed}]
+        yield {key: self._row[key].copy() for key in observed}
         for _ in range(self._steps):
             self._act(random)
             for key in outcome:
                 self._row[key].fill(poison)
             self._step()
-            history.append({k: self._row[k].copy() for k in (*observed, *outcome)})
+            yield {k: self._row[k].copy() for k in (*observed, *outcome)}
             if self._row["done",][0]:
                 break
-        return history
 
     def values_before_cast(self, seed: int) -> Iterator[str]:
         """Yield values that the dtype of their space cannot hold.

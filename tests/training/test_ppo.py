@@ -1,16 +1,22 @@
 """PPO for several agents: advantages, masks and rewards."""
 
 from functools import partial
-from typing import Any
+from typing import Any, final
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torch import nn
 
 pytest.importorskip("torchrl")
 
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, describe
+from marl_collect import Collector, MultiAgentEnv, describe
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
+from marl_collect.core.flags import Flags
+from marl_collect.core.groups import RESERVED
 from marl_collect.models import set_recurrent_mode
 from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
@@ -370,3 +376,56 @@ def test_the_first_gradient_steps_tell_the_costs() -> None:
     assert costs.minibatch_frames == 16
     assert costs.forward_ms > 0
     assert costs.backward_ms > 0
+
+
+@final
+class Named(MultiAgentEnv):
+    """One agent in each group, which act for three steps."""
+
+    def __init__(self, *names: str) -> None:
+        box = spaces.Box(0, 9, (2,), np.float32)
+        self._description = EnvDescription(
+            "named",
+            {n: GroupDescription((f"{n}_0",), box, spaces.Discrete(2)) for n in names},
+        )
+
+    @property
+    def description(self) -> EnvDescription:
+        return self._description
+
+    def bind(self, row: Row) -> None:
+        self.row, self.flags = row, Flags(row, self._description)
+
+    def reset_row(self, seed: int) -> None:
+        self.steps = 0
+        self.flags.clear()
+        self.write()
+
+    def step_row(self) -> None:
+        self.steps += 1
+        for name in self._description.groups:
+            self.row[name, "reward"][...] = self.steps
+        if self.steps == 3:
+            self.flags.end_all(terminated=True, truncated=False)
+        self.write()
+
+    def write(self) -> None:
+        for name in self._description.groups:
+            self.row[name, "observation"][...] = self.steps
+            self.row[name, "mask"][...] = self.row[name, "done"][:, 0] == 0
+
+
+NAMES = sorted({*dir(nn.Module()), *dir(nn.ModuleDict())} - RESERVED)
+
+
+@pytest.mark.parametrize("setup", ["ippo-local-shared", "mappo-local-shared"])
+def test_groups_may_have_the_names_of_attributes_of_modules(setup: str) -> None:
+    for start in range(0, len(NAMES), 20):
+        factory = partial(Named, *NAMES[start : start + 20], "team.red")
+        learner = learner_of(factory, setup)
+        before = [p.clone() for p in learner.parameters()]
+        metrics = learner.update(batch_of(factory, learner, 12), 0.0)
+        assert metrics["grad_norm"] > 0
+        after = list(learner.parameters())
+        changed = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
+        assert all(changed)
