@@ -153,3 +153,25 @@ def test_files_of_torch_s_earlier_format_are_read(tmp_path: Path) -> None:
     path, weight = tmp_path / "old.pt", torch.arange(10.0)
     torch.save({"w": weight}, path, _use_new_zipfile_serialization=False)
     assert torch.equal(read_tensors(path)["w"], weight)
+
+
+@pytest.mark.parametrize("part", ["", "0", "0.module", "1"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_compiled_policy_is_saved(tmp_path: Path, part: str, groups: int) -> None:
+    one = description().groups["g"]
+    environment = EnvDescription("nowhere", {f"g{i}": one for i in range(groups)})
+    policy = make_policy(environment, num_cells=(4,))
+    expected = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    path = ".".join(filter(None, ["" if groups == 1 else "module.g1", "module", part]))
+    if part:
+        parent, _, name = path.rpartition(".")
+        outer: Any = policy.get_submodule(parent)
+        setattr(outer, name, torch.compile(outer.get_submodule(name)))
+    compiled = policy if part else torch.compile(policy)
+    assert any("_orig_mod" in name for name in dict(compiled.named_modules()))
+    save_policy(tmp_path / "p.pt", compiled, environment, num_cells=(4,))
+    weights = load_policy(tmp_path / "p.pt", environment).state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match="builds another policy"):
+        save_policy(tmp_path / "p.pt", compiled, environment, num_cells=(5,))
