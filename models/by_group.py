@@ -57,4 +57,4 @@ class ModulesByGroup(nn.ModuleDict):
     def items(self) -> ItemsView[str, nn.Module]:
         """Return the groups and their modules."""
         modules = self._modules.items()
-        return {unquote(name.removesuffix("%")): m for name, m in modules}.items()  # type: ignore[return-value]
+        return {unquote(name.removesuffix("%")): m for name, m in modules}.items()

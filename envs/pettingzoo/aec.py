@@ -108,6 +108,8 @@ class AECDriver:
                 self._sums[agent] = self._sums.get(agent, 0.0) + reward
         if not self._agents:
             return
+        yield from self._rows.unknown_flags(self._terminations, self._truncations)
+        yield from self._rows.take_returns()
         yield from self._rows.without_mask(self._env.infos, [self._agent])
         total = self._cumulative().get(self._agent, 0.0)
         known = self._sums.get(self._agent, 0.0)

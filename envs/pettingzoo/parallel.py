@@ -1,6 +1,7 @@
 """Steps environments whose agents act simultaneously (PettingZoo's parallel API)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, final
 
 from marl_collect.envs.pettingzoo.actions import Actions, Plan
@@ -8,6 +9,8 @@ from marl_collect.envs.pettingzoo.description import as_list, check_reset
 from marl_collect.envs.pettingzoo.fast_path import ParallelWorld
 from marl_collect.envs.pettingzoo.rows import Rows
 
+_LATER = 20
+"""Steps after an episode in which ``audit`` looks for agents that come back."""
 _RESULTS = ("observation", "reward", "termination", "truncation", "info")
 
 
@@ -88,6 +91,7 @@ class ParallelDriver:
     def _change(self, present: list[Any], *ends: Mapping[Any, Any]) -> None:
         """Write who ended, who acts next, and whether the episode is over."""
         rows = self._rows
+        rows.check_flags(*ends)
         self._agents = present[:]
         self._plan = self._actions.plan(self._agents)
         rows.record_ends(self._agents, *ends)
@@ -110,6 +114,26 @@ class ParallelDriver:
         stepped = len(self._returned) == len(_RESULTS)
         infos = self._returned[-1] if stepped else self._first_infos
         yield from rows.without_mask(infos, present)
+        if stepped:
+            yield from rows.unknown_flags(*self._returned[2:4])
+        if rows.unflagged and present and rows.is_over:
+            rows.came_back |= self._listed_later(rows.unflagged)
+        yield from rows.take_returns()
+
+    def _listed_later(self, missing: Collection[Any]) -> set[Any]:
+        """Play on after the end, and return which of ``missing`` come back.
+
+        A reset must follow.
+        """
+        # The actions are those of the row, which may be illegal by now.
+        with suppress(Exception):
+            for _ in range(_LATER):
+                present = as_list(self._env.agents, self._name)
+                back = {agent for agent in present if agent in missing}
+                if back or not present:
+                    return back
+                self._env.step(self._actions.read(self._actions.plan(present)))
+        return set()
 
     def _wrong_result(self, returned: Any) -> TypeError:
         return TypeError(

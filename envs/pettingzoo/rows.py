@@ -48,6 +48,8 @@ class Rows:
         absent_wait: whether agents that are not listed wait.
         alive: agents that take part.
         waiting: whether the last call of ``select_present`` found agents that wait.
+        unflagged: agents that left in this episode without a flag.
+        came_back: those of them that the environment listed again.
         leaving: agents that the last step ended.
         dead: agents that earlier steps ended.
         absent: agents whose rows are zeros: the dead agents and those that have not
@@ -82,6 +84,8 @@ class Rows:
         self.waiting = False
         # Agents whose end had no flag; None after the warning.
         self._vanished: set[Any] | None = set()
+        self.unflagged: set[Any] = set()
+        self.came_back: set[Any] = set()
         self.alive: list[Any] = []
         self.leaving: list[Any] = []
         self.dead: set[Any] = set()
@@ -158,6 +162,8 @@ class Rows:
             self.waiting = len(self.alive) > len(agents)
         if self._vanished:
             self._vanished.clear()
+        self.unflagged.clear()
+        self.came_back.clear()
 
     def begin_frame(self) -> None:
         """Zero the rows of agents that ended, and count the frame for a time limit."""
@@ -252,6 +258,7 @@ class Rows:
                 self.leave(agent, terminated=terminated, truncated=truncated)
             elif agent not in present and not self.absent_wait:
                 self.leave(agent, terminated=False, truncated=True)
+                self.unflagged.add(agent)
                 if present and self._vanished is not None:
                     self._note_vanished(agent, self._vanished)
 
@@ -298,6 +305,8 @@ class Rows:
                 and not terminations.get(agent, False)
                 and not truncations.get(agent, False)
             ):
+                if agent in self.unflagged:
+                    self.came_back.add(agent)
                 if self._vanished and agent in self._vanished:
                     self._vanished = None
                     warn(
@@ -388,6 +397,42 @@ class Rows:
             told = True
         if told:
             self.write_action_masks(infos, agents)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode has ended."""
+        return bool(self._row["done",][0])
+
+    def take_returns(self) -> Iterator[str]:
+        """Yield once which agents left without a flag and came back."""
+        for agent in sorted(self.came_back, key=str):
+            yield (
+                f"{agent} left env.agents without a termination or truncation, and "
+                "came back, so it is recorded as dead although it waits. Pass "
+                "absent='waiting', or return a flag in the step in which it ends."
+            )
+        self.came_back.clear()
+
+    def check_flags(self, *flags: Mapping[Any, Any]) -> None:
+        """Check that flags belong to agents.
+
+        Raises:
+            ValueError: if one does not; names it.
+        """
+        for problem in self.unknown_flags(*flags):
+            raise ValueError(problem)
+
+    def unknown_flags(self, *flags: Mapping[Any, Any]) -> Iterator[str]:
+        """Yield which of terminations and truncations belong to no agent."""
+        for name, ended in zip(("termination", "truncation"), flags, strict=True):
+            for agent in ended:
+                if agent not in self._specs:
+                    yield (
+                        f"{self._description.name}: step() returned a {name} of "
+                        f"{agent!r}, which is not one of its possible_agents "
+                        f"{list(self._specs)}. To end an episode for all agents return "
+                        "a flag for each, such as dict.fromkeys(self.agents, True)."
+                    )
 
     def without_mask(self, infos: Mapping[Any, Any], agents: Any) -> Iterator[str]:
         """Yield which of ``agents`` have no mask although their infos must have one."""

@@ -15,6 +15,7 @@ from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
+from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.interruption import Interruption
 from marl_collect.core.seeding import draw_seed
 from marl_collect.errors import ClosedError
@@ -149,9 +150,12 @@ def collect_into(
         )
         policy_description = arguments.policy_description
         if policy_description is None:
-            policy_description = describe_policy(collector.policy)
-            if "policy_factory" in options and collector.policy is None:
-                policy_description = {"kind": "built in the workers"}
+            built = "policy_factory" in options and collector.policy is None
+            policy_description = (
+                {"kind": "built in the workers"}
+                if built
+                else describe_policy(collector.policy)
+            )
         settings = {"episodes": episodes, "frames": frames} | {
             name: value for name, value in options.items() if _is_plain(value)
         }
@@ -161,6 +165,7 @@ def collect_into(
             on_start(collector, writer)
         whole = None if episodes is None else EpisodeWriter(writer, episodes)
         interruption = interruption or Interruption()
+        ends = FirstEnds(environment)
         with BackgroundWriter(whole or writer, on_episodes) as recorder:
             while not interruption.happened:
                 if whole is not None and whole.complete:
@@ -168,6 +173,7 @@ def collect_into(
                 batch = collector.next()
                 if batch is None:
                     break
+                ends.look(batch["next"].get)
                 with interruption.deferred():
                     recorder.add(batch)
                 del batch  # Frees its slot.

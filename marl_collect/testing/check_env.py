@@ -13,6 +13,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import MultiAgentEnv, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.factories import BUILD_ANEW
+from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.groups import RESERVED
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.sharing import simulators
@@ -66,6 +67,9 @@ def check_env(
     - for a ``BatchedEnv``: that worlds begin alone without changes to others, that
       episodes do not depend on the index of their world, and that the last observation
       of an episode is not the first one of the next.
+
+    Warns if episodes end with their first agent while others could go on
+    (``done_on_any``).
 
     Args:
         factory: callable that builds the environment.
@@ -137,9 +141,12 @@ def _play(pair: tuple[Any, Any], seed: int, episodes: int, steps: int) -> Iterat
     yield from play.values_before_cast(episode_seed(seed, 0, 0))
     seeds = [episode_seed(seed, 0, number) for number in range(episodes)]
     runs = []
+    ends = FirstEnds(play.description)
     for number in seeds:
         yield from play.rules(number)
         runs.append(play.episode(number))
+        if len(runs[-1]) > 1:
+            ends.look(runs[-1][-1].__getitem__)
     if play.description.repeats:
         problems = list(_repeats(play, twin, seeds, runs))
         yield from problems

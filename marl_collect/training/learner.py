@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import (
     Purpose,
     derive,
@@ -77,6 +78,7 @@ class Learner(abc.ABC):
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
         self._meter: StepMeter | None = None
+        self._ends = FirstEnds(description)
 
     @classmethod
     def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
@@ -104,6 +106,11 @@ class Learner(abc.ABC):
         """
         del setting, setup, options
         return False
+
+    @final
+    def note_first_ends(self, batch: TensorDictBase) -> None:
+        """Warn once if episodes of the batch end with their first agent."""
+        self._ends.look(batch["next"].get)
 
     @abc.abstractmethod
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:

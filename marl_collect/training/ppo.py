@@ -86,6 +86,7 @@ class PPOLearner(Learner):
     @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Train on the batch for several epochs of minibatches."""
+        self.note_first_ends(batch)
         lr = self.ppo.lr * (1 - progress if self.ppo.anneal else 1)
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -134,6 +134,7 @@ class ValueLearner(Learner):
     @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Add the batch to the replay buffer and train on samples from it."""
+        self.note_first_ends(batch)
         data = self.prepare(batch)
         self._buffer.extend(data)
         frames = progress * self.options.frames

@@ -4,7 +4,8 @@
 All are one game of two agents, with an observation ``[seed, steps, total, draw]`` of
 float64: the seed of the episode, its steps, the sum of all actions, and a random number
 drawn in this step. ``consistent`` knows what a batch of one of them must look like.
-They differ in where they keep the sum, and in where they draw from.
+They differ in where they keep the sum, and in where they draw from. Processes of
+ParallelEnv import this module, so it does not import torch.
 """
 
 import ctypes
@@ -14,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from tensordict import TensorDictBase
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 STEPS = 5
 SPACE = spaces.Box(-np.inf, np.inf, (4,), np.float64)
@@ -213,10 +215,14 @@ class FromTorch(Game):
 
     def begin(self, seed: int) -> None:
         """Seed it."""
+        import torch
+
         torch.manual_seed(seed)
 
     def draw(self) -> float:
         """Return a random number."""
+        import torch
+
         return float(torch.rand((), dtype=torch.float64))
 
 
@@ -332,6 +338,8 @@ def _python(seed: int) -> list[float]:
 
 
 def _torch(seed: int) -> list[float]:
+    import torch
+
     own = torch.Generator().manual_seed(seed)
     return [
         float(torch.rand((), dtype=torch.float64, generator=own)) for _ in range(STEPS)
@@ -347,8 +355,10 @@ _DRAWS |= {
 }
 
 
-def consistent(batch: TensorDictBase, kind: type[Game]) -> bool:
+def consistent(batch: "TensorDictBase", kind: type[Game]) -> bool:
     """Return whether ``batch``, ``[B, T]`` from resets on, has no foreign data."""
+    import torch
+
     draws = _DRAWS.get(kind, lambda seed: [0.0] * STEPS)
     agents = [
         key for key in batch.keys() if ("next", key, "reward") in batch.keys(True)

@@ -209,6 +209,21 @@ def test_an_agent_that_is_not_zeroed_after_its_end_is_named() -> None:
     assert "observation of pair_0 is not zero after its end" in text
 
 
+@pytest.mark.parametrize("reward", [-0.5, 0.5, -np.inf])
+def test_a_reward_after_an_agents_end_is_named(reward: float) -> None:
+    def harm(env: Pair) -> None:
+        if env.steps == 1:
+            env.flags.end("pair", 0, terminated=True, truncated=False)
+        if env.steps:
+            env.row["pair", "mask"][0] = False
+        if env.steps >= 2:
+            env.row["pair", "observation"][0] = 0
+            env.row["pair", "reward"][0] = reward
+
+    text = findings(lambda: Pair(harm))
+    assert f"pair/reward of pair_0 is {reward} after its end" in text
+
+
 def test_flags_that_change_after_an_agents_end_are_named() -> None:
     def harm(env: Pair) -> None:
         if env.steps == 1:

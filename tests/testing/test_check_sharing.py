@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,21 @@ from marl_collect import (
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError
 
-FRAMES = 20
+FRAMES = 10
+"""Of each environment: two episodes."""
+
+
+Kinds = Sequence[type[Game]]
+Layout = Callable[[Kinds], TensorDictBase]
+"""Two environments of each kind; returns their data ``[2 * kinds, T]``."""
 
 
 def wrapped(kind: type[Game]) -> Any:
     return PettingZooWrapper(kind())
+
+
+def factories(kinds: Kinds, times: int = 2) -> list[Any]:
+    return [partial(wrapped, kind) for kind in kinds for _ in range(times)]
 
 
 def collected(collector: Any) -> TensorDictBase:
@@ -35,36 +45,40 @@ def collected(collector: Any) -> TensorDictBase:
         return torch.cat([batch.clone() for batch in collector], 1)
 
 
-def in_this_process(factory: Any) -> TensorDictBase:
-    size = {"frames_per_batch": FRAMES, "total_frames": FRAMES}
-    return collected(Collector([factory] * 2, **size))
+def sizes(kinds: Kinds) -> dict[str, int]:
+    frames = 2 * len(kinds) * FRAMES
+    return {"frames_per_batch": frames, "total_frames": frames}
 
 
-def in_workers(envs: int, factory: Any) -> TensorDictBase:
-    options = {"num_workers": 3 - envs, "envs_per_worker": envs}
-    size = {"frames_per_batch": FRAMES, "total_frames": FRAMES}
-    return collected(MultiSyncCollector(factory, **size, **options))
+def in_this_process(kinds: Kinds) -> TensorDictBase:
+    return collected(Collector(factories(kinds), **sizes(kinds)))
 
 
-def in_one_batch(kind: Any, factory: Any) -> TensorDictBase:
-    with kind(2, factory) as env:
-        return env.rollout(FRAMES // 2, break_when_any_done=False)
+def in_workers(envs: int, kinds: Kinds) -> TensorDictBase:
+    own = factories(kinds, 2 // envs)
+    return collected(MultiSyncCollector(own, envs_per_worker=envs, **sizes(kinds)))
 
 
-Layouts = dict[str, Callable[[Any], TensorDictBase]]
-IN_THIS_PROCESS: Layouts = {
+def rolled_out(kind: Any, kinds: Kinds) -> TensorDictBase:
+    with kind(2 * len(kinds), factories(kinds)) as env:
+        return env.rollout(FRAMES, break_when_any_done=False)
+
+
+def in_processes(envs: int, kinds: Kinds) -> TensorDictBase:
+    return rolled_out(partial(ParallelEnv, envs_per_process=envs), kinds)
+
+
+IN_THIS_PROCESS: dict[str, Layout] = {
     "Collector": in_this_process,
-    "SerialEnv": partial(in_one_batch, SerialEnv),
+    "SerialEnv": partial(rolled_out, SerialEnv),
 }
-IN_OTHERS: Layouts = {
-    "two workers": partial(in_workers, 1),
-    "one worker": partial(in_workers, 2),
-    "ParallelEnv": partial(in_one_batch, partial(ParallelEnv, num_processes=2)),
-    "one process of ParallelEnv": partial(
-        in_one_batch, partial(ParallelEnv, num_processes=1)
-    ),
+IN_OTHERS: dict[str, Layout] = {
+    "workers": partial(in_workers, 1),
+    "workers of two": partial(in_workers, 2),
+    "ParallelEnv": partial(in_processes, 1),
+    "ParallelEnv of two": partial(in_processes, 2),
 }
-APART = {"two workers", "ParallelEnv"}
+APART = {"workers", "ParallelEnv"}
 """Layouts in which each environment has a process of its own."""
 _ONE_GLOBAL = "They share what changes in an episode: "
 SHARING: dict[type[Game], str] = {
@@ -114,44 +128,41 @@ def test_check_env_accepts_odd_environments_that_share_nothing(
 
 
 @pytest.mark.parametrize("layout", IN_THIS_PROCESS)
-@pytest.mark.parametrize("kind", LEGAL)
-def test_odd_environments_are_right_in_this_process(
+@pytest.mark.parametrize("kind", [*LEGAL, *SHARING])
+def test_only_what_is_reported_is_wrong_in_this_process(
     kind: type[Game], layout: str
 ) -> None:
-    assert consistent(IN_THIS_PROCESS[layout](partial(wrapped, kind)), kind)
+    assert consistent(IN_THIS_PROCESS[layout]([kind]), kind) == (kind in LEGAL)
 
 
 @pytest.mark.parametrize("layout", IN_OTHERS)
-@pytest.mark.parametrize("kind", LEGAL)
-def test_odd_environments_are_right_in_other_processes(
-    kind: type[Game], layout: str
-) -> None:
-    assert consistent(IN_OTHERS[layout](partial(wrapped, kind)), kind)
-
-
-@pytest.mark.parametrize("layout", IN_THIS_PROCESS)
-@pytest.mark.parametrize("kind", SHARING)
-def test_no_report_is_a_false_alarm(kind: type[Game], layout: str) -> None:
-    assert not consistent(IN_THIS_PROCESS[layout](partial(wrapped, kind)), kind)
-
-
-@pytest.mark.parametrize("layout", IN_OTHERS)
-@pytest.mark.parametrize("kind", [k for k in SHARING if k is not sharing.InFile])
 def test_what_a_process_shares_is_right_with_one_environment_per_process(
-    kind: type[Game], layout: str
+    layout: str,
 ) -> None:
-    right = consistent(IN_OTHERS[layout](partial(wrapped, kind)), kind)
-    assert right == (layout in APART)
+    # All processes share the file. The group of the last one has another name.
+    left_out = (sharing.InFile, sharing.NumberedAgents)
+    kinds = [kind for kind in (*LEGAL, *SHARING) if kind not in left_out]
+    data = IN_OTHERS[layout](kinds)
+    right = {
+        kind: consistent(data[2 * i : 2 * i + 2], kind) for i, kind in enumerate(kinds)
+    }
+    assert right == {kind: kind in LEGAL or layout in APART for kind in kinds}
+    numbered = sharing.NumberedAgents
+    assert consistent(IN_OTHERS[layout]([numbered]), numbered)
 
 
-@pytest.mark.parametrize("layout", IN_OTHERS)
+@pytest.mark.parametrize("layout", ["workers", "workers of two"])
 def test_a_raw_object_is_refused_or_each_process_has_its_own(layout: str) -> None:
     factory = partial(PettingZooWrapper, Game())
+    options: Any = {"num_workers": 2} if layout in APART else {"envs_per_worker": 2}
+    collect = lambda: collected(  # noqa: E731
+        MultiSyncCollector(factory, **options, **sizes([Game]))
+    )
     if layout in APART:
-        assert consistent(IN_OTHERS[layout](factory), Game)
+        assert consistent(collect(), Game)
     else:
         with pytest.raises(TypeError, match="share one Game object"):
-            IN_OTHERS[layout](factory)
+            collect()
 
 
 def states() -> tuple[Any, list[int]]:

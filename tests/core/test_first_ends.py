@@ -1,0 +1,101 @@
+"""Episodes that end with the first agent are named once, where people would see it."""
+
+import os
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl")
+
+from support.zoo import Script, ScriptedEnv
+
+from marl_collect import Collector, check_env, record
+from marl_collect.core.description import EnvDescription
+from marl_collect.envs import PettingZooWrapper
+from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.ppo import PPOLearner
+from marl_collect.training.value_decomposition import ValueLearner
+
+DEATH = Script(ends={"agent_1": (3, "terminated")}, max_cycles=6)
+TOGETHER = Script(
+    ends={f"agent_{i}": (3, "terminated") for i in range(3)}, max_cycles=6
+)
+LIMIT = Script(max_cycles=3)
+MESSAGE = "scripted_v0: an episode ended when the first agent was done.*done_on_any="
+
+
+def wrapped(script: Script, done_on_any: bool | None = None) -> Any:
+    return PettingZooWrapper(ScriptedEnv(script), done_on_any=done_on_any)
+
+
+QUIET = [
+    partial(wrapped, TOGETHER),
+    partial(wrapped, LIMIT),
+    partial(wrapped, DEATH, done_on_any=False),
+]
+
+
+def warned(call: Any) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return sum("first agent was done" in str(w.message) for w in caught)
+
+
+def test_check_env_says_that_episodes_end_with_the_first_agent() -> None:
+    with pytest.warns(UserWarning, match=MESSAGE):
+        check_env(partial(wrapped, DEATH))
+    assert warned(lambda: check_env(partial(wrapped, DEATH))) == 1
+    for factory in QUIET:
+        assert not warned(lambda factory=factory: check_env(factory))
+
+
+@pytest.mark.parametrize("kind", [PPOLearner, ValueLearner])
+def test_learners_say_it_once(kind: Any) -> None:
+    settings = {"num_cells": (4,), "ppo.epochs": 1, "value.warm_up_frames": 10**6}
+    options = TrainingOptions().with_settings(settings)
+    setup = Setup("ippo" if kind is PPOLearner else "vdn")
+
+    def train(factory: Any) -> None:
+        with factory() as env:
+            description: EnvDescription = env.description
+        learner = kind(description, setup, options, seed=0)
+        size = {"frames_per_batch": 20, "total_frames": 60}
+        with Collector(factory, learner.policy, **size) as collector:
+            for batch in collector:
+                learner.update(batch, 0.1)
+
+    assert warned(lambda: train(partial(wrapped, DEATH))) == 1
+    for factory in QUIET:
+        assert not warned(lambda factory=factory: train(factory))
+
+
+def test_record_says_it_once(tmp_path: Any) -> None:
+    options = {"frames": 60, "frames_per_batch": 20}
+    factory = partial(wrapped, DEATH)
+    assert warned(lambda: record(tmp_path / "data", factory, **options)) == 1
+
+
+def test_collect_says_it_on_the_command_line(tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from support.zoo import Script, ScriptedEnv\n"
+        "def make():\n"
+        "    return ScriptedEnv(Script(ends={'agent_1': (3, 'terminated')}))\n"
+    )
+    command = [sys.executable, "-m", "marl_collect.cli.main", "collect", "mine:make"]
+    command += ["--frames", "60", "--policy", "random", "--out", str(tmp_path / "d")]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("first agent was done") == 1
