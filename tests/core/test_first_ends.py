@@ -65,7 +65,7 @@ def test_learners_say_it_once(kind: Any) -> None:
         with factory() as env:
             description: EnvDescription = env.description
         learner = kind(description, setup, options, seed=0)
-        size = {"frames_per_batch": 20, "total_frames": 60}
+        size: Any = {"frames_per_batch": 20, "total_frames": 60}
         with Collector(factory, learner.policy, **size) as collector:
             for batch in collector:
                 learner.update(batch, 0.1)
@@ -76,7 +76,7 @@ def test_learners_say_it_once(kind: Any) -> None:
 
 
 def test_record_says_it_once(tmp_path: Any) -> None:
-    options = {"frames": 60, "frames_per_batch": 20}
+    options: Any = {"frames": 60, "frames_per_batch": 20}
     factory = partial(wrapped, DEATH)
     assert warned(lambda: record(tmp_path / "data", factory, **options)) == 1
 

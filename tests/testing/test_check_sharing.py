@@ -45,7 +45,7 @@ def collected(collector: Any) -> TensorDictBase:
         return torch.cat([batch.clone() for batch in collector], 1)
 
 
-def sizes(kinds: Kinds) -> dict[str, int]:
+def sizes(kinds: Kinds) -> Any:
     frames = 2 * len(kinds) * FRAMES
     return {"frames_per_batch": frames, "total_frames": frames}
 
