@@ -167,7 +167,7 @@ def test_a_compiled_policy_is_saved(tmp_path: Path, part: str, groups: int) -> N
         parent, _, name = path.rpartition(".")
         outer: Any = policy.get_submodule(parent)
         setattr(outer, name, torch.compile(outer.get_submodule(name)))
-    compiled = policy if part else torch.compile(policy)
+    compiled: Any = policy if part else torch.compile(policy)
     assert any("_orig_mod" in name for name in dict(compiled.named_modules()))
     save_policy(tmp_path / "p.pt", compiled, environment, num_cells=(4,))
     weights = load_policy(tmp_path / "p.pt", environment).state_dict()

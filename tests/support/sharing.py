@@ -55,7 +55,7 @@ class Game(ParallelEnv[Any, Any, Any]):
         self.steps += 1
         self.write(self.read() + int(sum(actions.values())))
         over = self.steps == STEPS
-        results = (
+        results: Any = (
             self.observe(self.draw()),
             dict.fromkeys(self.agents, float(sum(actions.values()))),
             dict.fromkeys(self.agents, over),

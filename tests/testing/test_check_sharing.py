@@ -93,7 +93,7 @@ SHARING: dict[type[Game], str] = {
     sharing.FromTorch: "They draw from torch's global generator",
 }
 """What ``check_env`` reports."""
-LEGAL = [
+LEGAL: Kinds = [
     Game,
     sharing.OwnGenerator,
     sharing.RestoresGenerator,
@@ -140,14 +140,14 @@ def test_what_a_process_shares_is_right_with_one_environment_per_process(
     layout: str,
 ) -> None:
     # All processes share the file. The group of the last one has another name.
-    left_out = (sharing.InFile, sharing.NumberedAgents)
-    kinds = [kind for kind in (*LEGAL, *SHARING) if kind not in left_out]
+    left_out: Kinds = (sharing.InFile, sharing.NumberedAgents)
+    kinds: Kinds = [kind for kind in (*LEGAL, *SHARING) if kind not in left_out]
     data = IN_OTHERS[layout](kinds)
     right = {
         kind: consistent(data[2 * i : 2 * i + 2], kind) for i, kind in enumerate(kinds)
     }
     assert right == {kind: kind in LEGAL or layout in APART for kind in kinds}
-    numbered = sharing.NumberedAgents
+    numbered: Any = sharing.NumberedAgents
     assert consistent(IN_OTHERS[layout]([numbered]), numbered)
 
 
