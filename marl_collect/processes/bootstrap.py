@@ -117,6 +117,8 @@ def run_spawned(command_fd: int, parent: int, *, tied_by_kernel: bool) -> NoRetu
     survival.reset_signals()
     if tied_by_kernel:
         survival.die_with_parent(parent)
+    else:
+        survival.wake_at_parents_end()
     survival.watch_parent(parent)
     run_worker(command_fd)
 

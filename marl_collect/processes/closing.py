@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -70,8 +71,14 @@ def await_end(
     failures: list[WorkerError] = []
     _drain(handles, min(term, begin + _STOPPED_SECONDS), failures)
     for handle in handles:
-        if handle.exitcode is None and _is_stopped(handle.pid):
-            handle.kill()
+        if handle.exitcode is None:
+            state, parent = _state_of(handle.pid)
+            if state == "T":
+                handle.kill()
+            if parent != os.getpid() and _state_of(parent)[0] == "T":
+                # A fork server, which reports the ends of its workers.
+                with contextlib.suppress(OSError):
+                    os.kill(parent, signal.SIGCONT)
     _drain(handles, term, failures)
     reported = {failure.worker for failure in failures}
     for handle in handles:
@@ -101,14 +108,18 @@ def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]
     return [handle.describe("ended unexpectedly", handle.describe_end())]
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP or the like has stopped a process."""
+def _state_of(pid: int) -> tuple[str, int]:
+    """Return a process's state and its parent; "T" if SIGSTOP or the like stopped it.
+
+    If that is unknown, for example since it has ended, return "" and 0.
+    """
     folder = linux.folder_of(pid)
     if folder is not None:
         with contextlib.suppress(OSError):
             stat = (folder / "stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
-    return False
+            state, parent = stat.rpartition(")")[2].split()[:2]
+            return state, int(parent)
+    return "", 0
 
 
 def _shut(connection: Connection) -> None:

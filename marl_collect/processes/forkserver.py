@@ -73,6 +73,7 @@ def main(control_fd: int, trainer: int, preload: Sequence[str]) -> NoReturn:
     survival.set_name("marl-forkserver")
     import_guard.mark_process("The fork server")
     survival.adopt_orphans()
+    survival.wake_at_parents_end()
     mark = orphans.Mark.reserved()
     control = socket.socket(fileno=control_fd)
     try:

@@ -333,6 +333,7 @@ class _ForkServer:
             # Unlike close() this also reaches past copies in forked processes.
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
+        self._popen.send_signal(signal.SIGCONT)  # It may have been stopped.
         try:
             self._popen.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -124,11 +124,19 @@ class WorkerPool:
         self.status_board: Final = StatusBoard.create(len(jobs))
         with contextlib.ExitStack() as undo:
             undo.callback(self.status_board.close)
-            self._handles = self._starter.start(jobs, self.status_board)
+            try:
+                self._handles = self._starter.start(jobs, self.status_board)
+            except Exception:
+                if cleanup.ends_with_the_process(threading.current_thread()):
+                    raise SystemExit from None  # The servers were ended before.
+                raise
             self._release = undo.pop_all()
         self._watch = HangWatch(self.status_board, start_timeout)
         self._closed = False
         cleanup.register(self)
+        if cleanup.ends_with_the_process(threading.current_thread()):
+            self.close(0.0)  # Others were closed before this one was registered.
+            raise SystemExit
 
     # Messages
 

@@ -59,6 +59,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def wake_at_parents_end() -> None:
+    """Have the kernel continue this process if it is stopped when its parent ends.
+
+    A stopped process cannot notice the end. The thread that started this process may
+    end earlier: a process that runs ignores the signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGCONT))
+
+
 def die_at_hangup(fd: int) -> None:
     """Let SIGIO kill this process when the other end of a socket is closed.
 

@@ -281,6 +281,43 @@ signal.pause()
     assert_gone(pidfds)
 
 
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_killing_the_trainer_ends_processes_that_are_stopped(
+    run: Run, thread: str
+) -> None:
+    """Such as after SIGSTOP to a whole tree; also if the starting thread has ended."""
+    process, pidfds = run(
+        f"""
+def start():
+    global pool
+    pool = WorkerPool(obey, [0, 1], start_method=start_method)
+
+if {thread == "other"}:
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+pool.broadcast(lambda worker, argument: (os.getpid(), os.getppid()))
+pids = {{pid for _ in range(2) for pid in pool.receive()[1]}} - {{os.getpid()}}
+
+def is_stopped(pid):
+    with open(f"/proc/{{pid}}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+for pid in pids:
+    os.kill(pid, signal.SIGSTOP)
+while not all(map(is_stopped, pids)):
+    pass
+tell(*pids)
+signal.pause()
+"""
+    )
+    process.send_signal(signal.SIGSTOP)
+    process.kill()
+    assert_gone(pidfds)
+
+
 @pytest.mark.parametrize("start_method", ["forkserver"])
 def test_exiting_ends_a_fork_server_that_is_stopped(run: Run) -> None:
     process, pidfds = run(

@@ -154,3 +154,79 @@ def test_fifty_cycles_leave_no_file_and_no_process(
 ) -> None:
     process = run_python("-c", CYCLES, start_method, str(cycles), interpreter=True)
     assert process.stdout.startswith("True"), process.stdout + process.stderr
+
+
+def test_close_does_not_wait_for_a_fork_server_that_is_stopped() -> None:
+    """The server reports the ends of workers, so without it none seems to end."""
+    pool = WorkerPool(obey, [0, 1], start_method="forkserver")
+    pool.send(0, lambda worker, argument: os.getppid())
+    _, server = pool.receive()
+    suspend(server)
+    begin = time.monotonic()
+    assert pool.close(timeout=20 * SOON) == ()
+    assert time.monotonic() - begin < SOON
+    assert exit_codes(pool) == (0, 0)
+    with WorkerPool(obey, [0], start_method="forkserver") as another:
+        another.send(0, lambda worker, argument: os.getppid())
+        assert another.receive()[1] == server
+
+
+# Registered first, so it runs after the hooks of the package.
+AT_EXIT = """\
+import atexit
+import threading
+
+began, exiting = threading.Event(), threading.Event()
+
+def last():
+    exiting.set()
+    thread.join()
+
+atexit.register(last)
+
+from marl_collect.processes import WorkerPool, pool, starting
+
+def listen(worker, argument):
+    worker.receive()
+
+def late(function):
+    def wrapper(*args, **kwargs):
+        began.set()
+        exiting.wait()
+        return function(*args, **kwargs)
+    return wrapper
+
+def early(function):
+    def wrapper(*args, **kwargs):
+        result = function(*args, **kwargs)
+        began.set()
+        exiting.wait()
+        return result
+    return wrapper
+
+WHERE
+
+def run():
+    WorkerPool(listen, [0, 1], start_method=METHOD).receive()
+    print("survived")
+
+thread = threading.Thread(target=run, daemon=True)
+thread.start()
+began.wait()
+"""
+PLACES = {
+    "before the first start": "starting.launch = late(starting.launch)",
+    "after the first start": "starting.launch = early(starting.launch)",
+    "after all starts": "pool.Starter.start = early(pool.Starter.start)",
+    "before it is used": "WorkerPool.receive = late(WorkerPool.receive)",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_daemon_that_starts_workers_ends_with_the_program_in_silence(
+    place: str, start_method: str
+) -> None:
+    code = AT_EXIT.replace("WHERE", PLACES[place]).replace("METHOD", repr(start_method))
+    done = run_python("-c", code, interpreter=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
