@@ -87,8 +87,10 @@ def plot_histograms(panels: Sequence[Panel], title: str, what: str, path: Path) 
     with imports_of("plot", "Plotting"):
         from matplotlib import rc_context
     # Publishers refuse fonts of Type 3. A ``$`` in a name begins no formula.
-    options = {"pdf.fonttype": 42, "text.parse_math": False}
-    with rc_context(options), named_if_full(path):
+    with (
+        rc_context({"pdf.fonttype": 42, "text.parse_math": False}),
+        named_if_full(path),
+    ):
         _figure(panels, printable(title), what).savefig(path, dpi=120)
 
 

@@ -411,6 +411,10 @@ def test_the_command_prints_the_address_with_the_token(data: Path) -> None:
         assert program.wait(LIMIT) == 0
 
 
+def test_the_server_listens_on_this_machine_only(running: server.Viewer) -> None:
+    assert running.socket.getsockname()[0] == "127.0.0.1"
+
+
 def test_a_token_cannot_be_guessed() -> None:
     tokens = set()
     for _ in range(10):
