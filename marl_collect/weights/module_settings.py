@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from marl_collect.errors import warn
 from marl_collect.weights.fingerprint import Fingerprint, class_attributes, is_users
-from marl_collect.weights.skeleton import weight_tensors
+from marl_collect.weights.skeleton import is_sent_by_name, weight_tensors
 from marl_collect.weights.tensor_parts import is_plain
 
 _BASE = frozenset(vars(nn.Module())) - {"training"}
@@ -312,7 +312,7 @@ def _why_unsent(path: Path, old: _Setting, now: _Setting) -> Unsent | None:
     if path.name in _STAND_INS:
         return _STAND_INS[path.name]
     if any(
-        old.classes.get(kind, mark) != mark and _is_sent_by_name(kind)
+        old.classes.get(kind, mark) != mark and is_sent_by_name(kind)
         for kind, mark in now.classes.items()
     ):
         return Unsent.CLASS
@@ -322,12 +322,6 @@ def _why_unsent(path: Path, old: _Setting, now: _Setting) -> Unsent | None:
         return Unsent.MODULE
     # A private attribute is most often a cache.
     return None if path.name.startswith("_") else Unsent.OTHER
-
-
-def _is_sent_by_name(kind: type) -> bool:
-    """Return whether a worker imports a class, and does not get what is in it."""
-    by_name: bool = cloudpickle.cloudpickle._should_pickle_by_reference(kind)  # noqa: SLF001
-    return by_name
 
 
 def _copy(value: Any, state: Fingerprint) -> Any:

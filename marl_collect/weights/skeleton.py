@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from marl_collect.weights.fingerprint import Fingerprint, class_attributes, is_users
 from marl_collect.weights.tensor_parts import is_plain
 
 _WEIGHT = "weight"
@@ -34,10 +35,13 @@ class Skeleton:
     Attributes:
         module: pickled with cloudpickle; weights are replaced by numbers.
         trainable: ``requires_grad`` of each parameter, None for a buffer.
+        of_classes: pickled values of attributes of classes that workers import. The
+            process that pickles may have changed them.
     """
 
     module: bytes
     trainable: tuple[bool | None, ...]
+    of_classes: bytes
 
 
 def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -60,6 +64,7 @@ def split_module(module: nn.Module) -> Skeleton:
     stream = io.BytesIO()
     try:
         _Pickler(stream, numbers).dump(module)
+        of_classes = cloudpickle.dumps(_of_classes(module))
     except Exception as error:
         raise TypeError(
             f"The policy {type(module).__name__} cannot be sent to the workers "
@@ -70,7 +75,7 @@ def split_module(module: nn.Module) -> Skeleton:
         tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
         for tensor in tensors
     )
-    return Skeleton(stream.getvalue(), trainable)
+    return Skeleton(stream.getvalue(), trainable, of_classes)
 
 
 def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Module:
@@ -83,7 +88,38 @@ def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.M
     for unpickled, weight in zip(weight_tensors(module).values(), weights, strict=True):
         if unpickled is not weight:  # Modules of torch.jit are sent with their tensors.
             unpickled.data = weight.detach()
+    modules = dict(module.named_modules())
+    for path, base, name, value in cloudpickle.loads(skeleton.of_classes):
+        kind = type(modules[path]).__mro__[base]
+        known = Fingerprint(vars(kind).get(name), values=True)
+        if known != Fingerprint(value, values=True):
+            setattr(kind, name, value)
     return module
+
+
+def is_sent_by_name(kind: type) -> bool:
+    """Return whether a worker imports a class, and does not get what is in it."""
+    by_name: bool = cloudpickle.cloudpickle._should_pickle_by_reference(kind)  # noqa: SLF001
+    return by_name
+
+
+def _of_classes(module: nn.Module) -> list[tuple[str, int, str, Any]]:
+    """Return the data in classes that are sent by name.
+
+    Each entry has the path of a module, the index of the class in the ``__mro__`` of
+    the module's class, and an attribute's name and value.
+    """
+    data: list[tuple[str, int, str, Any]] = []
+    seen: set[type] = set()
+    for path, inner in module.named_modules():
+        for base, kind in enumerate(type(inner).__mro__):
+            if kind in seen or not is_users(kind) or not is_sent_by_name(kind):
+                continue
+            seen.add(kind)
+            for name, value in class_attributes(kind):
+                if Fingerprint(value, values=True).is_data:
+                    data.append((path, base, name, value))
+    return data
 
 
 def _reduce_format(value: torch.memory_format) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.core.gradients import without_gradients
@@ -14,48 +14,27 @@ from marl_collect.core.gradients import without_gradients
 ENABLE = "torch.enable_grad"
 
 
-def slope() -> float:
-    """Return the derivative of the square at 1."""
+def slope() -> None:
+    """Compute the derivative of the square at 1."""
     x = torch.ones((), requires_grad=True)
     x.square().backward()
-    assert x.grad is not None
-    return float(x.grad)
+    assert x.grad == 2.0
 
 
-def slope_by_function() -> float:
+def slope_by_function() -> None:
     x = torch.ones((), requires_grad=True)
     (gradient,) = torch.autograd.grad(x.square(), x)
-    return float(gradient)
+    assert gradient == 2.0
 
 
-class StepsAlong(CountingEnv):
-    """Computes a gradient in each step."""
-
-    gradient: Callable[[], float] = staticmethod(slope)
-
-    def step_row(self) -> None:
-        assert type(self).gradient() == 2.0
-        super().step_row()
-
-
-class StepsByFunction(StepsAlong):
-    gradient = staticmethod(slope_by_function)
-
-
-class ResetsAlong(CountingEnv):
-    def reset_row(self, seed: int) -> None:
-        slope()
-        super().reset_row(seed)
-
-
-class Enables(StepsAlong):
-    @torch.enable_grad()
-    def step_row(self) -> None:
-        super().step_row()
+def computing(function: Callable[[], None], phase: Any = "step") -> Any:
+    """Return a factory of an environment that calls a function in each step."""
+    return lambda: CountingEnv(fault=Fault(function, phase, repeat=True))
 
 
 def act(td: TensorDictBase) -> TensorDictBase:
-    td["prey", "action"] = td["prey", "observation"][..., :2] * slope() / 99
+    slope()
+    td["prey", "action"] = td["prey", "observation"][..., :2] / 99
     td["hunter", "action"] = td["hunter", "observation"][..., 0].long() % 4
     return td
 
@@ -66,11 +45,13 @@ def collect(env: Any, policy: Any = None, kind: Any = Collector) -> None:
 
 
 COLLECTING: dict[str, Callable[[], Any]] = {
-    "Collector": lambda: collect(StepsAlong),
-    "autograd.grad": lambda: collect(StepsByFunction),
-    "MultiSyncCollector": lambda: collect(StepsAlong, kind=MultiSyncCollector),
-    "a reset in a worker": lambda: collect(ResetsAlong, kind=MultiSyncCollector),
-    "env.rollout": lambda: StepsAlong().rollout(3),
+    "Collector": lambda: collect(computing(slope)),
+    "autograd.grad": lambda: collect(computing(slope_by_function)),
+    "MultiSyncCollector": lambda: collect(computing(slope), None, MultiSyncCollector),
+    "a reset in a worker": lambda: collect(
+        computing(slope, "reset"), None, MultiSyncCollector
+    ),
+    "env.rollout": lambda: computing(slope)().rollout(3),
     "a policy": lambda: collect(CountingEnv, act),
     "a policy in a worker": lambda: collect(CountingEnv, act, MultiSyncCollector),
 }
@@ -85,8 +66,9 @@ def test_an_error_of_autograd_says_how_to_enable_it(name: str) -> None:
 
 
 def test_an_environment_that_enables_autograd_works() -> None:
-    collect(Enables)
-    collect(Enables, kind=MultiSyncCollector)
+    enabled = computing(torch.enable_grad()(slope))
+    collect(enabled)
+    collect(enabled, kind=MultiSyncCollector)
 
 
 def test_other_errors_have_no_note() -> None:

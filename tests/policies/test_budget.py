@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
-from marl_collect.policies.fused import runner
 from marl_collect.policies.fused.budget import RecordingBudget
 
 FREE = 10
@@ -78,19 +77,18 @@ def replace(net: Any) -> None:
     net.step = net.step + 1
 
 
-class Priced(RecordingBudget):
-    """A budget for which every recording costs as much as 20 frames save."""
-
-    def record(self, seconds: float, saving: float) -> None:
-        assert seconds > 0
-        super().record(20.0, 1.0)
-
-
 @pytest.mark.parametrize("change", [attribute, read, replace])
 def test_a_policy_is_called_while_recordings_do_not_pay(
     change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "RecordingBudget", Priced)
+    record = RecordingBudget.record
+
+    def priced(budget: RecordingBudget, seconds: float, saving: float) -> None:
+        """Let every recording cost as much as 20 frames save."""
+        assert seconds > 0
+        record(budget, 20.0, 1.0)
+
+    monkeypatch.setattr(RecordingBudget, "record", priced)
     net = Levels()
     policy = TensorDictModule(
         net,

@@ -1,6 +1,7 @@
 """Fused policies equal called ones for tensors of every dtype and layout."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def converted(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x.to(dtype)
+
+
 def hunters(x: Tensor) -> Tensor:
     return (x[:, :2, 1] % 4).long()
 
@@ -112,11 +117,11 @@ def as_action(action: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Any
 
 OUTPUTS: dict[str, tuple[Any, list[Any]]] = {
     **{
-        f"extra {str(dtype)[6:]}": (with_extra(lambda x, to=dtype: x.to(to)), [EXTRA])
+        f"extra {str(dtype)[6:]}": (with_extra(partial(converted, dtype)), [EXTRA])
         for dtype in DTYPES
     },
     **{
-        f"action {str(dtype)[6:]}": (as_action(lambda x, to=dtype: x.to(to)), [])
+        f"action {str(dtype)[6:]}": (as_action(partial(converted, dtype)), [])
         for dtype in ACTION_DTYPES
     },
     **{f"extra {name}": (with_extra(call), [EXTRA]) for name, call in LAYOUTS.items()},
@@ -173,7 +178,9 @@ NEGATIVE = torch._neg_view(torch.ones(3))
 BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "coo": (EYE.to_sparse, lambda m, x: torch.stack([m @ row for row in x])),
     "not coalesced": (
-        lambda: torch.sparse_coo_tensor([[0, 0, 1], [0, 0, 2]], [1.0, 2.0, 3.0]),
+        lambda: torch.sparse_coo_tensor(
+            torch.tensor([[0, 0, 1], [0, 0, 2]]), torch.tensor([1.0, 2.0, 3.0])
+        ),
         lambda m, x: torch.stack([m @ row for row in x])[:, [0, 1, 1]],
     ),
     "csr": (EYE.to_sparse_csr, lambda m, x: torch.stack([m @ row for row in x])),
@@ -199,7 +206,7 @@ BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor
 OF_DTYPES = [torch.bfloat16, torch.float8_e4m3fn, *DTYPES]
 BUFFERS |= {
     str(dtype)[6:]: (
-        lambda to=dtype: torch.tensor([1.0, 0.0, 3.0]).to(to),  # type: ignore[misc]
+        partial(converted, dtype, torch.tensor([1.0, 0.0, 3.0])),
         lambda m, x: x * m.to(torch.complex64).real,
     )
     for dtype in OF_DTYPES
@@ -227,9 +234,9 @@ def test_a_buffer_may_have_any_dtype_and_layout(name: str, collector: str) -> No
     module = Called(act, buffer())
     expected, _ = collected(Collector, CountingEnv, module, "prey", keys)
     assert len(expected[ACTION].unique()) > 10
-    for each in (Called, Computes):
-        module = each(act, buffer())
-        actual, how = collected(KINDS[collector], CountingEnv, module, "prey", keys)
+    for kind in (Called, Computes):
+        policy = kind(act, buffer())
+        actual, how = collected(KINDS[collector], CountingEnv, policy, "prey", keys)
         for key in keys:
             torch.testing.assert_close(actual[key], expected[key]), how
 
@@ -292,11 +299,6 @@ def numbers(dtype: Any) -> Any:
     return np.array([*some, limits.max, limits.min, limits.max // 3], dtype)
 
 
-def sized(x: Tensor) -> Tensor:
-    """Return numbers for which torch has most of its operations."""
-    return x if x.dtype not in (torch.uint16, torch.uint32, torch.uint64) else x.long()
-
-
 NUMBERS: tuple[Any, ...] = (-1, 0, 2, 100, 300, 70_000, 2**40, 0.5, True)
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 ARITHMETIC = ("add", "sub", "mul", "div", "maximum", "minimum", "remainder", "pow")
@@ -336,6 +338,14 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+WITH_NUMBERS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "clamp": lambda number, x: x.clamp(max=number),
+    "masked_fill": lambda number, x: x.masked_fill(x > 2, number),
+    "where": lambda number, x: torch.where(x > 2, number, x),
+    "subtracted from": lambda number, x: number - x,
+}
+
+
 def results(x: Tensor, calls: dict[str, Callable[[Tensor], Tensor]]) -> list[str]:
     """Return the calls that torch supports for these numbers."""
     supported = []
@@ -366,10 +376,8 @@ def on_numbers(dtype: Any) -> dict[str, Callable[[Tensor], Tensor]]:
     }
     for number in numbers_beside:
         calls |= {
-            f"clamp {number}": lambda x, n=number: x.clamp(max=n),
-            f"masked_fill {number}": lambda x, n=number: x.masked_fill(x > 2, n),
-            f"where {number}": lambda x, n=number: torch.where(x > 2, n, x),
-            f"subtracted from {number}": lambda x, n=number: n - x,
+            f"{name} {number}": partial(function, number)
+            for name, function in WITH_NUMBERS.items()
         }
     return calls
 

@@ -1,10 +1,14 @@
 """After an update, workers have every change of a policy, or a warning names it."""
 
 import array
+import importlib
+import os
+import signal
 import types
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,6 +236,43 @@ def test_what_consists_of_data_is_sent_and_can_be_sent_again() -> None:
         Holds.levels[0] = 7.0
         collector.update_policy_weights_()
         assert first(collector) == called(net)
+
+
+IMPORTED = """
+import torch
+from torch import nn
+
+
+class Imported(nn.Module):
+    level = 0.0
+    calls = 0
+
+    def forward(self, x):
+        type(self).calls += 1
+        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+        return 0 * x[..., :2] + type(self).level, hunters
+"""
+
+
+def test_class_attributes_that_changed_before_the_start_reach_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers import the class, with the value that its file has."""
+    (tmp_path / "imported_policy.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    kind: Any = importlib.import_module("imported_policy").Imported
+    kind.level = 1.0
+    net = kind()
+    with MultiSyncCollector(
+        CountingEnv, policy(net), frames_per_batch=8, on_worker_failure="restart"
+    ) as collector:
+        assert first(collector) == 1.0
+        kind.level = 2.0
+        kind.calls = 1000
+        collector.update_policy_weights_()
+        assert first(collector) == 2.0
+        os.kill(collector.worker_pids[0], signal.SIGKILL)
+        assert first(collector) == 2.0
 
 
 def test_a_class_attribute_that_hides_another_one_is_sent_and_removed() -> None:
