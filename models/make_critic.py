@@ -9,8 +9,8 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
-from marl_collect.models.defaults import float32_on
 from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     After,

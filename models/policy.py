@@ -13,8 +13,8 @@ from tensordict.nn import (
 )
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models.by_group import ModulesByGroup
-from marl_collect.models.defaults import float32_on
 from marl_collect.models.distributions.heads import (
     ActionHead,
     CategoricalHead,

@@ -20,6 +20,7 @@ from marl_collect import (
     MultiAsyncCollector,
     MultiSyncCollector,
     ParallelEnv,
+    check_env,
     describe,
     evaluate,
 )
@@ -149,6 +150,22 @@ def versions() -> Any:
     return {name: (str(b.dtype), b.tolist()) for name, b in pool.named_buffers()}
 
 
+def in_torchrl() -> Any:
+    pytest.importorskip("torchrl")
+    from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
+
+    env = to_torchrl(make_env())
+    env.set_seed(3)
+    torch.default_generator.manual_seed(0)
+    wrapped = TorchRLWrapper(to_torchrl(make_env()))
+    wrapped.set_seed(3)
+    return (
+        values(env.rollout(9)),
+        values(env.fake_tensordict()),
+        values(wrapped.rollout(9, policy_of())),
+    )
+
+
 def networks() -> Any:
     """Networks of a description are float32; on the default device, as in torch."""
     torch.manual_seed(0)
@@ -176,6 +193,8 @@ PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
     "recurrent PPO": lambda: ppo(recurrent="gru"),
     "QMIX": qmix,
     "dataset": dataset,
+    "TorchRL": in_torchrl,
+    "check_env": lambda: check_env(make_env),
     "pool": versions,
     "networks": networks,
 }

@@ -15,6 +15,7 @@ with imports_of("torchrl", "marl_collect.interop.torchrl"):
     from torchrl.envs import EnvBase
 
 from marl_collect.core.env import TensorDictEnv
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.interop import torchrl_specs as specs
 from marl_collect.interop.torchrl_wrapper import TorchRLWrapper
 
@@ -52,6 +53,7 @@ def to_torchrl(env: TensorDictEnv) -> EnvBase:
 class _OurEnv(EnvBase):
     """One of our environments as TorchRL's ``EnvBase``."""
 
+    @float32_on("cpu")
     def __init__(self, env: TensorDictEnv) -> None:
         description, batch = env.description, env.batch_size
         super().__init__(batch_size=batch)

@@ -138,7 +138,9 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
 def _space(spec: TensorSpec, shape: Shape, dims: int, where: str) -> spaces.Space[Any]:
     # MultiCategorical and Binary are subclasses of Categorical, so test them first.
     if isinstance(spec, MultiCategorical):
-        return spaces.MultiDiscrete(spec.nvec.expand(spec.shape)[(0,) * dims].numpy())
+        return spaces.MultiDiscrete(
+            spec.nvec.expand(spec.shape)[(0,) * dims].cpu().numpy()
+        )
     if isinstance(spec, (Binary, OneHot)):
         return spaces.MultiBinary(shape or (1,))
     if isinstance(spec, Categorical):

@@ -19,6 +19,7 @@ from typing_extensions import override
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
 from marl_collect.core.tensordicts import key_path, take_rows
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.errors import imports_of
 from marl_collect.models import (
     RecurrentModule,
@@ -26,7 +27,6 @@ from marl_collect.models import (
     make_policy,
     set_recurrent_mode,
 )
-from marl_collect.models.defaults import float32_on
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import Learner, Metrics, write_rewards
 from marl_collect.training.options import Setup, TrainingOptions, network_options

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.errors import imports_of
 from marl_collect.models import QMixer, VDNMixer, make_policy
-from marl_collect.models.defaults import float32_on
 from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions

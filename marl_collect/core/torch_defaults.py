@@ -1,4 +1,4 @@
-"""Builds and trains networks apart from torch's default dtype and device."""
+"""Creates tensors apart from the default dtype and device that a user has set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ import torch
 def float32_on(device: torch.device | str) -> Iterator[None]:
     """Create tensors in float32 on a device, whatever torch's defaults are.
 
-    Networks of an environment's spaces read their inputs as float32.
-    ``torch.set_default_dtype`` would give them other weights.
+    Observations and rewards are float32 or converted to it, so specs and networks that
+    belong to an environment are float32 too.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
