@@ -353,7 +353,7 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
             ValueError: if its policy has other tensors than those of the other workers.
         """
         if self._are_published and self._factories[index] is not None:
-            why = f"Worker {index} acts with the same network as the other workers"
+            why = f"Worker {index} acts with the same network as the first workers"
             check_same_weights(self.policy.layout, layout, "theirs", why)
             _check_same_order(self.policy.layout, layout)
             record = self._records[index]

@@ -193,6 +193,8 @@ def test_a_factory_runs_as_after_seeding_torch(kind: Any) -> None:
 class Picky(nn.Module):
     """A lazy layer that counts its calls and does not accept zeros."""
 
+    calls: Tensor
+
     def __init__(self, *, known: bool) -> None:
         super().__init__()
         self.layer = nn.Linear(5, 2) if known else nn.LazyLinear(2)

@@ -43,6 +43,8 @@ class Case(Plain):
     Attributes:
         world: the environments.
         policy: name of a kind in ``oracle_policies.KINDS``.
+        source: ``"policy"``, if the collector gets it; ``"factory"`` or ``"list"``, if
+            workers build it. With a list each has weights of its own.
         collector: ``"Collector"``; a Collector over ``"serial"`` or ``"parallel"``
             environments (``"halves"``: in two groups); ``"sync"``, ``"async"`` or
             ``"ray"``.
@@ -60,6 +62,7 @@ class Case(Plain):
 
     world: World = field(default_factory=World)
     policy: str = "function"
+    source: str = "policy"
     collector: str = "Collector"
     workers: int = 1
     each: int = 1
@@ -106,6 +109,11 @@ class _Run:
             self.world = replace(case.world, crash=f"{self.folder.name}/crash")
         self.policy = self.kind.build(case.world)
         pristine = copy.deepcopy(self.policy)
+        self.built = [copy.deepcopy(pristine) for _ in range(case.workers)]
+        if case.source == "list":
+            for index, policy in enumerate(self.built):
+                for _ in range(index):
+                    change(policy)
         self.version = 0
         self.compared = 0
         self.held: list[tuple[Any, Table]] = []
@@ -117,7 +125,7 @@ class _Run:
         self.workers = [
             ReferenceWorker(
                 case.world,
-                model,
+                model if case.source == "policy" else self.built[first // size],
                 range(first, first + size),
                 case.seed,
                 limit=case.options.get("max_frames_per_traj"),
@@ -200,7 +208,11 @@ class _Run:
             MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
         )
         options |= {"num_workers": case.workers, "envs_per_worker": copies}
-        return collector_class(factory, self.policy, **options)
+        if case.source == "policy":
+            return collector_class(factory, self.policy, **options)
+        build = [partial(copy.deepcopy, policy) for policy in self.built]
+        options["policy_factory"] = build if case.source == "list" else build[0]
+        return collector_class(factory, **options)
 
     def frames_of(self, worker: int) -> int:
         """Return the number of frames in a batch of each environment of a worker."""
@@ -471,7 +483,10 @@ class _Run:
     def do_update(self, *worker_ids: int) -> None:
         """Train, and publish the weights, to all workers or to some."""
         self.do_train()
-        self.collector.update_policy_weights_(worker_ids=list(worker_ids) or None)
+        self.collector.update_policy_weights_(
+            None if self.case.source == "policy" else self.policy,
+            worker_ids=list(worker_ids) or None,
+        )
         self.publish(*worker_ids)
 
     def publish(self, *worker_ids: int) -> None:

@@ -18,6 +18,8 @@ SIMULATED: dict[str, Any] = {
     "absent": "dead",
 }
 """What a simulator of many worlds has, and has not."""
+SOURCES = ["policy", "factory", "list"]
+"""Where workers have their policy from."""
 
 booleans = st.booleans()
 # Shrinks to False, because examples shrink to the simplest options.
@@ -188,6 +190,37 @@ def events(draw: st.DrawFn, case: Case) -> tuple[tuple[Any, ...], ...]:
             batch_events = [event for event in batch_events if event[0] != "kill"]
         events_by_batch.append(tuple(batch_events))
     return tuple(events_by_batch)
+
+
+@st.composite
+def replacements(draw: st.DrawFn) -> Case:
+    """Draw workers that die between and within batches, before and after updates.
+
+    The worlds are without turns, because workers do not depend on them.
+    """
+    world = replace(draw(worlds()), repeats=True, turns=False)
+    names = [
+        name
+        for name in suitable(world, "sync")
+        if KINDS[name].weights and not (KINDS[name].keeps or KINDS[name].draws)
+    ]
+    policy = draw(st.sampled_from(names))
+    sources = ["policy"] if policy.startswith("assigned") else SOURCES
+    case = Case(
+        world=world,
+        collector="sync",
+        policy=policy,
+        source=draw(st.sampled_from(sources)),
+        workers=2,
+        each=draw(st.integers(1, 2)),
+        frames=draw(st.integers(2, 8)),
+        seed=draw(st.integers(0, 3)),
+        options={"on_worker_failure": "restart", "track_policy_version": True},
+    )
+    updates = st.sampled_from([(), ("update",), ("update",), ("update", 0)])
+    deaths = st.sampled_from([("kill", 0), ("kill", 1), ("crash",)])
+    events = draw(st.lists(st.tuples(updates, deaths), min_size=1, max_size=4))
+    return replace(case, events=tuple(tuple(filter(None, pair)) for pair in events))
 
 
 @st.composite

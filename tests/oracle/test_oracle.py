@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from oracle_cases import Case, check
 from oracle_policies import KINDS
-from oracle_strategies import cases
+from oracle_strategies import cases, replacements
 from oracle_worlds import Group, World
 
 # Collectors that are closed late must not fail the case that runs at that time.
@@ -109,6 +109,12 @@ def test_collector(case: Case) -> None:
 @budget(30)
 @given(cases(("sync",)))
 def test_multi_sync_collector(case: Case) -> None:
+    check(case)
+
+
+@budget(12)
+@given(replacements())
+def test_replaced_workers(case: Case) -> None:
     check(case)
 
 

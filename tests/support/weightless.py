@@ -60,7 +60,8 @@ def _torchrl(known: bool, **options: Any) -> nn.Module:
 
 def _network(name: str, *, known: bool) -> nn.Module:
     """Return a network; if its sizes are known, on the CPU and not lazy."""
-    inputs, setup = FEATURES if known else None, {"centralised": False}
+    inputs = FEATURES if known else None
+    setup: Any = {"centralised": False}
     if name == "mlp on meta":
         device = None if known else "meta"
         return MultiAgentMLP(

@@ -373,4 +373,5 @@ def test_a_wrapped_module_gets_the_weights_of_the_module_alone() -> None:
         5, 2, 3, centralised=False, share_params=True, device="meta"
     )
     wrapped = TensorDictModule(network, ["x"], ["y"])
-    assert same(materialize(wrapped, seed=1).module, materialize(network, seed=1))
+    filled: Any = materialize(wrapped, seed=1)
+    assert same(filled.module, materialize(network, seed=1))

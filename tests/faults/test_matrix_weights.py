@@ -1,0 +1,329 @@
+"""A replaced worker acts with the weights whose version its frames name.
+
+The table is failure x where the policy comes from x number of updates before it.
+"""
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.clocks import LIMIT, Clock, hangs_in_c
+from support.processes import wait_until_gone
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from workloads.counting import CountingEnv, Fault
+
+from marl_collect import PolicyPool
+from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.weights.shared import Publisher, SharedMemoryWeights
+
+WORKERS = 2
+FAILING = 1  # Index of the worker that fails.
+SOURCES = ["policy", "policy_factory", "list", "pool"]
+MODES: list[Any] = [
+    pytest.param(MultiSyncCollector, {}, id="sync"),
+    pytest.param(MultiSyncCollector, {"prefetch": True}, id="prefetch"),
+    pytest.param(MultiAsyncCollector, {}, id="async"),
+]
+
+
+class Tells(nn.Module):
+    """Writes its weight beside every action."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = observation[..., 0] * 0
+        return zeros.long(), zeros + self.weight
+
+
+def tells(weight: float = 3.0) -> TensorDictModule:
+    keys = [("hunter", "action"), ("hunter", "weight")]
+    return TensorDictModule(Tells(weight), [("hunter", "observation")], keys)
+
+
+def half(seed: int, agents: Sequence[str]) -> dict[str, str]:
+    return {a: "past" if (seed + i) % 2 else "main" for i, a in enumerate(agents)}
+
+
+class Published:
+    """A collector's policy, and every version of its weights.
+
+    Attributes:
+        arguments: of the collector.
+        versions: by version and worker the weight of each policy, in the order of
+            ``policy_id``.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._net = tells()
+        self._pool = PolicyPool(self._net, size=2)
+        self.arguments: dict[str, Any] = {
+            "policy": {"policy": self._net},
+            "policy_factory": {"policy_factory": tells},
+            "list": {"policy_factory": [partial(tells, 3.0), partial(tells, 4.0)]},
+            "pool": {
+                "policies": {"main": self._net, "past": self._pool},
+                "assign": half,
+            },
+        }[source]
+        first = [self._weights] * WORKERS
+        if source == "list":
+            first = [[3.0], [4.0]]
+        self.versions = [first]
+
+    @property
+    def _weights(self) -> list[float]:
+        nets: list[Any] = [self._net]
+        if self._source == "pool":
+            nets += self._pool.members
+        return [net.module.weight.item() for net in nets]
+
+    def update(self, collector: Any, worker: int | None = None) -> None:
+        """Train, and publish the weights to all workers or to one."""
+        with torch.no_grad():
+            self._net.module.weight += 10
+        if self._source == "pool":
+            self._pool.update()
+        weights = None if collector.policy is not None else self._net
+        collector.update_policy_weights_(weights, worker_ids=worker)
+        assert collector.policy_version == len(self.versions)
+        before = self.versions[-1]
+        self.versions.append(
+            [
+                self._weights if worker in (None, index) else before[index]
+                for index in range(WORKERS)
+            ]
+        )
+
+    def check(self, batch: TensorDict) -> set[int]:
+        """Compare every frame with the version that it names; return the workers."""
+        workers = set()
+        for row in batch.unbind(0):
+            worker = int(row["collector", "traj_ids"][0]) >> 32
+            ids = row.get(("hunter", "policy_id"), torch.zeros(len(row), 2)).long()
+            of_worker = torch.tensor([version[worker] for version in self.versions])
+            expected = of_worker[row["policy_version"].squeeze(-1)].gather(-1, ids)
+            assert torch.equal(row["hunter", "weight"], expected)
+            workers.add(worker)
+        return workers
+
+
+class Failure:
+    """Makes the environment of one worker fail on request, once per request."""
+
+    def __init__(self, folder: Path, harm: Callable[[], None]) -> None:
+        self._request, self._harm = folder / "request", harm
+
+    def __call__(self) -> CountingEnv:
+        return CountingEnv(n_prey=0, fault=Fault(self._fail, repeat=True))
+
+    def _fail(self) -> None:
+        if self._request.exists():
+            self._request.unlink()
+            self._harm()
+
+    def request(self) -> None:
+        self._request.touch()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(kind: Any, factory: Any, published: Published, **options: Any) -> Any:
+    return kind(
+        [partial(CountingEnv, n_prey=0), factory],
+        **{"policy": None} | published.arguments,
+        frames_per_batch=8,
+        track_policy_version=True,
+        seed=0,
+        **options,
+    )
+
+
+def collect(collector: Any, published: Published, restarts: int) -> None:
+    """Collect until a worker was replaced, and the new one has delivered a batch."""
+    while collector.stats()["restarts"] < restarts:
+        published.check(collector.next())
+    while FAILING not in published.check(collector.next()):
+        pass
+
+
+def fail_after_each_update(
+    collector: Any, published: Published, fail: Callable[[], None]
+) -> None:
+    """Let the worker fail before an update, after one and two, and after its own."""
+    collect(collector, published, 0)
+    for number, worker in enumerate((None, None, FAILING, None)):
+        fail()
+        collect(collector, published, number + 1)
+        published.update(collector, worker)
+        collect(collector, published, 0)
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_worker_that_dies_within_a_batch(
+    source: str, kind: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    failure, published = Failure(tmp_path, die), Published(source)
+    options = {"on_worker_failure": "restart", **options}
+    with start(kind, failure, published, **options) as collector:
+        fail_after_each_update(collector, published, failure.request)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_worker_that_dies_between_batches(source: str) -> None:
+    published = Published(source)
+
+    def kill() -> None:
+        pid = collector.worker_pids[FAILING]
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+
+    options = {"on_worker_failure": "restart"}
+    factory = partial(CountingEnv, n_prey=0)
+    with start(MultiSyncCollector, factory, published, **options) as collector:
+        fail_after_each_update(collector, published, kill)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_worker_that_hangs(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, clock = tmp_path / "hung", Clock(monkeypatch)
+    failure, published = Failure(tmp_path, hangs_in_c(hung)), Published(source)
+    pids: tuple[int, ...] = ()
+
+    def hang() -> None:
+        nonlocal pids
+        hung.unlink(missing_ok=True)
+        pids = collector.worker_pids
+        failure.request()
+
+    clock.runs_when = lambda: (
+        hung.exists() and clock.quiet == {FAILING} and collector.worker_pids == pids
+    )
+    options = {"on_worker_failure": "restart", "timeout": LIMIT}
+    with start(MultiSyncCollector, failure, published, **options) as collector:
+        fail_after_each_update(collector, published, hang)
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_worker_that_has_grown_too_large(
+    source: str, kind: Any, options: dict[str, Any]
+) -> None:
+    """Every worker is replaced before each of its batches."""
+    published = Published(source)
+    factory = partial(CountingEnv, n_prey=0)
+    options = {"max_worker_rss": 1, **options}
+    with start(kind, factory, published, **options) as collector:
+        for worker in (None, None, FAILING, None):
+            for _ in range(2):
+                collect(collector, published, 0)
+            published.update(collector, worker)
+        collect(collector, published, 0)
+        assert collector.stats()["recycled"] >= 8
+
+
+class Larger(Tells):
+    """Has a further parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(3.0)
+        self.more = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_worker_whose_factory_builds_other_tensors_is_an_error(
+    kind: Any, tmp_path: Path
+) -> None:
+    def build() -> TensorDictModule:
+        policy: Any = tells()
+        if (tmp_path / "died").exists():
+            policy.module = Larger()
+        return policy
+
+    def die_once() -> None:
+        if not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            die()
+
+    env = partial(CountingEnv, n_prey=0, fault=Fault(die_once, at=10))
+    with kind(
+        env,
+        policy_factory=build,
+        num_workers=1,
+        frames_per_batch=20,
+        on_worker_failure="restart",
+    ) as collector:
+        pids = collector.worker_pids
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"'module\.more' is missing in theirs"
+            ):
+                collector.next()
+        wait_until_gone([*pids, *collector.worker_pids])
+
+
+# Updates that fail
+
+
+class LimitedMemory:
+    """Shared memory for a number of vectors."""
+
+    def __init__(self, vectors: int) -> None:
+        self.vectors = vectors
+
+    def open(self, layout: Any) -> Publisher:
+        """Reserve memory for one vector, if any is left."""
+        if not self.vectors:
+            raise MemoryError("no memory is left")
+        self.vectors -= 1
+        return SharedMemoryWeights().open(layout)
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("source", ["policy", "policy_factory"])
+def test_an_update_that_fails_leaves_every_worker_with_its_weights(
+    source: str, vectors: int
+) -> None:
+    """With two vectors, one worker has its own already when the update fails."""
+    published, memory = Published(source), LimitedMemory(vectors)
+    factory = partial(CountingEnv, n_prey=0)
+    with MultiSyncCollector(
+        [factory] * 3,
+        **{"policy": None} | published.arguments,
+        frames_per_batch=12,
+        track_policy_version=True,
+        weight_sync_schemes={"policy": memory},
+    ) as collector:
+        weights = {index: tells(5.0 + index) for index in range(2)}
+        expected = [3.0, 3.0, 3.0]
+        for version in itertools.count():
+            batch = collector.next()
+            assert (batch["policy_version"] == version).all()
+            assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
+            assert (batch["hunter", "weight"] == batch["hunter", "weight"][:, :1]).all()
+            if version == 1:
+                break
+            with pytest.raises(MemoryError, match="no memory is left"):
+                collector.update_policy_weights_(weights)
+            batch = collector.next()
+            assert (batch["policy_version"] == 0).all()
+            assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
+            memory.vectors = 3
+            collector.update_policy_weights_(weights | {2: tells(9.0)})
+            expected = [5.0, 6.0, 9.0]
