@@ -66,7 +66,8 @@ class Slots:
         self._held: set[int] = set()  # Handed out and not taken since.
         self._inherited: set[int] = set()  # A forked process may use the memory.
         self._warned = False
-        self._begin_window()
+        self._taken = 0  # Number of slots taken since this window of batches began,
+        self._spare = sys.maxsize  # and the fewest that were free meanwhile.
         _ALIVE[id(self)] = self
         for _ in range(prepared):
             self._free.append(self._reserve())
@@ -162,8 +163,7 @@ class Slots:
         self._begin_window()
 
     def _begin_window(self) -> None:
-        self._taken = 0  # Number of slots taken since then,
-        self._spare = sys.maxsize  # and the fewest that were free meanwhile.
+        self._taken, self._spare = 0, sys.maxsize
 
     def _reserve(self) -> int:
         segment = self._new_segment()
