@@ -346,11 +346,13 @@ class ReferenceWorker:
         limit: int | None = None,
         reads_init: bool = False,
         lingers: bool = False,
+        given: bool = False,
     ) -> None:
         self.world = world
         self.policy = copy.deepcopy(getattr(policy, "by_hand", policy))
         self.indices, self.limit = list(indices), limit
         self.reads_init, self.lingers = reads_init, lingers
+        self.given = given  # Episodes have the seed itself.
         self.envs = [ReferenceEnv(world) for _ in indices]
         self.generation = 0
         self.ended: list[Ended] = []
@@ -418,7 +420,9 @@ class ReferenceWorker:
                 self.due[k] = False
                 env.raw.drawn = recorded and int(recorded(k)["state",][0])
                 index, episode = self.indices[k], self.episodes[k]
-                seed = episode_seed(self.seed, index, episode)
+                seed = self.seed
+                if not self.given:
+                    seed = episode_seed(seed, index, episode)
                 env.reset(seed)
                 self._assign(k, seed)
             env.raw.drawn = recorded and int(recorded(k)["next", "state"][0])

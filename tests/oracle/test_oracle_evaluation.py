@@ -1,0 +1,94 @@
+"""Every episode that ``evaluate`` plays, compared with the reference."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracle_policies import KINDS
+from oracle_reference import Ended, ReferenceWorker
+from oracle_seeds import episode_seed
+from oracle_strategies import SIMULATED, seldom, suitable, worlds
+from oracle_worlds import World
+from tensordict.nn import InteractionType, set_interaction_type
+
+from marl_collect import evaluate
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+
+
+@st.composite
+def drawn_worlds(draw: st.DrawFn) -> World:
+    world = replace(draw(worlds()), repeats=True, told=True)
+    return replace(world, **SIMULATED) if draw(seldom) else world
+
+
+def kinds(world: World) -> list[str]:
+    """Return the policies whose actions are known bit by bit for each episode."""
+    return [
+        name
+        for name in dict.fromkeys(suitable(world, "sync"))
+        for kind in [KINDS[name]]
+        if kind.exact and kind.draws == "" and not (kind.alone or kind.refused)
+    ]
+
+
+def play(
+    world: World, policy: Any, name: str, seed: int, limit: int | None
+) -> tuple[Ended, Any]:
+    """Play the episode of a seed; return also who acted, by group."""
+    kind = KINDS[name]
+    worker = ReferenceWorker(
+        world,
+        None if name.startswith("random") else policy,
+        [0],
+        seed,
+        limit=limit,
+        reads_init=kind.reads_init,
+        lingers=kind.lingers,
+        given=True,
+    )
+    with torch.no_grad(), set_interaction_type(InteractionType.DETERMINISTIC):
+        while not worker.ended:
+            worker.frames(random=False)
+    return worker.ended[0], worker.chosen[0]
+
+
+@settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
+    draw = data.draw
+    world = draw(drawn_worlds())
+    name = draw(st.sampled_from(kinds(world)))
+    count, each = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    limit = draw(st.none() | st.integers(1, 6))
+    seeds: Any = draw(
+        st.integers(0, 3)
+        | st.lists(st.integers(0, 2**63 - 1), min_size=count, max_size=count)
+    )
+    chosen = seeds
+    if isinstance(seeds, int):
+        chosen = [episode_seed(seeds, 0, number) for number in range(count)]
+    policy = KINDS[name].build(world)
+    pristine = copy.deepcopy(policy)
+    evaluation = evaluate(
+        policy,
+        world.factory(each),
+        episodes=count,
+        seeds=seeds,
+        num_workers=draw(st.integers(1, 2)),
+        envs_per_worker=1 if world.batched else each,
+        max_frames_per_traj=limit,
+    )
+    for number, (seed, actual) in enumerate(
+        zip(chosen, evaluation.episodes, strict=True)
+    ):
+        expected, who = play(world, pristine, name, seed, limit)
+        assert (actual.environment, actual.length) == (number, expected.length)
+        for group, names in world.group_map.items():
+            returns = tuple(expected.returns[name] for name in names)
+            assert actual.returns[group] == returns
+            assert list(actual.policy_ids.get(group, ())) == who.get(group, [])
