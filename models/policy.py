@@ -161,6 +161,13 @@ def make_head(
         return MultiCategoricalHead(space.nvec.tolist(), options)
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return MultiCategoricalHead([2] * space.shape[0], options)
+    if isinstance(space, spaces.Box) and space.dtype.kind != "f":
+        raise TypeError(
+            f"There is no head for the action space {space} of group "
+            f"{options.group!r}, whose numbers are {space.dtype}: expected floats. "
+            "Declare whole numbers from 0 to n - 1 as MultiDiscrete([n, ...]), or pass "
+            "make_policy(head=...) a function that builds a head for it."
+        )
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         if np.isfinite(space.low).all() and np.isfinite(space.high).all():
             return TanhNormalHead(space.low.tolist(), space.high.tolist(), options)

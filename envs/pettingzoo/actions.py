@@ -94,7 +94,7 @@ def _reader(
     def read_space(key: Key, space: Space) -> Reader:
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             parts = {
-                str(name): read_space((*key, str(name)), part)
+                name: read_space((*key, str(name)), part)
                 for name, part in parts_of(space)
             }
             return _nested(parts, len(agents), named=isinstance(space, spaces.Dict))
@@ -189,8 +189,11 @@ def _box(rows: _Rows, space: spaces.Box) -> Reader:
         square = numbers.dot(numbers)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
             rows.raise_if(np.isnan(array), "contains NaN")
-        return list(clipped.reshape(array.shape))
+        actions = clipped.reshape(array.shape)
+        # Rows without a dimension are arrays too, as from action_space.sample().
+        return list(actions) if actions.ndim > 1 else [actions[i, ...] for i in indices]
 
+    indices = range(len(array))
     bounds = {*low.tolist()}, {*high.tolist()}
     few = 0 < array.size <= _FEW and array.flags.c_contiguous
     few = few and array.dtype.char in _PYTHON_READS
@@ -216,7 +219,7 @@ def _box(rows: _Rows, space: spaces.Box) -> Reader:
     return read_few
 
 
-def _nested(parts: Mapping[str, Reader], rows: int, *, named: bool) -> Reader:
+def _nested(parts: Mapping[Any, Reader], rows: int, *, named: bool) -> Reader:
     """Read Dict and Tuple actions: combine the readers of their entries."""
 
     def read() -> list[Any]:

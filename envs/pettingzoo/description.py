@@ -16,13 +16,14 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription, leaves
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import (
     AgentSpec,
     Space,
     check_alike,
     group_agents,
+    with_text_keys,
 )
 from marl_collect.envs.pettingzoo.masks import (
     ACTION_MASK,
@@ -244,6 +245,9 @@ def _ungrouped_specs(
             parts = cast("spaces.Dict", space).spaces
             rest = {key: part for key, part in parts.items() if key != ACTION_MASK}
             space = spaces.Dict(rest)
+        for part, key in ((space, "observation"), (acted[agent], "action")):
+            named = with_text_keys(part, f"{agent}/{key}")
+            dict(leaves(named, (str(agent), key)))  # raises errors with the agent
         spec = AgentSpec(agent, str(agent), "", 0, space, acted[agent], sources[agent])
         specs.append(spec)
     return specs
@@ -256,13 +260,15 @@ def _describe_group(
     infos: Mapping[str, tuple[int, ...]],
 ) -> GroupDescription:
     first = specs[0]
-    observation = _union([spec.observation for spec in specs])
+    observation = _union(
+        [with_text_keys(spec.observation, spec.name) for spec in specs]
+    )
     if options.agent_ids:
         observation = _with_identity(observation, len(specs), group)
     return GroupDescription(
         agents=tuple(spec.name for spec in specs),
         observation=observation,
-        action=from_zero(first.action),
+        action=from_zero(with_text_keys(first.action, first.name)),
         categorical_actions=options.categorical_actions,
         action_mask=bool(first.mask_in),
         mask=options.use_mask,

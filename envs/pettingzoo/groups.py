@@ -160,6 +160,32 @@ def _summary(spec: AgentSpec) -> str:
     )
 
 
+def with_text_keys(space: Space, where: str) -> Space:
+    """Return ``space`` with the keys of Dict spaces as strings, as in a batch.
+
+    Args:
+        space: the space.
+        where: what has the space, for messages.
+
+    Raises:
+        ValueError: if two keys are the same string.
+    """
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([with_text_keys(part, where) for part in space.spaces])
+    if not isinstance(space, spaces.Dict):
+        return space
+    named = {
+        str(key): with_text_keys(part, f"{where}/{key}")
+        for key, part in space.spaces.items()
+    }
+    if len(named) < len(space.spaces):
+        raise ValueError(
+            f"{where} has a Dict space whose keys {list(space.spaces)} must differ as "
+            "strings, because keys of batches are strings: rename them."
+        )
+    return spaces.Dict(named)
+
+
 def parts_of(space: Space) -> list[tuple[Any, Space]]:
     """Return the entries of a Dict or Tuple space: key or index, and space."""
     if isinstance(space, spaces.Dict):

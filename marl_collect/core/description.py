@@ -281,16 +281,16 @@ def leaf_spaces(
     space: spaces.Space[Any], key: Key
 ) -> Iterator[tuple[Key, spaces.Space[Any]]]:
     """Yield the key and space of each array in a value of ``space``."""
-    inner: Mapping[str, spaces.Space[Any]]
+    inner: Mapping[Any, spaces.Space[Any]]
     if isinstance(space, spaces.Dict):
         inner = space.spaces
     elif isinstance(space, spaces.Tuple):
-        inner = {str(i): s for i, s in enumerate(space.spaces)}
+        inner = dict(enumerate(space.spaces))
     else:
         yield key, space
         return
     for name, leaf in inner.items():
-        yield from leaf_spaces(leaf, (*key, name))
+        yield from leaf_spaces(leaf, (*key, str(name)))
 
 
 def _group_observed(name: str, group: GroupDescription) -> dict[Key, Field]:

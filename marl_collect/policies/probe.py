@@ -438,7 +438,8 @@ class _Probe:
                 f"{expected.dtype}.{advice}"
             )
         one_hot = self._description.groups[key[0]].one_hot
-        if expected.dtype.kind in "iu" and written.is_floating_point() and not one_hot:
+        whole = expected.dtype.kind in "biu"
+        if whole and written.is_floating_point() and not one_hot:
             # Truncation would turn probabilities into action 0.
             dtype = str(written.dtype).removeprefix("torch.")
             raise TypeError(

@@ -74,7 +74,14 @@ def observation_leaves(space: spaces.Space[Any], key: tuple[str, ...]) -> list[L
     Raises:
         TypeError: for a space that no network of this package supports.
     """
-    return [_leaf(leaf, path) for path, leaf in leaf_spaces(space, key)]
+    leaves = [_leaf(leaf, path) for path, leaf in leaf_spaces(space, key)]
+    if not any(leaf.size for leaf in leaves):
+        raise TypeError(
+            f"There is no network for {'/'.join(key)}, which is empty: its space is "
+            f"{space}. An action mask is not part of it: to observe a mask, build the "
+            "environment with action_mask=None. agent_ids=True adds an observation too."
+        )
+    return leaves
 
 
 def _leaf(space: spaces.Space[Any], key: tuple[str, ...]) -> Leaf:
