@@ -146,6 +146,25 @@ def test_an_output_may_have_any_dtype_and_layout(name: str) -> None:
         torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", [Computes, Called])
+def test_workers_write_outputs_of_every_dtype_and_layout(kind: Any) -> None:
+    extras: list[Any] = [partial(converted, dtype) for dtype in DTYPES]
+    # The other one depends on all environments of a process.
+    extras += [LAYOUTS[name] for name in LAYOUTS if name != "a number expanded"]
+    keys = [ACTION, HUNTERS, *(("prey", f"extra_{i}") for i in range(len(extras)))]
+
+    def act(_: Any, x: Tensor) -> Any:
+        action = ((x[..., :2] + 1) / 20).to(torch.bfloat16)
+        return action, hunters(x), *(extra(x) for extra in extras)
+
+    expected, _ = collected(Collector, CountingEnv, Called(act), "prey", keys)
+    workers = KINDS["MultiSyncCollector"]
+    actual, how = collected(workers, CountingEnv, kind(act), "prey", keys)
+    assert how.startswith("Fused") == (kind is Computes), how
+    for key in keys:
+        torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
+
+
 WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "bfloat16": (lambda x: x.bfloat16(), "dtype torch.bfloat16.*convert it"),
     "sparse": (lambda x: x.to_sparse(), r"dense tensor, but is torch.sparse_coo.*to_d"),
