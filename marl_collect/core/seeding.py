@@ -128,7 +128,7 @@ def checked_seed(seed: Any) -> int:
     """
     if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise TypeError(f"A seed must be an integer, but is {seed!r}.")
-    if not 0 <= seed <= LARGEST_SEED:
+    if not 0 <= int(seed) <= LARGEST_SEED:
         raise ValueError(f"A seed must be at least 0 and below 2**63, but is {seed}.")
     return int(seed)
 

@@ -400,7 +400,7 @@ def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
     single = isinstance(seeds, Integral)
     numbers = (seeds,) if single else tuple(seeds)
     for seed in numbers:
-        if not isinstance(seed, Integral) or not 0 <= seed <= LARGEST_SEED:
+        if not isinstance(seed, Integral) or not 0 <= int(seed) <= LARGEST_SEED:
             raise ValueError(
                 f"seeds must be non-negative integers below 2**63, but found {seed!r}."
             )
