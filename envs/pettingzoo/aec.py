@@ -29,8 +29,8 @@ class AECDriver:
         self._name = name
         # Whether env.rewards was seen to be in use, which is checked until it is.
         self._rewarded = False
-        self._acted: Any = None
-        self._sums: dict[Any, float] = {}
+        # Each agent's rewards since its last turn, once audit() is in use.
+        self._sums: dict[Any, float] | None = None
 
     def bind(self, rows: Rows, actions: Actions) -> None:
         """From now on, read ``actions`` and write to ``rows``."""
@@ -44,7 +44,8 @@ class AECDriver:
             RuntimeError: if the reset leaves no agent alive.
         """
         env = self._env
-        self._acted = None
+        if self._sums is not None:
+            self._sums = {}
         env.reset(seed=seed)
         self._read()
         # Agents that are dead now take no part: after a reset no flag may be True.
@@ -67,7 +68,7 @@ class AECDriver:
         rows = self._rows
         env = self._env
         rows.begin_frame()
-        self._acted = agent = self._agent
+        agent = self._agent
         env.step(self._actions.read(self._plan)[agent])
         self._read()
         self._join_new()
@@ -82,6 +83,11 @@ class AECDriver:
             self._check_rewards(rewards)
         rows.rewards.clear()
         rows.rewards.write(rewards, rows.absent)
+        if self._sums is not None:
+            # Before a wrapper changes them.
+            self._sums[agent] = 0.0
+            for name, reward in rows.rewards.by_agent():
+                self._sums[name] = self._sums.get(name, 0.0) + reward
         if rows.has_infos:
             rows.write_infos(env.infos)
         rows.select(agent, acts=False)
@@ -100,19 +106,17 @@ class AECDriver:
 
         Agents that are done may still be listed: they leave when it is their turn.
         """
-        if self._acted is None:
-            self._sums = {}
-        else:
-            self._sums[self._acted] = 0.0
-            for agent, reward in self._rows.rewards.by_agent():
-                self._sums[agent] = self._sums.get(agent, 0.0) + reward
+        is_first = self._sums is None
+        sums = self._sums = {} if self._sums is None else self._sums
         if not self._agents:
             return
         yield from self._rows.unknown_flags(self._terminations, self._truncations)
         yield from self._rows.take_returns()
         yield from self._rows.without_mask(self._env.infos, [self._agent])
         total = self._cumulative().get(self._agent, 0.0)
-        known = self._sums.get(self._agent, 0.0)
+        known = sums.get(self._agent, 0.0)
+        if is_first:  # Perhaps in the middle of an episode.
+            return
         if total and abs(total - known) > _TOLERANCE * max(1.0, abs(total)):
             yield (
                 f"last() returns the reward {total} of {self._agent}, but its rewards "
