@@ -29,7 +29,7 @@ def require_folder(path: Path) -> None:
 
 @contextmanager
 def named_if_full(path: Path) -> Iterator[None]:
-    """Raise errors of a full disk, a quota or a limit anew, with a file and advice.
+    """Add a file and advice to errors of a full disk, a quota or a limit.
 
     The system's own error of a write names no file.
 
@@ -45,7 +45,10 @@ def named_if_full(path: Path) -> Iterator[None]:
         if error.errno == errno.EFBIG:
             advice = "Raise the limit of this process (ulimit -f)"
         text = f"{os.strerror(error.errno)}. {advice}"
-        raise OSError(error.errno, text, str(path)) from error
+        # The same error: a new one would keep the frames of both, and what they hold.
+        error.args = (error.errno, text)
+        error.strerror, error.filename = text, str(path)
+        raise
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

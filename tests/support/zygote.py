@@ -231,9 +231,12 @@ class SparePopen:
             select.select([], [], [], 0.002)
         return code
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def use_spare() -> None:

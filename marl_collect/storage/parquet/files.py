@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marl_collect.core.atomic import named_if_full
 from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.parquet.columns import RUN, float_paths
 
@@ -114,11 +115,11 @@ def write_table(
         like: a file whose time of modification it gets.
 
     Raises:
-        OSError: if it cannot be written; names the folder.
+        OSError: if it cannot be written.
     """
     temporary = f".{name}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
+    with named_if_full(path / name):
         try:
             descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
             with os.fdopen(descriptor, "wb") as file:
@@ -142,11 +143,6 @@ def write_table(
         except BaseException:
             remove(temporary, folder)
             raise
-    except OSError as error:
-        # pyarrow's and the descriptor's errors name no file.
-        raise OSError(
-            error.errno, f"{os.strerror(error.errno or 0)}, writing", f"{path / name}"
-        ) from error
 
 
 def remove(name: str, folder: int) -> None:
