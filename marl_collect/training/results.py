@@ -90,8 +90,7 @@ class Run:
         finished = result is not None
         result = result if finished else {}
         options = config["options"]
-        for name in ("frames", "eval_interval", "eval_episodes", "final_episodes"):
-            int(options[name])  # Reports and pages read them.
+        int(options["frames"])  # Reports and pages compare it with the frames so far.
         return cls(
             printable(str(config["task"])),  # Somebody else may have written it.
             printable(str(config["setup"])),
