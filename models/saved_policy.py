@@ -13,6 +13,7 @@ key                 content
 
 import copy
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -74,7 +75,7 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
     # On meta, this costs no memory.
     built = make_policy(description, **options | {"device": "meta"})
     # The text has what the weights do not show, such as activations.
-    if _shapes(weights) != _shapes(built.state_dict()) or repr(policy) != repr(built):
+    if _shapes(weights) != _shapes(built.state_dict()) or _text(policy) != _text(built):
         raise ValueError(
             "make_policy with these options builds another policy than the one to "
             "save: pass the options with which it was built."
@@ -87,6 +88,11 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
                 f"convert the policy with .to({tensor.dtype}) first."
             )
     write_tensors(Path(path), state | {"networks": {"policy": weights}})
+
+
+def _text(module: nn.Module) -> str:
+    """Return the module as text, without the devices that older tensordicts print."""
+    return re.sub(r"\bdevice=[^,\s]*,?", "", repr(module))
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
