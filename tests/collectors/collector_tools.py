@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.internals import pool_of
 from support.processes import wait_until
 from tensordict import TensorDictBase
 from workloads.counting import CountingEnv, Fault
@@ -29,7 +30,7 @@ def wait_until_idle(collector: Any, frames: int = 0) -> None:
         collector: a collector with workers.
         frames: how many they collect in advance.
     """
-    pool = collector._backend._workers._pool
+    pool = pool_of(collector)
     steps = -1
 
     def idle() -> bool:
@@ -78,7 +79,7 @@ def slow_until_preempted(folder: Path) -> Callable[[], CountingEnv]:
 
 def release_when_preempted(collector: Any, worker: int, folder: Path) -> None:
     """Let a worker of ``slow_until_preempted`` take a step whenever it is preempted."""
-    pool = collector._backend._workers._pool
+    pool = pool_of(collector)
     preempt = pool.preempt
     count = 0
 

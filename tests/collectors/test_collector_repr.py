@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.internals import pool_of
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -50,7 +51,7 @@ def test_a_collector_that_was_not_started_has_a_repr(kind: Any) -> None:
 
 def test_the_repr_does_not_contact_workers() -> None:
     with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
-        collector._backend._workers._pool.close(1.0)
+        pool_of(collector).close(1.0)
         assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")
 
 

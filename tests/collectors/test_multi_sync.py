@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from support.clocks import LIMIT, Clock, beside, hangs, waits
+from support.internals import pool_of
 from support.processes import suspend, wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
@@ -257,7 +258,7 @@ def test_a_hung_worker_is_reported_after_the_timeout(
 
     def is_the_only_one_at_work() -> bool:
         steps_done = collector.steps_so_far() == 20 + 4
-        pool: Any = collector._backend._workers._pool
+        pool = pool_of(collector)
         line = pool.status_board.lines[0]
         return hung.exists() and steps_done and line.cells[PHASE] == Phase.IDLE
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from collector_tools import collect_from_all
+from support.internals import source_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -306,7 +307,7 @@ def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
         module.calls = before + 1000
         collector.update_policy_weights_()
         collector.next()
-        assert collector._backend.attribute("policy", "module")[0].calls < 1000
+        assert source_of(collector).attribute("policy", "module")[0].calls < 1000
 
 
 def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:

@@ -23,6 +23,7 @@ from ray_tools import (
     wait_until_nothing_is_in_use,
 )
 from support.clocks import LIMIT
+from support.internals import pool_of
 from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
 from workloads.counting import CountingError
@@ -169,7 +170,7 @@ def test_a_worker_that_hangs_is_killed_at_once() -> None:
         hanging, frames_per_batch=20, timeout=1, max_restarts=0
     ) as collector:
         pid = collector.actors[0]["pid"]
-        (hung,) = collector._pool.pids
+        (hung,) = pool_of(collector).pids
         with pytest.raises(
             WorkerError, match="hung 1 s in step.* no progress"
         ) as error:
@@ -226,7 +227,7 @@ def test_an_actor_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
     with RayCollector(
         masked, None, frames_per_batch=20, sync=True, timeout=LIMIT, seed=1
     ) as collector:
-        actors: Any = collector._pool
+        actors = pool_of(collector)
 
         def monotonic() -> float:
             """Until the actor is lost, each look is a quarter of the limit later."""
@@ -330,7 +331,7 @@ def test_a_ray_of_our_own_ends_with_the_collector() -> None:
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:
     collector = RayCollector(masked, frames_per_batch=10)
     # A collector that is still open is shut down before the interpreter ends.
-    assert collector._pool in cleanup._open
+    assert pool_of(collector) in cleanup._open
     batch = collector.next()
     copy = batch.clone()
     collector.shutdown()
@@ -344,7 +345,7 @@ def test_ray_is_not_stopped_while_a_thread_receives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with RayCollector(hanging, frames_per_batch=10) as collector:
-        actors = collector._pool
+        actors = pool_of(collector)
         looks, ended, stopped = (threading.Event() for _ in range(3))
         nobody_receives: list[bool] = []
         end, stop = actors._end, actors._cluster.close

@@ -39,6 +39,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.clocks import Clock
+from support.internals import pool_of
 from support.processes import wait_until, wait_until_gone
 from workloads.counting import CountingEnv, Fault
 
@@ -321,7 +322,7 @@ def on_ray(pair: Pair, folder: Path) -> Iterator[Any]:
             os.kill(actors[pair.worker], signal.SIGKILL)
 
         threading.Thread(target=kill, daemon=True).start()
-    yield [*actors, *collector._pool.pids], collector.next
+    yield [*actors, *pool_of(collector).pids], collector.next
     collector.shutdown()
 
 

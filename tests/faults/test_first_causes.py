@@ -13,6 +13,7 @@ import pytest
 import torch
 from fault_tools import KINDS, Hang, as_soon_as, faulty, press_ctrl_c
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, wait_for_ends
+from support.internals import pool_of, source_of, workers_of
 from support.processes import SOON, suspend, wait_until, wait_until_gone
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -168,12 +169,12 @@ def test_the_earliest_of_several_failures_is_raised(tmp_path: Path) -> None:
         return env
 
     collector = MultiSyncCollector([later, earlier], frames_per_batch=20)
-    backend: Any = collector._backend
-    backend._start_teams(random=False, ahead=0)
-    handles = backend._workers._pool._handles
+    source = source_of(collector)
+    source._start_teams(random=False, ahead=0)
+    handles = pool_of(collector)._handles
     wait_until(lambda: all(handle.is_ready for handle in handles))
     with pytest.raises(CountingError, match="fault in reset"):
-        backend._receive()
+        source._receive()
     collector.shutdown()
 
 
@@ -559,7 +560,7 @@ def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> 
         on_worker_failure="restart",
     ) as collector:
         kill = partial(os.kill, collector.worker_pids[1], signal.SIGKILL)
-        pool: Any = collector._backend._workers._pool
+        pool = pool_of(collector)
         line = pool.status_board.lines[1]
         as_soon_as(lambda: hung.exists() and line.cells[PREEMPT] == 1, kill)
         batch = collector.next()
@@ -595,7 +596,7 @@ def test_a_crash_or_a_hang_in_close_is_a_warning(
 
     collector = kind([CountingEnv, faulty(strike, "close")], frames_per_batch=20)
     collector.next()
-    handles: Any = collector._backend._workers._pool._handles
+    handles = pool_of(collector)._handles
     others = handles[: 1 if text == "hung" else 2]
     ClosingClock(
         monkeypatch,
@@ -650,7 +651,7 @@ def test_a_signal_handler_may_shut_down_what_is_being_shut_down(
 ) -> None:
     hang = Hang(tmp_path)
     collector = MultiSyncCollector([faulty(hang, "close")] * 2, frames_per_batch=40)
-    pool: Any = collector._backend._workers._pool
+    pool = pool_of(collector)
     handled = threading.Event()
 
     def close(*_: object) -> None:
@@ -682,7 +683,7 @@ def test_shutdown_from_another_thread_waits_for_workers_only(kind: Any) -> None:
 def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:
     collector = MultiAsyncCollector(CountingEnv, policy(), frames_per_batch=10)
     collector.next()
-    workers: Any = collector._backend._workers
+    workers = workers_of(collector)
     workers.close(2.0)  # As another thread does, between two lines of an update.
     with pytest.raises(ClosedError):
         workers.collect(0, messages.Collect(0))

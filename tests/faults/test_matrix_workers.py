@@ -19,6 +19,7 @@ from support.clocks import (
     hangs_in_c,
     wait_for_ends,
 )
+from support.internals import pool_of
 from support.processes import SOON, gone, suspend
 from workloads.counting import (
     CountingEnv,
@@ -190,7 +191,7 @@ def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
     )
     pids = collector.worker_pids
     collector.next()
-    healthy: Any = collector._backend._workers._pool._handles[0]
+    healthy = pool_of(collector)._handles[0]
     ClosingClock(monkeypatch, lambda: hung.exists() and healthy.exitcode is not None)
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match="Worker 1 .* hung in close"):
