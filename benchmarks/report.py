@@ -1,8 +1,7 @@
-"""Writes the report of a run next to its JSON: Markdown and pictures.
+"""Writes the README's table and chart from the JSON of a run.
 
-python benchmarks/report.py runs/benchmarks.json
-python benchmarks/report.py RESULT.json --readme README.md   # only the README's table
-python benchmarks/report.py RESULT.json --chart PICTURE      # only the README's chart
+python benchmarks/report.py RESULT.json --readme README.md
+python benchmarks/report.py RESULT.json --chart PICTURE
 """
 
 import argparse
@@ -10,13 +9,12 @@ from pathlib import Path
 
 from harness.results import load
 from reporting.chart import draw
-from reporting.page import write_page
 from reporting.reading import Reading
 from reporting.readme import with_table
 
 
 def main() -> None:
-    """Write what was asked for, and print its path."""
+    """Write what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +30,7 @@ def main() -> None:
         figure = draw(Reading(results))
         figure.savefig(arguments.chart, dpi=130, metadata={"Software": None})
     if arguments.readme is None and arguments.chart is None:
-        print(write_page(results, arguments.result))
+        parser.error("pass --readme, --chart or both")
 
 
 if __name__ == "__main__":

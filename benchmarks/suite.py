@@ -1,16 +1,15 @@
-"""Runs all experiments that the targets and the report need.
+"""Runs all experiments that the targets, the README's table and its chart need.
 
     python benchmarks/suite.py --minutes 90         # the committed run
     python benchmarks/suite.py --quick              # five minutes
     python benchmarks/suite.py --resume             # continue an interrupted run
 
-Results are written to the JSON file after each experiment, and the report next to it
-at the end. docs/benchmarks.md explains the protocol. If an experiment or a system
+Results are written to the JSON file after each experiment. docs/benchmarks.md explains
+the protocol. If an experiment or a system
 fails or hangs, this is recorded and the suite continues.
 """
 
 import argparse
-import os
 import time
 import traceback
 from pathlib import Path
@@ -28,7 +27,6 @@ from rich.console import Console
 from workloads.burning import spins_per_microsecond
 
 QUICK_MINUTES = 5.0
-_COMMAND = "python benchmarks/suite.py"
 console = Console(stderr=True, highlight=False)
 
 
@@ -80,13 +78,9 @@ def _not_run(experiment: Experiment) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the experiments and write results and report."""
-    assert __doc__ is not None
-    # `marl-collect bench` runs this file and says how the user called it.
-    command = os.environ.get("MARL_COLLECT_COMMAND", _COMMAND)
+    """Run the experiments and write the results."""
     parser = argparse.ArgumentParser(
-        prog=command,
-        description=__doc__.replace(_COMMAND, command),
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=35.0, help="total time")
@@ -141,9 +135,6 @@ def main() -> None:
         run_record["wall_seconds"] = time.time() - begin
         results.note("runs", [*runs, run_record])
         console.print(f"Results are in {results.path}.")
-    from reporting.page import write_page
-
-    console.print(f"The report is {write_page(results.data, arguments.json)}.")
     console.print("Targets: python benchmarks/check_targets.py", str(results.path))
 
 

@@ -8,7 +8,6 @@ examples: tests/test_first_hour.py runs them.
 import contextlib
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -57,7 +56,6 @@ EXAMPLES = {
         "--set eval_interval=200 --set eval_episodes=4 --set final_episodes=4 "
         "--out spread"
     ),
-    "bench": "bench --list",
 }
 """An example of each command. They run in this order, in one empty folder."""
 
@@ -76,13 +74,8 @@ def run_example(name: str) -> str:
     """
     command = EXAMPLES[name]
     arguments = shlex.split(command)
-    if name == "bench":  # It starts a process, which the runner cannot hear.
-        program = [sys.executable, "-m", "marl_collect.cli.main", *arguments]
-        process = subprocess.run(program, capture_output=True, text=True, check=False)
-        code, text = process.returncode, process.stdout + process.stderr
-    else:
-        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
-        code, text = result.exit_code, result.output
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    code, text = result.exit_code, result.output
     if code:
         raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")

@@ -107,8 +107,7 @@ def test_the_commands_of_the_quickstart_print_what_it_shows(
 def test_help_fits_into_80_columns() -> None:
     names = [str(c.name or c.callback.__name__) for c in app.registered_commands]
     for name in names:
-        if name != "bench":  # Its help is argparse's.
-            assert "Usage: " in run([name, "--help"])
+        assert "Usage: " in run([name, "--help"])
 
 
 def test_the_notebooks_have_the_text_of_their_pages() -> None:

@@ -6,10 +6,7 @@ file                its one job
 ``experiment.py``   one experiment: systems that are measured together
 ``settings.py``     what a run was asked for
 ``headline.py``     the rows that targets are about: ours, TorchRL, the limits
-``figures.py``      small figures about ours
-``scaling.py``      1 to 64 sleeping workers
 ``puffer.py``       PufferLib on workloads with identical code
-``grid.py``         further workloads and policies
 ``plan.py``         all of them, in order
 ==================  ===========================================================
 """

@@ -8,7 +8,6 @@ file                its one job
 ``stock.py``        runner: a loop over the library's own environment
 ``direct.py``       runner: a loop over our adapter
 ``stored.py``       runner: the same, which stores every frame and reads it
-``sleepers.py``     runner: processes that only sleep, and meet at a barrier
 ``posting.py``      processes that only wake each other, as those of ParallelEnv do
 ==================  ===========================================================
 """

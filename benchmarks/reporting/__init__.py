@@ -5,10 +5,8 @@ file             its one job
 ===============  ==============================================================
 ``reading.py``   figures of a run: estimates and paired ratios, by experiment
 ``targets.py``   what was aimed at, and whether it was reached
-``storing.py``   ours against loops that store, beside the targets
+``limits.py``    ratios to limits, which stand beside the targets
 ``readme.py``    the README's table
-``tables.py``    the report's tables
-``plots.py``     the report's plots
-``page.py``      the report: a Markdown file, and its pictures beside it
+``chart.py``     the README's chart
 ===============  ==============================================================
 """

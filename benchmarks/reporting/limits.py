@@ -4,13 +4,11 @@ Direct loops keep nothing, so a ratio to them holds what storing and reading cos
 anybody; a ratio to direct loops that store holds only what the framework costs. How far
 direct loops are ahead of a peer is as far as anybody could be who uses our adapters.
 Those that meet at every step are what our ParallelEnv of one group could reach with a
-trainer that takes no time; one of two groups meets less often. The same is said of what
-is no race: a copy alone, processes that only wake, a loop that keeps its frames.
+trainer that takes no time; one of two groups meets less often.
 """
 
 from collections.abc import Iterator
 
-from experiments import scaling
 from experiments.headline import (
     DIRECT,
     OURS,
@@ -35,7 +33,7 @@ _WAYS = (
 
 def beside_targets(reading: Reading) -> Iterator[tuple[str, Estimate]]:
     """Yield what is compared, and the ratio, as far as it was measured."""
-    for ratios in (_headline, _figures, _scaling, _puffers):
+    for ratios in (_headline, _puffers):
         for title, figure in ratios(reading):
             try:
                 yield title, figure(reading)
@@ -68,35 +66,6 @@ def _headline(reading: Reading) -> Iterator[tuple[str, Figure]]:
         )
 
 
-def _figures(_: Reading) -> Iterator[tuple[str, Figure]]:
-    yield (
-        "framework cost of a frame in a worker, of a loop that stores",
-        _of("figures/worker_cost", "ours", "framework_us", "storing_loop_us"),
-    )
-    for processes in ("2", "16"):
-        yield (
-            f"trainer's cost per worker-step, of processes that only wake: {processes}",
-            _of(
-                "figures/parent_cost",
-                processes,
-                "parent_us",
-                "wake_ups_alone_us",
-            ),
-        )
-    yield (
-        "publishing 76,000 parameters, of copying them alone",
-        _of("figures/weights", "ours", "publish_us", "copy_alone_us"),
-    )
-
-
-def _scaling(_: Reading) -> Iterator[tuple[str, Figure]]:
-    name = f"scaling/lognormal/{scaling.MOST}"
-    yield (
-        f"{scaling.MOST} sleeping workers, lognormal: MultiAsync of processes alone",
-        ratio(name, scaling.OURS_ASYNC, scaling.FREE_SLEEPERS, "rate"),
-    )
-
-
 def _puffers(reading: Reading) -> Iterator[tuple[str, Figure]]:
     for name in reading.names("puffer/"):
         _, step, workers = name.split("/")
@@ -114,11 +83,3 @@ def _puffers(reading: Reading) -> Iterator[tuple[str, Figure]]:
             f"CPU seconds of direct loops, of {against}",
             cpu_against_best(name, "PufferLib", DIRECT),
         )
-
-
-def _of(experiment: str, label: str, field: str, limit: str) -> Figure:
-    """Return the ratio of two fields of a system."""
-    return lambda reading: Estimate.of_ratios(
-        reading.values(experiment, label, field),
-        reading.values(experiment, label, limit),
-    )

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from experiments import scaling
-from experiments.figures import MORE_WORKERS
 from experiments.headline import (
     DIRECT,
     OURS,
@@ -125,19 +123,6 @@ def cpu_against_best(experiment: str, prefix: str, ours: str) -> Figure:
     )
 
 
-def _value(experiment: str, label: str, field: str) -> Figure:
-    return lambda reading: reading.estimate(experiment, label, field)
-
-
-def _of_ideal(experiment: str) -> Figure:
-    def figure(reading: Reading) -> Estimate:
-        rates = reading.values(experiment, scaling.OURS_ASYNC)
-        ideal = reading.experiments[experiment]["notes"]["ideal"]
-        return Estimate.of([rate / ideal for rate in rates])
-
-    return figure
-
-
 def _at_least(title: str, bound: float, figure: Figure) -> Target:
     return Target(title, bound, at_least=True, figure=figure)
 
@@ -211,83 +196,6 @@ def _headline() -> list[Target]:
     ]
 
 
-def _figures() -> list[Target]:
-    subject = f"{MORE_WORKERS} more workers"
-    memory = f"{subject}: private memory of each beyond the environment's"
-    return [
-        _at_most(
-            "framework cost of a frame in a worker",
-            10.0,
-            "us",
-            _value("figures/worker_cost", "ours", "framework_us"),
-        ),
-        *(
-            _at_most(
-                f"trainer's cost per worker-step, ParallelEnv in {n} processes",
-                5.0,
-                "us",
-                _value("figures/parent_cost", n, "parent_us"),
-            )
-            for n in ("2", "16")
-        ),
-        *(
-            _at_most(
-                f"{subject} ready: {name}",
-                1.0,
-                "s",
-                _value("figures/startup", name, "ready_seconds"),
-            )
-            for name in ("free", "multiwalker")
-        ),
-        *(
-            _at_most(
-                f"{memory}: {name}",
-                15.0,
-                "MB",
-                _value("figures/startup", name, "beyond_mb"),
-            )
-            for name in ("free", "multiwalker")
-        ),
-        _at_most(
-            "update of 76,000 parameters: publish",
-            40.0,
-            "us",
-            _value("figures/weights", "ours", "publish_us"),
-        ),
-        _at_most(
-            "update of 76,000 parameters: pull",
-            25.0,
-            "us",
-            _value("figures/weights", "ours", "pull_us"),
-        ),
-        _at_most(
-            "update of 76,000 parameters: torn sets",
-            0.0,
-            "frames",
-            _value("figures/weights", "ours", "torn"),
-        ),
-        _at_most(
-            "prefetch: wall time against max(collect, learn)",
-            1.1,
-            "x",
-            _value("figures/prefetch", "ours", "ratio"),
-        ),
-    ]
-
-
-def _scaling() -> list[Target]:
-    name = f"scaling/lognormal/{scaling.MOST}"
-    subject = f"{scaling.MOST} sleeping workers, lognormal"
-    return [
-        _at_least(f"{subject}: MultiAsync of ideal", 0.95, _of_ideal(name)),
-        _at_least(
-            f"{subject}: MultiSync of a bare barrier per 100 steps",
-            0.95,
-            ratio(name, scaling.OURS_SYNC, scaling.BARRIER),
-        ),
-    ]
-
-
 def _puffers() -> list[Target]:
     """Return those of the vector environment, then those of the collector."""
     targets = []
@@ -313,5 +221,5 @@ def _puffers() -> list[Target]:
     return targets
 
 
-TARGETS = [*_headline(), *_figures(), *_scaling(), *_puffers()]
+TARGETS = [*_headline(), *_puffers()]
 """All of them; those about PufferLib take one worker as within two cores."""

@@ -5,7 +5,6 @@ file                 its one job
 ===================  ==========================================================
 ``table.py``         every workload: groups, sizes, and the libraries' own loops
 ``burning.py``       an environment whose step is a fixed amount of work
-``sleeping.py``      an environment whose step is a pause
 ``free.py``          an environment whose step costs almost nothing
 ``counting.py``      an environment that can be recomputed, and fails on request
 ``pair.py``          an environment whose best returns can be derived by hand
@@ -14,6 +13,6 @@ file                 its one job
 ``policies.py``      a policy for a collector, ours or TorchRL's
 ===================  ==========================================================
 
-``table.py``, ``free.py``, ``burning.py`` and ``sleeping.py`` are imported in the peers'
+``table.py``, ``free.py`` and ``burning.py`` are imported in the peers'
 environments too, where neither torch nor what this package needs may be installed.
 """

@@ -108,12 +108,6 @@ def _burning(**keywords: Any) -> Any:
     return BurningEnv(**keywords)
 
 
-def _sleeping(**keywords: Any) -> Any:
-    from workloads.sleeping import SleepingEnv
-
-    return SleepingEnv(**keywords)
-
-
 def _walkers(agents: int, inputs: int) -> Group:
     return Group(agents, inputs, 4, discrete=False)
 
@@ -185,13 +179,6 @@ _ALL = [
         "pettingzoo",
         {"agent": _choosers(3, 31)},
         make=_burning,
-    ),
-    Workload(
-        "sleeping",
-        "sleeping",
-        "pettingzoo",
-        {"agent": _choosers(1, 1, 2)},
-        make=_sleeping,
     ),
 ]
 

@@ -23,7 +23,6 @@ file                      contents
 ``histograms.py``         histograms of episodes, as text and as a picture
 ``tasks.py``              finds tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``
-``bench.py``              ``marl-collect bench``: the benchmarks of a checkout
 ``consoles.py``           the consoles, and how commands report errors
 ``environment_errors.py`` reports environments that cannot be built
 ========================  =====================================================

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 import marl_collect
-from marl_collect.cli.bench import bench
 from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
 from marl_collect.cli.datasets import (
@@ -45,13 +44,6 @@ app.command()(export)
 app.command("import")(import_)
 app.command()(envs)
 app.command()(info)
-app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": ["-h"],
-    }
-)(bench)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback

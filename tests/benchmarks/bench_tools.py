@@ -10,24 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PYTHONS = {"pufferlib": Path("python")}
 EVERYTHING = Settings(minutes=90, pythons=PYTHONS)
-FIELDS = (
-    "framework_us",
-    "storing_loop_us",
-    "parent_us",
-    "wake_ups_alone_us",
-    "publish_us",
-    "copy_alone_us",
-    "pull_us",
-    "torn",
-    "ready_seconds",
-    "beyond_mb",
-    "ratio",
-)
 
 
 def window(value: float) -> dict[str, Any]:
     """Return a window in which every measurement is `value`."""
-    counted = {
+    return {
         "frames": 1000,
         "seconds": 1.0,
         "cpu_seconds": value,
@@ -36,7 +23,6 @@ def window(value: float) -> dict[str, Any]:
         "rate": value,
         "rate_between": value,
     }
-    return counted | dict.fromkeys(FIELDS, value)
 
 
 def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:

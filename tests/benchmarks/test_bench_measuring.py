@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -33,7 +32,6 @@ from support.processes import wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
 from workloads.adapters import our_factory, torchrl_factory
-from workloads.sleeping import MILLISECONDS, pauses
 from workloads.table import WORKLOADS
 
 RUNNERS = {
@@ -381,16 +379,6 @@ def test_results_contain_no_local_paths(tmp_path: Path) -> None:
     assert "File <checkout>/tests/benchmarks/" in text
     assert "<environment>/lib" in text
     assert str(tmp_path) not in text
-
-
-def test_pauses_have_the_declared_mean_and_variation() -> None:
-    durations = pauses(3, 1.0)
-    assert statistics.mean(durations) == pytest.approx(MILLISECONDS / 1000)
-    assert statistics.pstdev(durations) / statistics.mean(durations) == pytest.approx(
-        1, 0.1
-    )
-    assert durations != pauses(4, 1.0)
-    assert sorted(durations) == pytest.approx(sorted(pauses(4, 1.0)))
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,17 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.packages import skip_without
-from support.scripts import run_python
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 import marl_collect
 from marl_collect import Collector, evaluate, open_dataset, record
-from marl_collect.cli import bench as cli_bench
 from marl_collect.cli.main import app
 from marl_collect.storage import (
     DatasetDescription,
@@ -166,17 +161,6 @@ def test_envs_lists_tasks_of_every_family() -> None:
     assert "sisl/multiwalker_v9" in text
     assert "pursuit" not in text
     assert "Available tasks: 1." in text
-
-
-def test_bench_needs_an_installed_environment_family(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("torchrl", reason="needs the extra torchrl")
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    monkeypatch.setattr(cli_bench, "available_tasks", lambda: {"own/...": "missing"})
-    code, text = run("bench", "--list")
-    assert code == 2
-    assert "error: The benchmarks need an environment library:" in text
 
 
 def test_info_shows_groups_spaces_and_keys() -> None:
@@ -414,47 +398,6 @@ def test_play_prints_the_returns_of_each_episode() -> None:
     )
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
-
-
-@pytest.fixture
-def warm_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the benchmark suite as a child of a warm process, not in an interpreter."""
-    pytest.importorskip("torchrl", reason="needs the extra torchrl")
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-
-    def run_suite(
-        command: list[str], *, env: dict[str, str], check: bool
-    ) -> "subprocess.CompletedProcess[str]":
-        assert command[0] == sys.executable
-        process = run_python(*command[1:], env=env, check=check)
-        sys.stdout.write(process.stdout)
-        sys.stderr.write(process.stderr)
-        return process
-
-    monkeypatch.setattr(cli_bench, "subprocess", SimpleNamespace(run=run_suite))
-
-
-@pytest.mark.usefixtures("warm_suite")
-def test_bench_refuses_an_experiment_that_does_not_exist() -> None:
-    code, text = run("bench", "--only", "nothing")
-    assert code == 2
-    assert "No experiment begins with nothing: see --list" in text
-
-
-@pytest.mark.usefixtures("warm_suite")
-def test_bench_help_names_the_command() -> None:
-    code, text = run("bench", "--help")
-    assert code == 0, text
-    assert text.startswith("usage: marl-collect bench")
-    assert "suite.py" not in text
-
-
-@pytest.mark.usefixtures("warm_suite")
-def test_bench_runs_the_suite() -> None:
-    code, text = run("bench", "--list", "--only", "figures")
-    assert code == 0, text
-    assert "figures/worker_cost" in text
 
 
 def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(
