@@ -1,15 +1,56 @@
-"""The worker's end of a pool: its socket to the trainer and its status line."""
+"""The worker's end of a pool: its socket to the trainer, its status line, and calls."""
 
 import os
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
 import cloudpickle
 
-from marl_collect.errors import Failure
+from marl_collect.errors import Failure, raise_failure
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Line, Phase
+
+
+@final
+@dataclass(frozen=True)
+class Call:
+    """A method that a worker calls; its only reply is what the method returns."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Raised:
+    """What code of the user raised in a call that the worker survives."""
+
+    failure: Failure
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> bytes | Raised:
+    """Call code of the user; return its pickled result, or what it raised.
+
+    It is pickled here, so that a result which cannot be sent is such an error too.
+    """
+    try:
+        return cloudpickle.dumps(function(*arguments), protocol=5)
+    except Exception as error:  # noqa: BLE001 - the trainer raises it
+        return Raised(Failure.capture(error, os.getpid()))
+
+
+def result(reply: bytes | Raised, worker: int) -> Any:
+    """Return the result of ``attempt`` in a worker.
+
+    Raises:
+        Exception: what the user's code raised there, from a ``WorkerError``.
+    """
+    if isinstance(reply, Raised):
+        raise_failure(reply.failure, worker)
+    return pickle.loads(reply)
 
 
 @final
