@@ -24,9 +24,9 @@ import torch
 from torch import nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.description_json import (
+from marl_collect.files.atomic import write_atomically
+from marl_collect.files.description_json import (
     environment_from_json,
     environment_to_json,
 )

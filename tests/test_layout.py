@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKS = {"envs": ROOT / "envs", "models": ROOT / "models"}
 LAYERS = [
     {"errors", "lazy", "options"},
+    {"programs"},
     {"core"},
-    {"processes"},
+    {"files", "processes"},
     {"buffers", "weights"},
     {"policies"},
     {"rollout", "parallel_env"},
@@ -45,6 +46,11 @@ ENGINE = [
 # Trains with models, so it stands above the engine, which must not know it.
 TRAINING = sorted((ROOT / "marl_collect" / "training").glob("*.py"))
 OUTSIDE_ENGINE = re.compile(r"marl_collect\.(envs|models|training)\b")
+COLLECTING = {
+    *("core", "processes", "buffers", "weights", "policies", "rollout"),
+    *("parallel_env", "collectors", "distributed"),
+}
+"""The rooms that collect data."""
 OUTSIDE_COMMANDS = re.compile(r"marl_collect\.(envs|models)\b")
 TORCH = {"torch", "tensordict", "torchrl"}
 FAMILIES = [
@@ -200,6 +206,22 @@ def test_the_engine_imports_neither_environments_nor_models(path: Path) -> None:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         }
     assert not {name for name in names if outside.match(name)}
+
+
+def test_collecting_uses_neither_files_nor_what_programs_share() -> None:
+    modules = sources()
+    imports = {
+        (module, other)
+        for module, path in modules.items()
+        if room(module) in COLLECTING
+        for other in modules_imported(path, modules)
+        if room(other) in {"files", "programs"}
+    }
+    # Objects of the contract and collectors show themselves in notebooks.
+    assert imports == {
+        ("marl_collect.core.description", "marl_collect.programs.notebooks"),
+        ("marl_collect.collectors.base", "marl_collect.programs.notebooks"),
+    }
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=dotted)

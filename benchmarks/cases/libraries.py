@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from cases.case import Case
 from cases.datasets import folder, size
 from cases.vectors import BATCH, batch, collected, dataset
-from marl_collect.core.atomic import sync
 from marl_collect.core.tensordicts import flatten
+from marl_collect.files.atomic import sync
 from marl_collect.storage import Writer
 from marl_collect.storage.files import sync_tree
 

@@ -16,8 +16,8 @@ from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import explain
 from marl_collect.cli.runs import Play
 from marl_collect.cli.tasks import find_factory
-from marl_collect.core.interruption import Interruption
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
+from marl_collect.programs.interruption import Interruption
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector

@@ -12,10 +12,10 @@ from marl_collect.cli.collecting import free_folder
 from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import environment_errors, explain
 from marl_collect.cli.tasks import find_factory
-from marl_collect.core.interruption import Interruption
-from marl_collect.core.log_file import LOG
 from marl_collect.errors import worker_error_of
+from marl_collect.files.log_file import LOG
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
+from marl_collect.programs.interruption import Interruption
 
 if TYPE_CHECKING:
     from marl_collect.training.comparison import Comparison

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typing_extensions import override
 
-from marl_collect.core.printable import printable
+from marl_collect.programs.printable import printable
 
 USER_ERROR = 2
 FAILED = 1

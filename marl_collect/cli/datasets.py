@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from marl_collect.cli.arguments import Cache, Compression
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
-from marl_collect.core.atomic import named_if_full
+from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.formats import FORMATS
 
 _Format = Annotated[

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from marl_collect.cli.tasks import find_provider, is_own
-from marl_collect.core.task_providers import TaskProvider
+from marl_collect.programs.task_providers import TaskProvider
 
 
 class UntrustedTaskError(ValueError):

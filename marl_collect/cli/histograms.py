@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from marl_collect.core.atomic import named_if_full, require_folder
-from marl_collect.core.printable import printable
 from marl_collect.errors import imports_of
+from marl_collect.files.atomic import named_if_full, require_folder
+from marl_collect.programs.printable import printable
 from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.episodes import EndedEpisode
 

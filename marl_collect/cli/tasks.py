@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_collect.core.task_providers import TaskProvider, providers
 from marl_collect.options import did_you_mean, nearest
+from marl_collect.programs.task_providers import TaskProvider, providers
 
 
 def find_factory(

@@ -8,8 +8,8 @@ from typing import Self, final
 from rich.console import Console, Group, RenderableType
 
 from marl_collect.cli.progress import line, progress_bar, remaining
-from marl_collect.core.interruption import FINISHING
-from marl_collect.core.log_file import add_line
+from marl_collect.files.log_file import add_line
+from marl_collect.programs.interruption import FINISHING
 from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.learner import NotFiniteError

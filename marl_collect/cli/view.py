@@ -15,7 +15,7 @@ from marl_collect.cli.arguments import Cache
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.file_tasks import UntrustedTaskError, checked_task
 from marl_collect.cli.tasks import find_factory, parse_settings
-from marl_collect.core.atomic import require_folder
+from marl_collect.files.atomic import require_folder
 
 if TYPE_CHECKING:
     from marl_collect.cli.viewer import server

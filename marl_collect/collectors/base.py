@@ -22,7 +22,6 @@ from marl_collect.collectors.delivery import Delivery
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.notebooks import statistics
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
 from marl_collect.processes.closing import (
@@ -30,6 +29,7 @@ from marl_collect.processes.closing import (
     ERROR_CLOSE_SECONDS,
     close_after,
 )
+from marl_collect.programs.notebooks import statistics
 
 _END = object()
 _ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"

@@ -25,7 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from marl_collect.core import notebooks
+from marl_collect.programs import notebooks
 
 Key = tuple[str, ...]
 Row = Mapping[Key, NDArray[np.generic]]

@@ -37,9 +37,9 @@ from typing_extensions import override
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
-from marl_collect.core.task_providers import providers
 from marl_collect.core.tensordicts import key_path
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
+from marl_collect.programs.task_providers import providers
 
 __all__ = ["Experiment", "OurMeltingPotTask", "OurPettingZooTask", "our_task"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.core.atomic import require_folder
 from marl_collect.errors import imports_of
+from marl_collect.files.atomic import require_folder
 from marl_collect.rendering.pictures import Picture, enlarge, visible
 
 _SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from marl_collect.core.atomic import named_if_full
 from marl_collect.core.closing import Closing
+from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.description import Metadata
 from marl_collect.storage.files import LOCK, FolderLock, begin_sync

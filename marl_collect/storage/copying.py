@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from marl_collect.core.atomic import named_if_full
+from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.appending import DatasetFiles, check_target
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.dataset import Dataset, open_dataset

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final, overload
 
-from marl_collect.core import notebooks
 from marl_collect.options import method
+from marl_collect.programs import notebooks
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import Folder
 from marl_collect.storage.episodes import EndedEpisode

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Any, Self, final
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.description_json import (
+from marl_collect.core.seeding import LARGEST_SEED, checked_seed
+from marl_collect.files.description_json import (
     environment_from_json,
     environment_to_json,
 )
-from marl_collect.core.seeding import LARGEST_SEED, checked_seed
-from marl_collect.core.task_providers import packages
+from marl_collect.programs.task_providers import packages
 from marl_collect.storage.checks import DatasetError, integer
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")

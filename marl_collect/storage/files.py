@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, final
 
-from marl_collect.core.atomic import sync, sync_folder
 from marl_collect.core.closing import Closing
+from marl_collect.files.atomic import sync, sync_folder
 from marl_collect.storage.remote import check_local
 
 LOCK: Final = ".lock"

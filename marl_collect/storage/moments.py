@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, final
 
-from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import Key
+from marl_collect.files.atomic import write_atomically
 from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
 from marl_collect.storage.index import Index
 from marl_collect.storage.remote import RemoteFolder

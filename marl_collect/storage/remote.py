@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
-from marl_collect.core.atomic import named_if_full
+from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.checks import DatasetError, Folder
 
 _BLOCK: Final = 2**16

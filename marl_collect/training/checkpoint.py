@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-from marl_collect.core.interruption import FINISHING, Interruption
-from marl_collect.core.log_file import LOG, add_line
 from marl_collect.core.seeding import global_generators, set_global_generators
+from marl_collect.files.log_file import LOG, add_line
 from marl_collect.models.saved_policy import read_tensors, write_tensors
+from marl_collect.programs.interruption import FINISHING, Interruption
 from marl_collect.training.run_folder import LAST
 
 SAVE_SECONDS = 120.0

@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from marl_collect.core.atomic import write_atomically
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.interruption import Interruption
+from marl_collect.files.atomic import write_atomically
 from marl_collect.models.saved_policy import CONFIG, load_policy
+from marl_collect.programs.interruption import Interruption
 from marl_collect.rendering import play, write_video
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.evaluating import (

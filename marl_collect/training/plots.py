@@ -6,9 +6,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from marl_collect.core.atomic import named_if_full
 from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
+from marl_collect.files.atomic import named_if_full
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run, by_setup, summarize
 

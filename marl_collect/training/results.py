@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from marl_collect.core.printable import printable
 from marl_collect.evaluation.intervals import Interval, bootstrap
 from marl_collect.models.saved_policy import CONFIG
+from marl_collect.programs.printable import printable
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.run_folder import (
     EVALUATIONS,

@@ -14,9 +14,9 @@ import torch
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.interruption import Interruption
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
+from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.costs import Costs

@@ -22,7 +22,7 @@ from marl_collect.cli.main import app
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.cli.viewer import server
-from marl_collect.core.task_providers import providers
+from marl_collect.programs.task_providers import providers
 
 LAB2D = "lab2d/commons_harvest"
 LEVEL = 'os.execute("touch {}")\nerror("It ran.")\n'

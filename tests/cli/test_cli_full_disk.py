@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
-from marl_collect.core.log_file import add_line
+from marl_collect.files.log_file import add_line
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import RunFolder
 from workloads.counting import CountingEnv, CountingOptions
@@ -132,7 +132,7 @@ LIMITED = """
 import resource, signal
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 from pathlib import Path
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 try:
     write_atomically(Path("file"), b"x" * 20_000)
 except OSError as error:

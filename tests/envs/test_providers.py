@@ -12,7 +12,6 @@ import pytest
 from support.packages import skip_without
 
 from marl_collect.cli import tasks
-from marl_collect.core.task_providers import GROUP
 from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.envs.family import Family
 from marl_collect.envs.jaxmarl.provider import FAMILY as JAXMARL
@@ -27,6 +26,7 @@ from marl_collect.envs.rware.provider import FAMILY as RWARE
 from marl_collect.envs.vmas.provider import FAMILY as VMAS
 from marl_collect.errors import MissingPackageError
 from marl_collect.lazy import public_names
+from marl_collect.programs.task_providers import GROUP
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,8 +16,8 @@ from support.scripts import start_python
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
-from marl_collect.core.interruption import Interruption
 from marl_collect.errors import ClosedError
+from marl_collect.programs.interruption import Interruption
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,

@@ -21,10 +21,10 @@ from workloads.counting import CountingEnv
 from workloads.pair import PairEnv
 
 from marl_collect import describe
-from marl_collect.core.interruption import Interruption
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
+from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
 from marl_collect.training.comparison import Comparison, check_setups
 from marl_collect.training.evaluating import EvaluationRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from zlib import crc32
 
-from marl_collect.core.log_file import LOG
-from marl_collect.core.printable import printable
+from marl_collect.files.log_file import LOG
+from marl_collect.programs.printable import printable
 from marl_collect.storage.index import JOURNAL
 from marl_collect.training.plots import Table, curves, svg, table_curves
 from marl_collect.training.results import RANDOM, Run, read_random

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from typing_extensions import override
 
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 
 Answers = Mapping[str, Callable[..., Any]]
 """By the path of a request: a function of integers.

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marl_collect.core.atomic import named_if_full
+from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.parquet.columns import RUN, float_paths
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support.scripts import run_python, start_python
 
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 
 MANY = """
 import sys
 from pathlib import Path
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 
 for _ in range(100):
     write_atomically(Path(sys.argv[1]), sys.argv[2] * 100_000)
@@ -22,7 +22,7 @@ for _ in range(100):
 STOPPED = """
 import os, sys
 from pathlib import Path
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 
 sync = os.fsync
 

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from marl_collect.core.atomic import named_if_full
+from marl_collect.files.atomic import named_if_full
 
 LOG: Final = "progress.log"
 """Name of the file in the folder of a run or a comparison."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from marl_collect.core.interruption import Interruption
+from marl_collect.programs.interruption import Interruption
 
 
 def press() -> None:

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from marl_collect.core.printable import printable
+from marl_collect.programs.printable import printable
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from marl_collect.core import task_providers
+from marl_collect.programs import task_providers
 from marl_collect.storage.description import installed_versions
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, record
-from marl_collect.core import notebooks
+from marl_collect.programs import notebooks
 
 
 class Cells(HTMLParser):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_collect.core.description_json import space_from_json, space_to_json
+from marl_collect.files.description_json import space_from_json, space_to_json
 
 SPACES = [
     spaces.Box(-np.inf, np.inf, (31,), np.float32),

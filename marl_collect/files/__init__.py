@@ -1,0 +1,4 @@
+"""Files: changed atomically, descriptions of environments in JSON, logs.
+
+Everything outside of the engine uses this room; the engine does not.
+"""
