@@ -23,11 +23,12 @@ from tensordict import TensorDict
 from cases.case import Case
 from marl_collect import Collector, describe
 from marl_collect.cli.tasks import find_factory
-from marl_collect.storage import DatasetDescription, open_dataset
-from marl_collect.storage import Writer as OldWriter
+from marl_collect.storage.dataset import open_dataset
+from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.files import size_of
-from marl_collect.storage.parquet.frames import open_parquet
+from marl_collect.storage.parquet.dataset import open_dataset as open_parquet
 from marl_collect.storage.parquet.writer import Writer as ParquetWriter
+from marl_collect.storage.writer import Writer as OldWriter
 
 TASKS = {
     "simple_spread_v3": (10_000, 100_000, 1_000_000),

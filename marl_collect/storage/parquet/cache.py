@@ -20,9 +20,11 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
-from contextlib import ExitStack
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, final
 
@@ -31,6 +33,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.atomic import write_atomically
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.parquet.columns import (
     DONE,
@@ -63,7 +66,7 @@ class CacheState:
         generation: beginning of the names of its files.
         frames: number of records.
         large_bytes: of the file with large frames.
-        runs: names of the runs, in the order of their numbers.
+        runs: number of frames of each run by name, in the order of their numbers.
         begins: for each file's ``run.first``: the number of its first frame.
         ends: for each file's ``run.last``: the number of the frame behind it, and its
             time of modification in nanoseconds. A file of joined batches begins as the
@@ -75,7 +78,7 @@ class CacheState:
     generation: str = field(default_factory=lambda: secrets.token_hex(8))
     frames: int = 0
     large_bytes: int = 0
-    runs: list[str] = field(default_factory=list)
+    runs: dict[str, int] = field(default_factory=dict)
     begins: dict[str, int] = field(default_factory=dict)
     ends: dict[str, list[int]] = field(default_factory=dict)
     version: int = _FORMAT
@@ -122,13 +125,106 @@ class Cache:
     @property
     def runs(self) -> list[str]:
         """Names of the runs, by number."""
-        return self.state.runs
+        return list(self.state.runs)
 
     @property
     def map(self) -> mmap.mmap:
         """The mapping of the records."""
         mapping: mmap.mmap = self.records._mmap  # type: ignore[attr-defined] # noqa: SLF001
         return mapping
+
+    def saved(self, name: str) -> dict[str, Any]:
+        """Return what ``save`` has kept; empty if there is nothing that fits."""
+        try:
+            checksum, _, text = self._derived(name).read_text().partition(" ")
+            if int(checksum, 16) == zlib.crc32(text.encode()):
+                content: dict[str, Any] = json.loads(text)
+                return content
+        except (OSError, ValueError):
+            pass
+        return {}
+
+    def save(self, name: str, content: Mapping[str, Any]) -> None:
+        """Keep what was computed from all frames, for the next processes.
+
+        Failing is no error: the folder may be read-only, or the disk full.
+        """
+        text = json.dumps(content)
+        with suppress(OSError):
+            write_atomically(
+                self._derived(name), f"{zlib.crc32(text.encode()):08x} {text}"
+            )
+
+    def verify(self, files: Sequence[BatchFile]) -> None:
+        """Decode files again, and compare.
+
+        Args:
+            files: of the cache.
+
+        Raises:
+            DatasetError: if a file is damaged, or the cache differs; names it.
+        """
+        schema = read_schema(files[0].path)
+        builder = _Builder(self.folder, schema, self.columns, self.records.dtype)
+        runs: dict[str, int] = {}
+        parts = []
+        behind = 0
+        for file in files:
+            large: list[memoryview] = []
+
+            def keep(frame: memoryview, large: list[memoryview] = large) -> Any:
+                large.append(frame)
+                return len(large) - 1, len(large)
+
+            rows, entries = builder.decoded(file, keep, runs)
+            begin, behind = behind, behind + len(rows)
+            same = all(
+                self._has(column, begin, rows[column.name], large)
+                for column in self.columns
+            )
+            if not same:
+                raise self._differs(file.path)
+            parts.append(entries)
+        index = np.concatenate(parts)
+        order, episodes = builder.episodes(index, self.records)
+        stored = (self.folder / f"{self.state.generation}.index").read_bytes()
+        same = (
+            (runs, len(index)) == (self.state.runs, len(self.records))
+            and stored.startswith(index.tobytes())
+            and np.array_equal(order, self.order)
+            and episodes.tobytes() == self.episodes.tobytes()
+        )
+        if not same:
+            raise self._differs(files[0].path.parent)
+
+    def _differs(self, path: Path) -> DatasetError:
+        return DatasetError(
+            f"The cache {self.folder} differs from {path}: delete the folder of the "
+            "cache."
+        )
+
+    def _has(
+        self,
+        column: Column,
+        begin: int,
+        values: NDArray[Any],
+        large: Sequence[memoryview],
+    ) -> bool:
+        """Return whether the records from one on have these values of a column."""
+        stored = self.records[column.name][begin : begin + len(values)]
+        if not column.is_large:
+            return stored.tobytes() == values.tobytes()
+        out = np.empty(column.shape, column.stored)
+        pairs = zip(stored.tolist(), values[:, 0].tolist(), strict=True)
+        for span, number in dict.fromkeys((tuple(s), n) for s, n in pairs):
+            self.large_frame(span, out)
+            if out.tobytes() != large[number]:
+                return False
+        return True
+
+    def _derived(self, name: str) -> Path:
+        state = self.state
+        return self.folder / f"{state.generation}.{state.frames}.{name}.json"
 
     def __reduce__(self) -> Any:
         """Map the files again in another process, instead of copying them there."""
@@ -159,14 +255,15 @@ class Cache:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
 
-def cache_folder(path: Path) -> Path:
-    """Return the folder of the cache: in the dataset's if that can be written."""
-    inside = path / ".cache"
-    if os.access(inside if inside.exists() else path, os.W_OK | os.X_OK):
+def cache_folder(folders: Sequence[Path]) -> Path:
+    """Return where the cache is: in the only folder, if that can be written."""
+    inside = folders[0] / ".cache"
+    place = inside if inside.exists() else folders[0]
+    if len(folders) == 1 and os.access(place, os.W_OK | os.X_OK):
         return inside
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
-    return home / "marl_collect" / digest[:24]
+    names = b"\0".join(os.fsencode(folder.resolve()) for folder in folders)
+    return home / "marl_collect" / hashlib.sha256(names).hexdigest()[:24]
 
 
 def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
@@ -196,10 +293,13 @@ def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
                 if known != len(files):
                     builder = _Builder(folder, schema, columns, dtype)
                     state = builder.extend(state if known else None, files[known:])
-        except PermissionError as error:
-            raise PermissionError(
+        except FileNotFoundError:
+            raise  # A file of the dataset.
+        except OSError as error:
+            raise type(error)(
                 error.errno,
-                "The cache of the dataset cannot be written: pass cache=, a folder",
+                f"The cache of the dataset cannot be written ({error.strerror}): pass "
+                "cache=, a folder with free space",
                 str(folder),
             ) from error
     assert state is not None
@@ -257,7 +357,8 @@ class _Builder:
             index.truncate(state.frames * _INDEX.itemsize)
             for file in files:
                 modified = file.path.stat().st_mtime_ns
-                rows, entries = self._decoded(file, large, state)
+                keep = partial(_append, large, state)
+                rows, entries = self.decoded(file, keep, state.runs)
                 records.write(rows.tobytes())
                 index.write(entries.tobytes())
                 state.begins[f"{file.run}.{file.first}"] = state.frames
@@ -269,7 +370,7 @@ class _Builder:
         entries = np.fromfile(self.folder / f"{name}.index", _INDEX, state.frames)
         rows = _map(self.folder / f"{name}.records", self.dtype, state.frames)
         arrays = dict(
-            zip(("order", "episodes"), self._episodes(entries, rows), strict=True)
+            zip(("order", "episodes"), self.episodes(entries, rows), strict=True)
         )
         for kind, array in arrays.items():
             with (self.folder / f"{name}.{state.frames}.{kind}.npy").open("wb") as out:
@@ -279,23 +380,25 @@ class _Builder:
         self._publish(state)
         return state
 
-    def _decoded(
-        self, file: BatchFile, large: Any, state: CacheState
+    def decoded(
+        self,
+        file: BatchFile,
+        keep: Callable[[memoryview], tuple[int, int]],
+        runs: dict[str, int],
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Decode a file; large frames are written at once."""
+        """Return the records and the index of a file.
+
+        Args:
+            file: to decode.
+            keep: stores a large frame and returns where.
+            runs: frames of each run so far, which are counted.
+        """
         table = read_table(file.path, file.path)
         text = schema_difference(self.schema, table.schema)
         if text:
             raise DatasetError(f"{file.path} does not fit the other files: {text}.")
         if not len(table):
             raise DatasetError(f"{file.path} has no frames.")
-
-        def keep(frame: memoryview) -> tuple[int, int]:
-            begin = state.large_bytes
-            if frame.nbytes:
-                large.write(_LZ4.compress(frame, asbytes=False))
-                state.large_bytes = large.tell()
-            return begin, state.large_bytes
 
         with naming(file.path, "a file of a dataset"):
             rows = decode(table, self.columns, lambda n: np.zeros(n, self.dtype), keep)
@@ -305,16 +408,15 @@ class _Builder:
         for run in dict.fromkeys(names):
             if not isinstance(run, str):
                 raise DatasetError(f"{file.path} has frames without a run.")
-            if run not in state.runs:
-                state.runs.append(run)
-        numbers = {run: number for number, run in enumerate(state.runs)}
+            runs[run] = runs.get(run, 0) + names.count(run)
+        numbers = {run: number for number, run in enumerate(runs)}
         entries["run"] = [numbers[run] for run in names]
         by_key = {column.key: column.name for column in self.columns}
         entries["traj_id"] = rows[by_key[TRAJ_IDS]]
         entries["done"] = rows[by_key[DONE]].reshape(-1)
         return rows, entries
 
-    def _episodes(
+    def episodes(
         self, index: NDArray[Any], records: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Return the frames by episode, and the complete episodes.
@@ -374,6 +476,15 @@ class _Builder:
         for path in self.folder.iterdir():
             if path.name not in kept | {_STATE, ".lock"}:
                 path.unlink(missing_ok=True)  # Who has mapped it keeps it.
+
+
+def _append(large: Any, state: CacheState, frame: memoryview) -> tuple[int, int]:
+    """Append a large frame to a file, and return where it is."""
+    begin = state.large_bytes
+    if frame.nbytes:
+        large.write(_LZ4.compress(frame, asbytes=False))
+        state.large_bytes = large.tell()
+    return begin, state.large_bytes
 
 
 def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.buffers.compact_observations import KEY as LAST
 from marl_collect.buffers.compact_observations import restore_next
-from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage.checks import DatasetError, key_of, shape_of
@@ -99,6 +99,11 @@ class Column:
         tensor = torch.from_numpy(values)
         return tensor.view(getattr(torch, self.dtype)) if self.is_view else tensor
 
+    def array(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """Return the stored values of a contiguous tensor, without copying."""
+        stored = getattr(torch, str(self.stored))
+        return (tensor.view(stored) if self.is_view else tensor).numpy()
+
     @property
     def is_view(self) -> bool:
         """Whether the stored values are bytes of another dtype."""
@@ -152,6 +157,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
             "with track_traj_ids=True."
         )
     valid = tensors.pop(VALID, None)
+    tensors.pop(FRAME_IDS, None)  # Only restore_next needs them.
     rows = {}
     for key, tensor in sorted(tensors.items()):
         if not isinstance(tensor, torch.Tensor):
@@ -164,9 +170,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
                 f"{key} has the dtype {column.dtype}, which is not stored."
             )
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if column.is_view:
-            tensor = tensor.view(getattr(torch, str(column.stored)))
-        array = tensor.numpy().reshape(batch.numel(), *column.shape)
+        array = column.array(tensor).reshape(batch.numel(), *column.shape)
         rows[column] = array if valid is None else array[valid.reshape(-1).numpy()]
     if not len(next(iter(rows.values()))):
         raise ValueError(

@@ -102,6 +102,27 @@ def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     return listed
 
 
+def check_target(folder: Path) -> list[BatchFile]:
+    """Return the files of a folder to write to, which may not exist.
+
+    Raises:
+        NotADirectoryError: if it is a file.
+        FileExistsError: if it holds something else than a dataset.
+    """
+    if not folder.exists():
+        return []
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: pass a folder.")
+    files = list_files(folder, check=False)
+    others = [p.name for p in folder.glob("[!.]*") if p.name != "README.md"]
+    if others and not files:
+        raise FileExistsError(
+            f"{folder} holds no dataset, but {others[0]}: write to a new or empty "
+            "folder."
+        )
+    return files
+
+
 def write_table(
     table: pa.Table, name: str, folder: int, path: Path, like: str | None = None
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -17,7 +18,9 @@ from marl_collect.storage.description import (
     difference,
 )
 from marl_collect.storage.parquet.columns import columns_of, json_of, rows_of, to_table
+from marl_collect.storage.parquet.episodes import EndedEpisode, EpisodeTracker
 from marl_collect.storage.parquet.files import (
+    check_target,
     file_name,
     list_files,
     new_run,
@@ -26,7 +29,6 @@ from marl_collect.storage.parquet.files import (
     remove,
     write_table,
 )
-from marl_collect.storage.parquet.tracker import Ended, EpisodeTracker
 
 _MOST_PARTS: Final = 256
 """Files of a run that wait to be joined."""
@@ -47,7 +49,9 @@ class Writer(Closing):
 
     Attributes:
         path: the folder, absolute.
+        description: of the dataset.
         run: name of the run.
+        frames: how many are on disk.
     """
 
     def __init__(
@@ -60,19 +64,21 @@ class Writer(Closing):
 
         Raises:
             NotADirectoryError: if ``path`` is a file.
+            FileExistsError: if the folder holds something else.
             ValueError: if the folder has a dataset of another description; names the
                 first difference.
         """
         self.path: Final = Path(path).absolute()
-        if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(f"{self.path} is a file: pass a folder.")
-        files = list_files(self.path, check=False) if self.path.exists() else []
+        files = check_target(self.path)
+        self.description: Final = description
+        self.frames = 0
         self._about = {"description": description.to_json()}
         self._schema: pa.Schema | None = None
         if files:
             self._schema = read_schema(files[0].path)
             self._check_description(files[0].path)
         self._about["run"] = (run or RunDescription()).to_json()
+        self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self.run: Final = new_run(files)
         self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -89,7 +95,7 @@ class Writer(Closing):
         """Return the path, and whether it is closed."""
         return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
 
-    def add(self, batch: TensorDictBase) -> list[Ended]:
+    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
         A batch that is refused with a ``ValueError`` changes nothing. After any other
@@ -127,7 +133,10 @@ class Writer(Closing):
         return ended
 
     def close(self) -> None:
-        """Join the last files; may be called twice. In a fork nothing happens."""
+        """Join the last files; may be called twice. In a fork nothing happens.
+
+        A folder that this writer created, and that nobody wrote to, is removed.
+        """
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
@@ -136,6 +145,9 @@ class Writer(Closing):
                 self._join()
         finally:
             os.close(self._folder)
+        if self._is_new and not self._batches:
+            with suppress(OSError):  # Another writer uses it.
+                self.path.rmdir()
 
     def _write_batch(self, table: pa.Table) -> None:
         is_small = table.nbytes < _SMALL_BYTES
@@ -147,6 +159,7 @@ class Writer(Closing):
             self._parts.append(self._batches)
             self._part_bytes += table.nbytes
         self._batches += 1
+        self.frames += len(table)
 
     def _join(self) -> None:
         """Write the batches of small files as one file, then delete these."""

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from parquet_streams import ENVIRONMENT, Stream, flat_frames
 
 from marl_collect.storage import DatasetDescription, DatasetError
-from marl_collect.storage.parquet.frames import open_parquet
+from marl_collect.storage.parquet.dataset import open_dataset
 from marl_collect.storage.parquet.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
@@ -38,7 +38,7 @@ def write(folder: Path) -> list[Any]:
         with Writer(folder, ABOUT) as writer:
             for _ in range(2):
                 writer.add(stream.batch(4))
-    dataset = open_parquet(folder)
+    dataset = open_dataset(folder)
     frames = flat_frames(dataset[np.arange(len(dataset))])
     shutil.rmtree(folder / ".cache")
     return frames
@@ -78,7 +78,7 @@ def test_damage_is_an_error_or_does_not_matter(tmp_path: Path, part: int) -> Non
         damage(folder / name, draw)
         error = ""
         try:
-            dataset = open_parquet(folder)
+            dataset = open_dataset(folder)
             found = flat_frames(dataset[np.arange(len(dataset))])
         except DatasetError as raised:
             error = str(raised)
@@ -152,7 +152,7 @@ def test_a_file_that_says_something_impossible_is_refused(
     rewritten(tmp_path, HOSTILE[kind])
     (name,) = [path.name for path in tmp_path.glob("*.parquet")]
     with pytest.raises(DatasetError, match=name):
-        open_parquet(tmp_path)
+        open_dataset(tmp_path)
     for path in (tmp_path / ".cache").glob("*"):
         assert path.stat().st_size < 10_000_000
 
@@ -166,7 +166,7 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
     assert len(files) == 3  # Large batches are not joined.
     files[1].unlink()
     with pytest.raises(DatasetError, match=r"lacks batch 1 of the run"):
-        open_parquet(tmp_path)
+        open_dataset(tmp_path)
 
 
 def test_files_of_others_are_named(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_files_of_others_are_named(tmp_path: Path) -> None:
         writer.add(Stream().batch())
     (tmp_path / "mine.parquet").write_bytes(b"PAR1")
     with pytest.raises(DatasetError, match=r"mine\.parquet is not a file of a dataset"):
-        open_parquet(tmp_path)
+        open_dataset(tmp_path)
     with pytest.raises(FileNotFoundError, match="not a folder of a dataset"):
-        open_parquet(tmp_path / "nowhere")
+        open_dataset(tmp_path / "nowhere")
     with pytest.raises(NotADirectoryError):
-        open_parquet(tmp_path / "mine.parquet")
+        open_dataset(tmp_path / "mine.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no batches"):
-        open_parquet(tmp_path / "empty")
+        open_dataset(tmp_path / "empty")

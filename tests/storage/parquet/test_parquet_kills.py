@@ -22,7 +22,7 @@ from parquet_streams import ENVIRONMENT, Frame, Stream, flat_frames, frames_of
 
 from marl_collect.storage import DatasetDescription
 from marl_collect.storage.parquet import writer as writing
-from marl_collect.storage.parquet.frames import open_parquet
+from marl_collect.storage.parquet.dataset import open_dataset
 from marl_collect.storage.parquet.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
@@ -80,7 +80,7 @@ def in_fork(work: Callable[[int], None], call: int, *, after: bool) -> tuple[boo
 
 
 def read(folder: Path) -> list[Frame]:
-    dataset = open_parquet(folder)
+    dataset = open_dataset(folder)
     return flat_frames(dataset[np.arange(len(dataset))])
 
 
@@ -93,7 +93,7 @@ def add_batches(folder: Path, pipe: int) -> None:
 
 
 def build_cache(folder: Path, _pipe: int) -> None:
-    open_parquet(folder)
+    open_dataset(folder)
 
 
 @pytest.mark.forks
@@ -138,13 +138,13 @@ def test_a_killed_reader_leaves_no_wrong_cache(
         writer.add(batch := stream.batch())
         model += frames_of(batch)
         if before == "another dataset":
-            open_parquet(origin)
+            open_dataset(origin)
             shutil.rmtree(origin)
             os.mkdir(origin)
             model = []
     with Writer(origin, ABOUT) as writer:
         if before == "a part":
-            open_parquet(origin)
+            open_dataset(origin)
         writer.add(batch := stream.batch())
         model += frames_of(batch)
     died, call = True, 0

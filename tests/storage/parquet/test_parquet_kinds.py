@@ -25,7 +25,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, restore_next
 from marl_collect.storage import DatasetDescription
 from marl_collect.storage.parquet import cache
-from marl_collect.storage.parquet.frames import open_parquet
+from marl_collect.storage.parquet.dataset import open_dataset
 from marl_collect.storage.parquet.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
@@ -43,7 +43,7 @@ def test_values_of_every_dtype_and_shape_come_back(
             batch = stream.batch()
             expected += frames_of(batch)
             writer.add(batch)
-    dataset = open_parquet(tmp_path)
+    dataset = open_dataset(tmp_path)
     read = dataset[np.arange(len(dataset))]
     assert read["g", "extra"].dtype == dtype
     assert read["g", "extra"].shape == (24, 2, *shape)
@@ -64,7 +64,7 @@ def test_episodes_are_those_that_a_plain_loop_finds(
             batch = stream.batch()
             frames += frames_of(batch)
             counted += len(writer.add(batch))
-    dataset = open_parquet(tmp_path)
+    dataset = open_dataset(tmp_path)
     trajectories = dataset.trajectories
     expected = complete_episodes(frames)
     if not says_begin and not begun:
@@ -114,7 +114,7 @@ def test_batches_of_collectors_come_back(tmp_path: Path, kind: str) -> None:
             batch = batch.exclude(("collector", "last_observations"))
         expected += frames_of(batch)
     writer.close()
-    dataset = open_parquet(tmp_path)
+    dataset = open_dataset(tmp_path)
     assert flat_frames(dataset[np.arange(len(dataset))]) == expected
     assert len(dataset.trajectories) > 3
 
@@ -148,7 +148,7 @@ def test_a_dataset_may_have_no_complete_episode(tmp_path: Path) -> None:
     stream = Stream(begun=False, says_begin=True)
     with Writer(tmp_path, ABOUT) as writer:
         writer.add(stream.batch(1))
-    dataset = open_parquet(tmp_path)
+    dataset = open_dataset(tmp_path)
     assert len(dataset) == 2
     assert len(dataset.trajectories) == 0
     assert dataset.trajectories.returns.shape == (0,)
@@ -161,10 +161,10 @@ def test_a_run_that_was_deleted_is_not_in_the_cache(tmp_path: Path) -> None:
             batch = Stream(seed).batch()
             writer.add(batch)
         runs.append(writer.run)
-    assert len(open_parquet(tmp_path)) == 24
+    assert len(open_dataset(tmp_path)) == 24
     for path in tmp_path.glob(f"{runs[0]}.*"):
         path.unlink()
-    dataset = open_parquet(tmp_path)
+    dataset = open_dataset(tmp_path)
     assert flat_frames(dataset[np.arange(len(dataset))]) == frames_of(batch)
 
 
@@ -175,8 +175,8 @@ def test_joined_files_need_no_new_cache(
     with Writer(tmp_path, ABOUT) as writer:
         for _ in range(3):
             writer.add(stream.batch())
-        first = open_parquet(tmp_path)
+        first = open_dataset(tmp_path)
     assert len(list(tmp_path.glob("*.parquet"))) == 1
     monkeypatch.setattr(cache, "read_table", None)  # Nothing is decoded again.
-    again = open_parquet(tmp_path)
+    again = open_dataset(tmp_path)
     assert again.frames.cache.state == first.frames.cache.state

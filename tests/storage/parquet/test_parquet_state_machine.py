@@ -37,13 +37,13 @@ from parquet_streams import (
 
 from marl_collect.storage import DatasetDescription, DatasetError
 from marl_collect.storage.parquet import writer as writing
-from marl_collect.storage.parquet.frames import ParquetDataset, open_parquet
+from marl_collect.storage.parquet.dataset import Dataset, open_dataset
 from marl_collect.storage.parquet.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 
 
-def content(dataset: ParquetDataset) -> list[Frame]:
+def content(dataset: Dataset) -> list[Frame]:
     return flat_frames(dataset[np.arange(len(dataset))])
 
 
@@ -57,7 +57,7 @@ class Folder(RuleBasedStateMachine):
         self.folder = self.root / "data"
         self.folder.mkdir()
         self.runs: dict[str, list[Frame]] = {}
-        self.opened: list[tuple[ParquetDataset, list[Frame]]] = []
+        self.opened: list[tuple[Dataset, list[Frame]]] = []
         self.writers_open: set[str] = set()
         self.seeds = itertools.count()
         self.patch = pytest.MonkeyPatch()
@@ -106,7 +106,7 @@ class Folder(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule()
     def keep_open(self) -> None:
-        dataset = open_parquet(self.folder)
+        dataset = open_dataset(self.folder)
         self.opened.append((dataset, content(dataset)))
 
     @rule()
@@ -156,7 +156,7 @@ class Folder(RuleBasedStateMachine):
         changed[int(part * (len(before) - 1))] ^= 1 << bit
         path.write_bytes(changed)
         try:
-            found = content(open_parquet(self.folder))
+            found = content(open_dataset(self.folder))
         except DatasetError as error:
             assert path.name in str(error)  # noqa: PT017
         else:
@@ -170,11 +170,11 @@ class Folder(RuleBasedStateMachine):
     def reads_what_was_added(self) -> None:
         if not self.runs:
             with pytest.raises(FileNotFoundError):
-                open_parquet(self.folder)
+                open_dataset(self.folder)
             return
-        dataset = open_parquet(self.folder)
+        dataset = open_dataset(self.folder)
         assert content(dataset) == self.expected()
-        fresh = open_parquet(self.folder, cache=self.root / f"c{next(self.names)}")
+        fresh = open_dataset(self.folder, cache=self.root / f"c{next(self.names)}")
         assert content(fresh) == content(dataset)
         episodes = {
             (run, key): episode
@@ -185,7 +185,7 @@ class Folder(RuleBasedStateMachine):
             assert len(reader.trajectories) == len(episodes)
         for i, data in enumerate(dataset.trajectories):
             frames = flat_frames(data)
-            run = dataset.frames.cache.runs[dataset.trajectories.runs[i]]
+            run = dataset.frames.cache.runs[dataset.trajectories.run_numbers[i]]
             assert frames == episodes[run, traj_id(frames[0])]
 
     @invariant()

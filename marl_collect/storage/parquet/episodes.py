@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self, final
+from typing import Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,32 @@ _UNSEEN: Final = -1
 """Number of frames whose episode began before the first batch."""
 
 
-class Ended(NamedTuple):
+@final
+@dataclass(frozen=True)
+class EndedEpisode:
     """An episode of which every frame is known.
 
     Attributes:
         traj_id: its trajectory.
         length: in frames.
-        terminated: whether the environment ended it.
+        terminated: whether the environment ended it; otherwise it was truncated.
         returns: undiscounted sum of rewards of each agent, by group.
     """
 
     traj_id: int
     length: int
     terminated: bool
-    returns: Mapping[str, NDArray[np.float64]]
+    returns: Mapping[str, tuple[float, ...]]
+
+    @property
+    def environment(self) -> int:
+        """Number of its environment."""
+        return self.traj_id >> 32
+
+    @property
+    def team_return(self) -> float:
+        """Sum over all agents."""
+        return sum(map(sum, self.returns.values()))
 
 
 @final
@@ -51,7 +63,7 @@ class EpisodeTracker:
         """Return a tracker that can be advanced without changing this one."""
         return type(self)(dict(self.running), dict(self.last_ended))
 
-    def add(self, rows: Rows) -> tuple[NDArray[np.int32], list[Ended]]:
+    def add(self, rows: Rows) -> tuple[NDArray[np.int32], list[EndedEpisode]]:
         """Advance by the frames of a batch.
 
         Returns:
@@ -82,7 +94,7 @@ class EpisodeTracker:
         }
         terminated = column_of(rows, ("next", "terminated"))
         index = np.empty(len(ids), np.int32)
-        ended: list[tuple[int, Ended]] = []
+        ended: list[tuple[int, EndedEpisode]] = []
         for piece, (start, count) in enumerate(
             zip(first.tolist(), lengths.tolist(), strict=True)
         ):
@@ -102,7 +114,9 @@ class EpisodeTracker:
             if is_known:
                 _check_finite(traj_id, returns)
                 end = terminated is not None and bool(terminated[where[-1]].any())
-                ended.append((int(where[-1]), Ended(traj_id, length, end, returns)))
+                agents = {name: tuple(r.tolist()) for name, r in returns.items()}
+                episode = EndedEpisode(traj_id, length, end, agents)
+                ended.append((int(where[-1]), episode))
         return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
 
     def _begins(self, rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.bool_]:

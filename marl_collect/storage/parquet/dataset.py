@@ -1,0 +1,271 @@
+"""Opens a dataset: frames and episodes by their numbers."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, final
+
+from tensordict import TensorDict
+
+from marl_collect.core import notebooks
+from marl_collect.options import method
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.description import (
+    DatasetDescription,
+    RunDescription,
+    difference,
+)
+from marl_collect.storage.loading import Loader, LoaderArguments
+from marl_collect.storage.parquet.cache import Cache, cache_folder, open_cache
+from marl_collect.storage.parquet.card import card
+from marl_collect.storage.parquet.columns import Column, json_of
+from marl_collect.storage.parquet.files import BatchFile, list_files, read_schema
+from marl_collect.storage.parquet.frames import Frames
+from marl_collect.storage.parquet.numbering import item_numbers
+from marl_collect.storage.parquet.statistics import Range, Statistics, ranges_of
+from marl_collect.storage.parquet.trajectories import Trajectories
+from marl_collect.storage.parquet.transitions import Transitions
+
+_LISTINGS: Final = 5
+"""How often files may vanish while they are read, as writers join small ones."""
+
+
+@final
+class Dataset:
+    """The frames of one or several folders, in the order of their runs.
+
+    ``dataset[numbers]`` is a TensorDict of frames in new memory. Open a dataset with
+    ``open_dataset``.
+
+    Attributes:
+        name: its folders, for messages.
+        files: as of opening.
+        frames: all frames.
+        description: what all batches have in common.
+        runs: description of each run, by number.
+    """
+
+    def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
+        """Map a cache; reads the descriptions from the files.
+
+        Raises:
+            DatasetError: if two runs have different descriptions; names the first
+                difference.
+        """
+        self.name, self.files = name, tuple(files)
+        self.description, self.runs = _about(self.files, cache.runs)
+        self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return len(self.frames)
+
+    def __getitem__(self, numbers: Any) -> TensorDict:
+        """Copy frames by their numbers, ``[n]``.
+
+        Raises:
+            IndexError: if a number is out of range.
+        """
+        chosen = item_numbers(numbers, len(self), "frame").reshape(-1)
+        return self.frames.nested(self.frames.read(chosen), [len(chosen)], time=False)
+
+    @property
+    def path(self) -> Path:
+        """The folder.
+
+        Raises:
+            ValueError: if the dataset has several folders.
+        """
+        folders = {file.path.parent for file in self.files}
+        if len(folders) > 1:
+            raise ValueError(f"This dataset has {len(folders)} folders: {self.name}.")
+        return folders.pop()
+
+    @property
+    def keys(self) -> tuple[Column, ...]:
+        """Key, shape of a frame, and dtype of every tensor."""
+        return self.frames.keys
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all frames in memory."""
+        return self.frames.nbytes
+
+    @property
+    def run_frames(self) -> list[int]:
+        """Number of frames of each run."""
+        return list(self.frames.cache.state.runs.values())
+
+    @cached_property
+    def view(self) -> TensorDict:
+        """All frames ``[n]`` without copying, except keys with large frames.
+
+        ``view[numbers]`` copies frames; what is written to the view is not saved.
+        """
+        return self.frames.nested(self.frames.views, [len(self)], time=False)
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """All frames, including those of episodes that did not end."""
+        return Transitions(self.frames)
+
+    @cached_property
+    def trajectories(self) -> Trajectories:
+        """The complete episodes; reads their positions, but not their content."""
+        return Trajectories(self.frames, self.frames.cache.episodes)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Returns, lengths and the range of each key.
+
+        The first call reads all frames once; ranges are kept in the cache.
+        """
+        cache = self.frames.cache
+        saved = cache.saved("ranges")
+        if not saved:
+            ranges = ranges_of(self.frames.parts(range(len(self))))
+            saved = {c.name: vars(ranges[c.key]) for c in self.keys}
+            cache.save("ranges", saved)
+        by_key = {c.key: Range(**saved[c.name]) for c in self.keys}
+        return Statistics.of(self.trajectories, by_key)
+
+    def card(self) -> str:
+        """Return what the dataset holds and how to load it, as Markdown."""
+        return card(self.frames, self.statistics)
+
+    def verify(self) -> None:
+        """Decode all files again, and compare what the cache has.
+
+        Raises:
+            DatasetError: if a file is damaged, or the cache differs. It names what.
+            FileNotFoundError: if a file vanished; open the dataset again.
+        """
+        self.frames.cache.verify(self.files)
+
+    @method(LoaderArguments)
+    def loader(self, options: LoaderArguments) -> Loader:
+        """Return mini-batches of single frames ``[n]`` for training.
+
+        ``transitions``, ``trajectories``, ``trajectories.sequences(length)`` and every
+        selection of keys, frames or episodes have this method too.
+
+        Raises:
+            ValueError: if there is nothing to load, or an argument does not fit.
+        """
+        return Loader(self.transitions, options)
+
+    def __repr__(self) -> str:
+        """Return the path, the task and the sizes."""
+        return (
+            f"Dataset({self.name!r}, task={self.description.task!r}, {len(self)} "
+            f"frames, {len(self.trajectories)} episodes)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show sizes and groups as tables in notebooks."""
+        episodes = self.trajectories
+        rows = {
+            "path": self.name,
+            "frames": f"{len(self):,}",
+            "episodes": f"{len(episodes):,}",
+            "mean length": float(episodes.lengths.mean()) if len(episodes) else None,
+            "mean team return": (
+                float(episodes.returns.mean()) if len(episodes) else None
+            ),
+            "runs": len(self.runs),
+        }
+        about = notebooks.facts(self.description.task, rows)
+        return about + self.description.environment.to_html()
+
+
+def open_dataset(
+    path: str | Path | Sequence[str | Path], *, cache: str | Path | None = None
+) -> Dataset:
+    """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
+
+    Args:
+        path: a folder, or several of one kind, whose frames follow each other.
+        cache: folder for decoded frames. None: ``.cache`` in the dataset's folder if
+            it can be written, else one in ``$XDG_CACHE_HOME``.
+
+    Raises:
+        FileNotFoundError: if a folder does not exist or has no batches.
+        NotADirectoryError: if it is a file.
+        DatasetError: if a file is damaged or missing, or two files are of different
+            kinds; names it.
+        OSError: if the cache cannot be written.
+    """
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not paths:
+        raise ValueError("There are no folders to open.")
+    folders = [_folder(one) for one in paths]
+    name = ", ".join(map(str, folders))
+    for attempt in range(1, _LISTINGS + 1):
+        files: list[BatchFile] = []
+        for folder in folders:
+            listed = list_files(folder)
+            if not listed:
+                raise FileNotFoundError(f"{folder} has no batches of a dataset.")
+            files += listed
+        _check_runs(files)
+        try:
+            place = Path(cache) if cache else cache_folder(folders)
+            return Dataset(name, files, open_cache(files, place))
+        except FileNotFoundError as error:
+            if attempt == _LISTINGS:
+                raise DatasetError(
+                    f"The files of {name} vanish while they are read ({error}). Try "
+                    "again when nobody changes them."
+                ) from error
+    raise AssertionError
+
+
+def _folder(path: str | Path) -> Path:
+    """Return the folder that is read."""
+    folder = Path(path).absolute()
+    if not folder.is_dir():
+        kind = NotADirectoryError if folder.exists() else FileNotFoundError
+        raise kind(f"{folder} is not a folder of a dataset.")
+    return folder
+
+
+def _check_runs(files: Sequence[BatchFile]) -> None:
+    folders: dict[str, Path] = {}
+    for file in files:
+        other = folders.setdefault(file.run, file.path.parent)
+        if other != file.path.parent:
+            raise ValueError(
+                f"The run {file.run} is in {other} and in {file.path.parent}, so its "
+                "episodes would be read twice."
+            )
+
+
+def _about(
+    files: Sequence[BatchFile], runs: Sequence[str]
+) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
+    """Return the descriptions of the dataset and of its runs, in this order."""
+    firsts: dict[str, BatchFile] = {}
+    for file in files:
+        firsts.setdefault(file.run, file)
+    if list(firsts) != list(runs):
+        raise DatasetError(
+            f"{files[0].path.parent} has frames of the runs {', '.join(runs)}, but "
+            f"files of {', '.join(firsts)}: a file was renamed."
+        )
+    expected: Any = None
+    described = []
+    for file in firsts.values():
+        with naming(file.path, "a file of a dataset"):
+            about = json_of(read_schema(file.path))
+            described.append(RunDescription.from_json(about["run"]))
+            description = DatasetDescription.from_json(about["description"])
+        expected = expected or about["description"]
+        found = difference({"": expected}, {"": about["description"]})
+        if found is not None:
+            where, first, second = found
+            raise DatasetError(
+                f"{file.path} is of another kind than {files[0].path}: "
+                f"{where.lstrip('/')} is {second!r} in the former, but {first!r} in "
+                "the latter. A dataset has one task, with equal settings and spaces."
+            )
+    return description, tuple(described)

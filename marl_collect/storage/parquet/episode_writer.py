@@ -1,0 +1,134 @@
+"""Writes complete episodes only, back to back in batches ``[1, frames]``."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from marl_collect.buffers.layout import STEP_COUNT
+from marl_collect.buffers.trajectories import TrajectoryAssembler
+from marl_collect.core.closing import Closing
+from marl_collect.core.signature import IS_INIT
+from marl_collect.storage.parquet.episodes import EndedEpisode
+from marl_collect.storage.parquet.writer import Writer
+
+BATCH_FRAMES: Final = 2000
+"""Default frames of a batch: large enough to write fast, small enough to lose."""
+
+
+@final
+class EpisodeWriter(Closing):
+    """Joins the pieces of episodes across batches, and writes complete episodes.
+
+    If ``episodes`` is given, every environment contributes its first ones, as many as
+    the others, or one more if the number is not a multiple of the number of
+    environments. Writing the episodes that end first overall would prefer short ones.
+    Episodes that have not ended when the writer is closed are not written.
+    """
+
+    def __init__(
+        self, writer: Writer, episodes: int | None = None, *, frames: int = BATCH_FRAMES
+    ) -> None:
+        """Prepare the writer.
+
+        Args:
+            writer: writes the batches; closed by ``close``.
+            episodes: how many to write; None for no limit.
+            frames: write a batch when the complete episodes have at least this many
+                frames.
+
+        Raises:
+            ValueError: if ``episodes`` is less than one.
+        """
+        if episodes is not None and episodes < 1:
+            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
+        self._writer = writer
+        self._wanted = episodes
+        self._frames = frames
+        self._assembler = TrajectoryAssembler(self._wants)
+        self._waiting: list[TensorDictBase] = []
+        self._shares: dict[int, float] = {}
+        """How many episodes each environment contributes."""
+        self._taken: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        """Return the writer, and how many episodes are wanted."""
+        return f"EpisodeWriter({self._writer!r}, episodes={self._wanted})"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every environment has contributed its episodes."""
+        return bool(self._taken) and all(
+            self._taken[environment] >= share
+            for environment, share in self._shares.items()
+        )
+
+    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
+        """Take the next batch ``[B, T]`` of a collector that yields all environments.
+
+        Returns:
+            The episodes written by this call.
+
+        Raises:
+            KeyError: if it has no ``("collector", "traj_ids")``.
+        """
+        self._take(batch)
+        enough = sum(map(len, self._waiting)) >= self._frames
+        return self._flush() if enough or self.complete else []
+
+    def _take(self, batch: TensorDictBase) -> None:
+        if not self._taken:
+            self._begin(batch)
+        self._assembler.add(batch)
+        frames = self._assembler.take("cat")
+        ids = frames.get(("collector", "traj_ids")).numpy()
+        (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
+        whole = np.ones(len(first), np.bool_)
+        # A collector that has run before delivers the rest of an episode first.
+        for key in (STEP_COUNT, IS_INIT):
+            if (values := frames.get(key, None)) is not None:
+                whole = (values[first] == (key == IS_INIT)).reshape(len(first)).numpy()
+                break
+        for at in whole.nonzero()[0].tolist():
+            environment = int(ids[first[at]]) >> 32
+            whole[at] = self._taken[environment] < self._shares[environment]
+            self._taken[environment] += bool(whole[at])
+        if whole.any():
+            frames_of_whole = whole.repeat(np.diff(first, append=len(ids)))
+            self._waiting.append(frames[torch.from_numpy(frames_of_whole)])
+
+    def close(self) -> None:
+        """Write the buffered complete episodes, and close the writer."""
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
+
+    def _begin(self, batch: TensorDictBase) -> None:
+        ids = batch.get(("collector", "traj_ids"), None)
+        if ids is None:
+            raise KeyError(
+                "The batch has no ('collector', 'traj_ids') to identify episodes: "
+                "collect with track_traj_ids=True."
+            )
+        self._taken = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
+        if self._wanted is None:
+            self._shares = dict.fromkeys(self._taken, float("inf"))
+            return
+        share, rest = divmod(self._wanted, len(self._taken))
+        for rank, environment in enumerate(sorted(self._taken)):
+            self._shares[environment] = share + (rank < rest)
+
+    def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        short = [k for k, share in self._shares.items() if self._taken[k] < share]
+        return np.isin(ids >> 32, short)
+
+    def _flush(self) -> Sequence[EndedEpisode]:
+        if not self._waiting:
+            return []
+        batch = torch.cat(self._waiting, 0).unsqueeze(0)
+        self._waiting = []
+        return self._writer.add(batch)

@@ -1,0 +1,279 @@
+"""``record``: collects into a dataset on disk, and writes beside the collection."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import torch
+from tensordict import TensorDictBase
+
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
+from marl_collect.core.closing import Closing
+from marl_collect.core.factories import Factory
+from marl_collect.core.first_ends import FirstEnds
+from marl_collect.core.interruption import Interruption
+from marl_collect.core.seeding import draw_seed
+from marl_collect.errors import ClosedError
+from marl_collect.options import Option, changed, function, refuse
+from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.parquet.dataset import Dataset, open_dataset
+from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES, EpisodeWriter
+from marl_collect.storage.parquet.episodes import EndedEpisode
+from marl_collect.storage.parquet.files import check_target
+from marl_collect.storage.parquet.writer import Writer
+
+
+@dataclass(frozen=True)
+class RecordArguments(BatchOptions):
+    """The arguments of ``record``."""
+
+    path: Annotated[
+        str | Path,
+        Option("a folder that is new, empty or holds a dataset of the same kind"),
+    ]
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory], Option("as for collectors", checked=False)
+    ]
+    policy: Annotated[Any, Option("as for collectors; None for random actions")] = None
+    _: KW_ONLY
+    frames_per_batch: Annotated[
+        int | Sequence[int] | None,
+        Option(
+            f"as for collectors; None: at most {BATCH_FRAMES}",
+            at_least=1,
+            at_most=MOST_FRAMES,
+        ),
+    ] = None
+    episodes: Annotated[
+        int | None,
+        Option(
+            "write exactly this many complete episodes, the first ones of every "
+            "environment, whose numbers differ by one at most. If episodes may never "
+            "end, set `max_frames_per_traj`",
+            at_least=1,
+        ),
+    ] = None
+    frames: Annotated[
+        int | None,
+        Option("or this many frames, rounded up to whole batches", at_least=1),
+    ] = None
+    task: Annotated[
+        str | None, Option("name of the task; the environment's name if None")
+    ] = None
+    env_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        Option("the environment's keyword arguments, for the description"),
+    ] = None
+    policy_description: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            "description of the policy; if None, its class, number of parameters and "
+            "a digest of them"
+        ),
+    ] = None
+
+
+@function(RecordArguments)
+def record(arguments: RecordArguments) -> Dataset:
+    """Collect in worker processes and write to a new or existing dataset.
+
+    Each batch is written as soon as it is complete. An error or Ctrl-C loses at most
+    the current batch and episodes that have not ended.
+
+    The arguments are the fields of ``RecordArguments``.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        TypeError: if an option of collectors is passed that does not apply here.
+        ValueError: unless exactly one of ``episodes`` and ``frames`` is given, or if
+            the folder holds a dataset of another kind.
+        FileExistsError: if the folder holds something else.
+    """
+    collect_into(arguments)
+    return open_dataset(arguments.path)
+
+
+def collect_into(
+    arguments: RecordArguments,
+    *,
+    on_start: Callable[[MultiSyncCollector, Writer], None] | None = None,
+    on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    on_end: Callable[[], None] | None = None,
+    interruption: Interruption | None = None,
+) -> None:
+    """Collect and write as ``record`` does, and tell the caller about the progress.
+
+    Args:
+        arguments: the arguments of ``record``.
+        on_start: called with the collector and the writer before the first batch.
+        on_episodes: called with the episodes of each batch, in another thread.
+        on_end: called when everything is written, before the workers are closed.
+        interruption: ends the collection after the batch that is being written.
+
+    Raises:
+        TypeError, ValueError, FileExistsError: as ``record``.
+    """
+    path, episodes, frames = Path(arguments.path), arguments.episodes, arguments.frames
+    if (episodes is None) == (frames is None):
+        raise ValueError(
+            "record() needs either episodes or frames: pass exactly one of them."
+        )
+    refuse(arguments, "record")
+    check_target(path.absolute())
+    options = changed(BatchOptions, arguments)
+    options["frames_per_batch"] = arguments.frames_per_batch
+    if arguments.frames_per_batch is None:
+        options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
+    options["seed"] = draw_seed(arguments.seed)
+    options["total_frames"] = frames
+    with MultiSyncCollector(
+        arguments.create_env_fn, arguments.policy, **options
+    ) as collector:
+        environment = collector.description
+        about = DatasetDescription(
+            arguments.task or environment.name,
+            environment,
+            dict(arguments.env_kwargs or {}),
+        )
+        policy_description = arguments.policy_description
+        if policy_description is None:
+            built = "policy_factory" in options and collector.policy is None
+            policy_description = (
+                {"kind": "built in the workers"}
+                if built
+                else describe_policy(collector.policy)
+            )
+        settings = {"episodes": episodes, "frames": frames} | {
+            name: value for name, value in options.items() if _is_plain(value)
+        }
+        run = RunDescription(options["seed"], policy_description, settings)
+        writer = Writer(path, about, run)
+        if on_start is not None:
+            on_start(collector, writer)
+        whole = None if episodes is None else EpisodeWriter(writer, episodes)
+        interruption = interruption or Interruption()
+        ends = FirstEnds(environment)
+        with BackgroundWriter(whole or writer, on_episodes) as recorder:
+            while not interruption.happened:
+                if whole is not None and whole.complete:
+                    break
+                batch = collector.next()
+                if batch is None:
+                    break
+                ends.look(batch["next"].get)
+                with interruption.deferred():
+                    recorder.add(batch)
+                del batch  # Frees its slot.
+        if on_end is not None:
+            on_end()
+
+
+def describe_policy(policy: Any) -> dict[str, Any]:
+    """Describe a policy as JSON values: class, parameters, digest of its weights.
+
+    Of several policies there are the names too, in the order of ``policy_id``.
+    """
+    if policy is None:
+        return {"kind": "random"}
+    about: dict[str, Any] = {"kind": type(policy).__name__}
+    if isinstance(policy, torch.nn.Module):
+        digest = hashlib.sha256()
+        for name, tensor in policy.state_dict().items():
+            digest.update(name.encode())
+            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(raw.numpy())
+        about["parameters"] = sum(p.numel() for p in policy.parameters())
+        about["sha256"] = digest.hexdigest()
+    if isinstance(policy, AssignedPolicies):
+        about["names"] = list(policy.names)
+    return about
+
+
+@final
+class BackgroundWriter(Closing):
+    """Writes batches in a thread of its own, one at a time.
+
+    It holds at most one batch, so a collector needs no memory beyond its two slots. An
+    error in the thread is raised by the next call. Nothing is written after an error,
+    because the dataset would lack a batch.
+    """
+
+    def __init__(
+        self,
+        writer: Writer | EpisodeWriter,
+        on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    ) -> None:
+        """Start the thread; it owns ``writer``.
+
+        Args:
+            writer: closed by ``close``.
+            on_episodes: called in the thread with the episodes of each batch that
+                has been written.
+        """
+        self._writer = writer
+        self._on_episodes = on_episodes
+        self._thread = ThreadPoolExecutor(1, "writer")
+        self._owner = os.getpid()
+        self._batch: Any = None
+        self._last: Future[None] | None = None
+        self._closed = self._raised = False
+
+    def __repr__(self) -> str:
+        """Return the writer that the thread owns."""
+        return f"BackgroundWriter({self._writer!r})"
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Write ``batch``, after waiting for the one before it.
+
+        Raises:
+            Exception: the error of an earlier batch, at every call.
+            ClosedError: after ``close``, and in a fork of the process.
+        """
+        if self._closed or os.getpid() != self._owner:
+            raise ClosedError(
+                "This background writer is closed, or belongs to the process that this "
+                "one was forked from: create a new one."
+            )
+        self._wait()
+        # As an argument, its slot would still be taken when the result is known.
+        self._batch = batch
+        self._last = self._thread.submit(self._write)
+
+    def close(self) -> None:
+        """Wait for the last batch, and close the writer; may be called twice.
+
+        Raises:
+            Exception: the error of a batch, unless ``add`` has raised it.
+        """
+        self._closed = True
+        if os.getpid() == self._owner:  # A fork has no such thread.
+            self._thread.shutdown()
+        self._writer.close()
+        if not self._raised:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until the last batch is written, and raise its error."""
+        if self._last is not None and os.getpid() == self._owner:
+            error = self._last.exception()
+            if error is not None:
+                self._raised = True
+                raise error
+
+    def _write(self) -> None:
+        batch, self._batch = self._batch, None
+        episodes = self._writer.add(batch)
+        if self._on_episodes is not None:
+            self._on_episodes(episodes)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,51 @@
+"""Writes some of the episodes of a dataset as another one."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.storage.files import completed
+from marl_collect.storage.parquet.columns import DONE, to_table
+from marl_collect.storage.parquet.files import file_name, write_table
+from marl_collect.storage.parquet.frames import Frames
+from marl_collect.storage.parquet.numbering import ranges, starts
+
+_FILE_BYTES: Final = 2**26
+"""Decoded size of a file: what writing and reading one hold in memory."""
+
+
+def save(frames: Frames, episodes: NDArray[Any], path: Path) -> None:
+    """Write rows of ``Cache.episodes``, with the selected keys; see ``Trajectories``.
+
+    Each run keeps its name, so its episodes keep their seeds.
+    """
+    missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
+    if missing:
+        raise KeyError(f"Datasets need the keys {sorted(missing)}: select them too.")
+    if not len(episodes):
+        raise ValueError(f"There are no episodes of {frames.name} to save.")
+    size = sum(column.nbytes for column in frames.keys)
+    description = frames.description.to_json()
+    with completed(path, "save", or_empty=True) as temporary:
+        temporary.mkdir()
+        folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for run in np.unique(episodes["run"]).tolist():
+                rows = episodes[episodes["run"] == run]
+                name = frames.cache.runs[run]
+                about = {"description": description, "run": frames.runs[run].to_json()}
+                ends = starts(rows["length"])[1:] * size // _FILE_BYTES
+                cuts = np.flatnonzero(np.diff(ends)) + 1
+                for number, part in enumerate(np.split(rows, cuts)):
+                    index = ranges(np.zeros(len(part), np.int64), part["length"])
+                    numbers = frames.numbers(part["first"], part["length"])
+                    values = frames.stored(numbers)
+                    table = to_table(values, name, index.astype(np.int32), about)
+                    target = file_name(name, number, number)
+                    write_table(table, target, folder, path)
+        finally:
+            os.close(folder)

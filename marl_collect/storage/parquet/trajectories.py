@@ -1,0 +1,351 @@
+"""Reads, samples, filters and splits the complete episodes of a dataset."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal, final, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+from marl_collect.core.description import Key
+from marl_collect.core.seeding import episode_seeds
+from marl_collect.errors import warn
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.loading import Loadable
+from marl_collect.storage.parquet.columns import Column, flat_rows
+from marl_collect.storage.parquet.episodes import EndedEpisode
+from marl_collect.storage.parquet.frames import Frames
+from marl_collect.storage.parquet.numbering import draw, item_numbers
+from marl_collect.storage.parquet.saving import save
+from marl_collect.storage.parquet.transitions import Transitions
+from marl_collect.storage.parquet.windows import NSteps, Sequences, read_padded
+
+_ABOUT: Final = ("traj_id", "length", "terminated")
+_TOLERATED_SHARE: Final = 0.1
+"""Difference of a part from its share, of all episodes, that is no surprise."""
+
+
+@final
+class Trajectories(Sequence[TensorDict], Loadable):
+    """Complete episodes, in the order in which they ended.
+
+    ``trajectories[i]`` reads one episode ``[T]`` into new memory. A slice, a filter or
+    a split is another ``Trajectories`` and reads nothing.
+
+    Attributes:
+        name: of the dataset in messages.
+        description: of the dataset.
+        runs: of the dataset, by number.
+    """
+
+    def __init__(self, frames: Frames, rows: NDArray[Any]) -> None:
+        """Select episodes; nothing is read yet.
+
+        Args:
+            frames: to read from.
+            rows: of ``Cache.episodes``.
+        """
+        self._frames, self._rows, self.name = frames, rows, frames.name
+        self.description: DatasetDescription = frames.description
+        self.runs: tuple[RunDescription, ...] = frames.runs
+
+    def __len__(self) -> int:
+        """Number of episodes."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> TensorDict: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Trajectories": ...
+
+    def __getitem__(self, index: int | slice) -> "TensorDict | Trajectories":
+        """Read an episode ``[T]``, or select several.
+
+        Raises:
+            IndexError: if there is no such episode.
+        """
+        if isinstance(index, slice):
+            return self._take(index)
+        number = item_numbers(operator.index(index), len(self), "episode")
+        return self._cat(number.reshape(1))
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """Read episodes, padded; torch's ``DataLoader`` calls this method."""
+        return self._padded(np.asarray(indices))
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Read one episode after the other."""
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def keys(self) -> tuple[Column, ...]:
+        """Key, shape of a frame, and dtype of every tensor that is read."""
+        return self._frames.keys
+
+    @property
+    def run_numbers(self) -> NDArray[np.int64]:
+        """Number of the run of each episode, ``[n]``."""
+        return self._rows["run"].astype(np.int64)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Frames of each episode, ``[n]``."""
+        return np.ascontiguousarray(self._rows["length"])
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        """Whether the environment ended each episode; otherwise it was truncated."""
+        return np.ascontiguousarray(self._rows["terminated"])
+
+    @cached_property
+    def agent_returns(self) -> dict[str, NDArray[np.float64]]:
+        """Undiscounted returns ``[n, n_agents]`` of the groups that have rewards."""
+        columns = {column.key: column.name for column in self._frames.cache.columns}
+        return {
+            group: flat_rows(np.ascontiguousarray(self._rows[columns[key]]))
+            for group in self._frames.groups
+            if (key := ("next", group, "reward")) in columns
+        }
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """Undiscounted return of each episode, summed over all agents, ``[n]``."""
+        sums = np.zeros(len(self))
+        for values in self.agent_returns.values():
+            sums += values.sum(1)
+        return sums
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """Seed that each episode was reset with; None if it is unknown.
+
+        It follows from the run's seed and the trajectory's id. ``reset_row(seed)`` and
+        the episode's actions reproduce the episode, if the environment is
+        deterministic.
+        """
+        seeds: list[int | None] = [None] * len(self)
+        ids, runs = self._rows["traj_id"], self.run_numbers
+        for run in np.unique(runs).tolist():
+            seed = self.runs[run].seed
+            if seed is None:
+                continue
+            rows = np.flatnonzero(runs == run)
+            numbers = episode_seeds(seed, ids[rows] >> 32, ids[rows] & 0xFFFFFFFF)
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+                seeds[row] = number
+        return seeds
+
+    @property
+    def episodes(self) -> list[EndedEpisode]:
+        """Trajectory, length, end and returns of each episode, without reading it."""
+        returns = [
+            [(name, tuple(agents)) for agents in values.tolist()]
+            for name, values in self.agent_returns.items()
+        ]
+        columns = (self._rows[name].tolist() for name in _ABOUT)
+        return [
+            EndedEpisode(traj_id, length, end, dict(group[i] for group in returns))
+            for i, (traj_id, length, end) in enumerate(zip(*columns, strict=True))
+        ]
+
+    def first(self, key: Key) -> NDArray[Any]:
+        """Return one key in the first frame of each episode, ``[n, ...]``.
+
+        Raises:
+            KeyError: if there is no such key.
+        """
+        numbers = self._frames.numbers(self._rows["first"], np.ones_like(self.lengths))
+        return self._frames.only(key).arrays(numbers)[key]
+
+    def arrays(self, index: int) -> dict[Key, NDArray[Any]]:
+        """Read an episode: every key ``[T, ...]``, float32 instead of bfloat16.
+
+        Raises:
+            IndexError: if there is no such episode.
+        """
+        number = item_numbers(index, len(self), "episode")
+        return self._frames.arrays(self._numbers(number.reshape(1)))
+
+    def cat(self) -> TensorDict:
+        """Read all episodes, back to back: ``[sum of lengths]``."""
+        return self._cat(np.arange(len(self)))
+
+    @property
+    def transitions(self) -> Transitions:
+        """The frames of these episodes."""
+        return Transitions(self._frames, self._numbers(np.arange(len(self))))
+
+    def select(self, *keys: str | Key) -> "Trajectories":
+        """Return the same episodes with these keys, and those below them, only.
+
+        Raises:
+            KeyError: if a key does not exist.
+        """
+        return Trajectories(self._frames.select(*keys), self._rows)
+
+    def filter(self, keep: Callable[[EndedEpisode], bool]) -> "Trajectories":
+        """Select the episodes for which ``keep`` is true."""
+        chosen = [bool(keep(episode)) for episode in self.episodes]
+        return self._take(np.flatnonzero(chosen))
+
+    def split_by_return(
+        self,
+        quantiles: Sequence[float] = (1 / 3, 2 / 3),
+        *,
+        group: str | None = None,
+    ) -> "list[Trajectories]":
+        """Split the episodes by return, lowest first.
+
+        Args:
+            quantiles: ascending, between 0 and 1. k quantiles make k + 1 parts.
+                Episodes with equal returns go into the same part, so parts may differ
+                in size.
+            group: use the return of this group, summed over its agents; None uses
+                all agents.
+
+        Raises:
+            TypeError: if ``quantiles`` is not a sequence.
+            ValueError: if the quantiles do not ascend between 0 and 1.
+            KeyError: if there is no such group.
+        """
+        if not isinstance(quantiles, Iterable):
+            raise TypeError(
+                f"quantiles must be a sequence, such as [0.5], but is {quantiles!r}."
+            )
+        edges = list(quantiles)
+        if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
+            raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
+        groups = self._frames.groups
+        if group is not None and group not in groups:
+            raise KeyError(
+                f"There is no group {group!r}; expected {', '.join(groups)}."
+            )
+        returns = self.returns if group is None else self.agent_returns[group].sum(1)
+        if not len(self):
+            return [self] * (len(edges) + 1)
+        part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
+        _warn_of_ties(part, edges, returns)
+        return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
+
+    def sample(
+        self,
+        n: int,
+        *,
+        form: Literal["padded", "cat"] = "padded",
+        generator: torch.Generator | None = None,
+    ) -> TensorDict:
+        """Sample ``n`` episodes uniformly, with replacement.
+
+        Args:
+            n: number of episodes.
+            form: ``"padded"`` returns ``[n, longest]``, padded with zeros, and a bool
+                ``("collector", "mask")``; ``"cat"`` returns ``[sum of T]``.
+            generator: random generator; torch's default if None.
+
+        Raises:
+            ValueError: if there are no episodes, or if ``n`` or ``form`` is invalid.
+        """
+        if form not in ("padded", "cat"):
+            raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
+        what = f"episodes to sample in {self.name}"
+        drawn = draw(n, len(self), what, generator)
+        return self._cat(drawn) if form == "cat" else self._padded(drawn)
+
+    def sequences(
+        self, length: int, *, stride: int | None = None, burn_in: int = 0
+    ) -> Sequences:
+        """Cut the episodes into pieces of ``length`` frames.
+
+        Args:
+            length: frames of a piece.
+            stride: frames from the beginning of a piece to that of the next one; less
+                than ``length`` makes pieces overlap. None: ``length``.
+            burn_in: frames of the episode in front of each piece, from which a
+                recurrent network computes its state. Pieces are then ``[burn_in +
+                length]``. Where the episode has fewer frames in front, the first
+                columns are padded.
+
+        Raises:
+            ValueError: if the numbers do not fit.
+        """
+        stride = length if stride is None else stride
+        return Sequences(self._frames, self._rows, length, stride, burn_in)
+
+    def n_step(self, n: int, *, gamma: float = 0.99) -> NSteps:
+        """Return transitions over ``n`` frames, for n-step returns.
+
+        Args:
+            n: frames from an observation to the next one; fewer at the end of an
+                episode.
+            gamma: discount of the rewards in between.
+
+        Raises:
+            ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
+                reward is selected.
+        """
+        return NSteps(self._frames, self._rows, n, gamma)
+
+    def save(self, path: str | Path) -> None:
+        """Write these episodes, with the selected keys, as a dataset.
+
+        To delete episodes of a dataset, save the others. Runs and seeds are kept.
+
+        Args:
+            path: a folder that does not exist, or is empty. It appears when it is
+                complete.
+
+        Raises:
+            ValueError: if there are no episodes.
+            KeyError: if a key that tells episodes apart was not selected.
+            FileExistsError: if something is at ``path``.
+        """
+        save(self._frames, self._rows, Path(path))
+
+    def __repr__(self) -> str:
+        """Return the path and the sizes."""
+        return (
+            f"Trajectories({self.name!r}, {len(self)} episodes, "
+            f"{int(self.lengths.sum())} frames)"
+        )
+
+    def _take(self, chosen: NDArray[np.int64] | slice) -> "Trajectories":
+        return Trajectories(self._frames, self._rows[chosen])
+
+    def _numbers(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the frames of some episodes, back to back."""
+        rows = self._rows[chosen]
+        return self._frames.numbers(rows["first"], rows["length"])
+
+    def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
+        numbers = self._numbers(chosen)
+        return self._frames.nested(self._frames.read(numbers), [len(numbers)])
+
+    def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
+        lengths = self.lengths[chosen]
+        padding = np.zeros_like(lengths)
+        numbers, width = self._numbers(chosen), int(lengths.max(initial=0))
+        return read_padded(self._frames, numbers, lengths, padding, width)
+
+
+def _warn_of_ties(
+    part: NDArray[np.int64], edges: list[float], returns: NDArray[np.float64]
+) -> None:
+    """Warn if equal returns leave a part far from its share."""
+    n = len(part)
+    counts = np.bincount(part, minlength=len(edges) + 1)
+    shares = n * np.diff([0, *edges, 1])
+    if np.abs(counts - shares).max() <= max(1, _TOLERATED_SHARE * n):
+        return
+    values, ties = np.unique(returns, return_counts=True)
+    warn(
+        f"split_by_return makes parts of {counts.tolist()} episodes, but the quantiles "
+        f"{edges} ask for about {shares.round().astype(int).tolist()}: {ties.max()} "
+        f"of {n} episodes have the return {values[ties.argmax()]:g}, and equal returns "
+        "go into the same part. Other quantiles, another group, or "
+        "filter(lambda episode: ...) may fit better."
+    )
