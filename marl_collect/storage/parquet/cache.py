@@ -33,7 +33,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
-from marl_collect.core.atomic import write_atomically
+from marl_collect.files.atomic import write_atomically
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.parquet.columns import (
     DONE,

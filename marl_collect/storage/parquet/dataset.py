@@ -7,8 +7,8 @@ from typing import Any, Final, final
 
 from tensordict import TensorDict
 
-from marl_collect.core import notebooks
 from marl_collect.options import method
+from marl_collect.programs import notebooks
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.description import (
     DatasetDescription,

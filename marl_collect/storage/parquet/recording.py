@@ -16,11 +16,11 @@ from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.first_ends import FirstEnds
-from marl_collect.core.interruption import Interruption
 from marl_collect.core.seeding import draw_seed
 from marl_collect.errors import ClosedError
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.programs.interruption import Interruption
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.parquet.dataset import Dataset, open_dataset
 from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES, EpisodeWriter
