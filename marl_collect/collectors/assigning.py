@@ -60,21 +60,17 @@ def sized_workers(sizes: Sequence[int]) -> str:
 
 
 def assign(
-    factories: Sequence[Sequence[Factory]],
-    options: CollectorOptions,
-    worker: int = 0,
-    first: int = 0,
+    factories: Sequence[Sequence[Factory]], options: CollectorOptions
 ) -> list[messages.WorkerAssignment]:
     """Return the assignment of each worker.
 
     Args:
         factories: of each worker's environments.
         options: of the collector.
-        worker: index of the first worker.
-        first: index of its first environment.
     """
+    first = 0
     out: list[messages.WorkerAssignment] = []
-    for index, of_worker in enumerate(factories, worker):
+    for index, of_worker in enumerate(factories):
         out.append(
             messages.WorkerAssignment(
                 factories=tuple(of_worker),

@@ -33,8 +33,13 @@ from marl_collect.programs.notebooks import statistics
 
 _END = object()
 _ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
+_FIXED = (
+    "the number of workers is chosen at the start: build another collector with the "
+    "new number, and pass it collector.policy"
+)
 _SCHEMES = "weights are sent to workers by update_policy_weights_()"
 TORCHRL_ATTRIBUTES = {
+    "add_collectors": _FIXED,
     "cascade_execute": _ENVS_OR_POLICY,
     "enable_profile": "profile a Collector, which collects in this process",
     "env": "environments live where they are stepped: use getattr_env(name)",
@@ -42,6 +47,7 @@ TORCHRL_ATTRIBUTES = {
     "get_policy_version": "use policy_version",
     "map_fn": _ENVS_OR_POLICY,
     "register_scheme_receiver": _SCHEMES,
+    "remove_collectors": _FIXED,
     "rollout": "use next()",
     "weight_updater": _SCHEMES,
 }

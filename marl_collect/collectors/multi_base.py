@@ -71,22 +71,19 @@ class WorkersBackend(Backend):
         self._unfinished: dict[int, _Batch] = {}
         self._next_team = 0
         self.weights = workers.weights
+        self._frames = list(frames)
         try:
-            self.reshape(frames)
+            self._teams, self._slots = self._allocate()
         except BaseException:
             workers.close(ERROR_CLOSE_SECONDS)
             raise
 
-    def reshape(self, frames: Sequence[int]) -> None:
-        """Allocate slots for the current workers, none of which is collecting.
-
-        Args:
-            frames: per batch of each worker's environments.
+    def _allocate(self) -> tuple[list[range], list[Slots]]:
+        """Return the workers of each team, and its slots.
 
         Raises:
             ValueError: if ``cat_results`` needs equal workers, but they differ.
         """
-        self._frames = list(frames)
         if self._options.cat_results is not None and len(set(self._sizes)) > 1:
             raise ValueError(
                 "cat_results joins batches of workers with equally many environments, "
@@ -94,15 +91,17 @@ class WorkersBackend(Backend):
             )
         size = self._team or len(self._workers)
         starts = range(0, len(self._workers), size)
-        self._teams = [range(start, start + size) for start in starts]
+        teams = [range(start, start + size) for start in starts]
         # The user holds one while another is filled. One that is filled ahead may be
         # delivered while the user still holds the last.
         prepared = 3 if self._collects_ahead else 2
-        self._slots: list[Slots] = []
-        for workers in self._teams:
+        all_slots: list[Slots] = []
+        for workers in teams:
             rows = sum(self._sizes[index] for index in workers)
-            layout = self._workers.layout(rows, max(frames[index] for index in workers))
-            self._slots.append(Slots(layout, prepared=prepared))
+            frames = max(self._frames[index] for index in workers)
+            layout = self._workers.layout(rows, frames)
+            all_slots.append(Slots(layout, prepared=prepared))
+        return teams, all_slots
 
     @property
     @override
@@ -255,7 +254,7 @@ class WorkersBackend(Backend):
         for slots in self._slots:
             slots.close()
 
-    def drop_unfinished(self, begin: Sequence[int] = ()) -> bool:
+    def _drop_unfinished(self, begin: Sequence[int]) -> bool:
         """Let workers return to the beginning of batches that are not delivered.
 
         Args:
@@ -332,7 +331,7 @@ class WorkersBackend(Backend):
         indices = chosen_workers(chosen, len(self._workers))
         if indices is None:
             self._settle()
-        elif self.drop_unfinished(begin=indices):
+        elif self._drop_unfinished(begin=indices):
             return
         self._workers.ask(messages.BeginEpisodes(), indices)
 

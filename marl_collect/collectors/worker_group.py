@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, TypeVar, final
 
 import torch
@@ -38,7 +39,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import draw_seed
-from marl_collect.core.signature import check_same_signature
+from marl_collect.core.signature import PolicySignature, check_same_signature
 from marl_collect.errors import warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.launcher import COLLECTOR_MODULES
@@ -83,18 +84,15 @@ class WorkerGroup:
         factories_of(options, len(factories))
         options.check_policy_devices(len(factories))
         self._members = [_Member(argument) for argument in assign(factories, options)]
-        self._environments = 0  # Index of the next environment.
         self._pool = transport.start([member.assignment for member in self._members])
         self.weights: WorkerWeights[Any] = None  # type: ignore[assignment]
         self._early: deque[tuple[int, messages.Collected]] = deque()
         self._metrics = WorkerMetrics()
         self._started = False
         try:
-            everyone = range(len(self))
-            self.description = self._connect(everyone)
-            warn_if_pinned(self.description, self._environments)
+            self.description = self._connect()
             self.weights = self._weights_of(policy)
-            self.ready = self._send_policy(everyone)
+            self._signature = self._send_policy()
             self._started = True
         except BaseException:
             # Nothing has been collected, so there is nothing to wait for.
@@ -111,37 +109,12 @@ class WorkerGroup:
         """Number of environments of each worker."""
         return [len(member.plan.environments) for member in self._members]
 
-    def add(
-        self,
-        factories: Sequence[Sequence[Factory]],
-        start: Callable[[Sequence[messages.WorkerAssignment]], None],
-    ) -> None:
-        """Add workers, while none is collecting.
-
-        Args:
-            factories: of each new worker's environments.
-            start: lets the transport start them.
-        """
-        first = len(self)
-        assignments = assign(factories, self._options, first, self._environments)
-        start(assignments)
-        self._members += [_Member(argument) for argument in assignments]
-        added = range(first, len(self))
-        self._connect(added)
-        self._send_policy(added)
-
-    def remove(self, indices: Sequence[int]) -> None:
-        """Forget idle workers that the transport has ended."""
-        for index in sorted(indices, reverse=True):
-            member = self._members.pop(index)
-            self._metrics.cut(member.plan.environments, member.running)
-
     # Memory
 
     def layout(self, environments: int, frames: int) -> Layout:
         """Return the layout of a slot for these numbers of environments and frames."""
-        signature, contents = self.ready.signature, self._options.contents
-        fields = batch_fields(self.description, signature, contents)
+        contents = self._options.contents
+        fields = batch_fields(self.description, self._signature, contents)
         return Layout.plan(fields, (environments, frames))
 
     def attach(
@@ -306,24 +279,24 @@ class WorkerGroup:
 
     # Preparing
 
-    def _connect(self, indices: range) -> EnvDescription:
-        """Wait for the environments of new workers, number them, and send plans."""
-        replies = self._replies(indices, messages.WorkerReady)
-        first = replies[0].description if indices.start == 0 else self.description
+    def _connect(self) -> EnvDescription:
+        """Wait for the environments of all workers, number them, and send plans."""
+        replies = self._replies(range(len(self)), messages.WorkerReady)
+        first = replies[0].description
         limit = self._options.max_frames_per_traj
+        ends = list(accumulate(ready.size for ready in replies))
         seeds: Sequence[int] = ()
         if self._first_seeds is not None:
-            seeds = self._first_seeds(sum(ready.size for ready in replies))
-        for index, ready in zip(indices, replies, strict=True):
+            seeds = self._first_seeds(ends[-1])
+        for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
-            begin = self._environments
-            self._environments += ready.size
-            environments = range(begin, self._environments)
-            given = tuple((seed,) for seed in seeds[begin : self._environments])
+            environments = range(end - ready.size, end)
+            given = tuple((seed,) for seed in seeds[environments.start : end])
             plan = Plan(self._seed, environments, limit, given_seeds=given)
             self._members[index].plan = plan
-        for index in indices:
-            self._pool.send(index, self._members[index].plan)
+        for index, member in enumerate(self._members):
+            self._pool.send(index, member.plan)
+        warn_if_pinned(first, ends[-1])
         return first
 
     def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
@@ -335,20 +308,16 @@ class WorkerGroup:
             TrainerPolicy(module, policy), self._ask, self._replace_or_raise
         )
 
-    def _send_policy(self, indices: range) -> messages.PolicyReady:
-        """Give new workers their policy; return the reply of the first."""
-        for index in indices:
+    def _send_policy(self) -> PolicySignature:
+        """Give all workers their policy; return its signature."""
+        for index in range(len(self)):
             self._pool.send(index, self.weights.command(index))
-        replies = self._replies(indices, messages.PolicyReady)
-        ready = replies[0] if indices.start == 0 else self.ready
-        for index, other in zip(indices, replies, strict=True):
-            check_same_signature(ready.signature, other.signature, f"worker {index}")
-        if indices.start == 0:
-            self.weights.share([reply.layout for reply in replies])
-        else:
-            for index, reply in zip(indices, replies, strict=True):
-                self.weights.use(index, reply.layout)
-        return ready
+        replies = self._replies(range(len(self)), messages.PolicyReady)
+        signature = replies[0].signature
+        for index, reply in enumerate(replies):
+            check_same_signature(signature, reply.signature, f"worker {index}")
+        self.weights.share([reply.layout for reply in replies])
+        return signature
 
     # Replies
 
@@ -492,7 +461,7 @@ class WorkerGroup:
         (policy,) = self._ask(
             [index], self.weights.command(index), messages.PolicyReady
         )
-        check_same_signature(self.ready.signature, policy.signature, who)
+        check_same_signature(self._signature, policy.signature, who)
         self.weights.use(index, policy.layout)
         for slot, command in list(member.attached.items()):
             if command.memory.exists():

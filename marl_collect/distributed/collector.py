@@ -1,7 +1,6 @@
 """``RayCollector``: collects on the nodes of a Ray cluster."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -11,7 +10,7 @@ from marl_collect.collectors.multi_base import WorkersBackend
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory, spread
-from marl_collect.distributed.pool import Actor, RayPool
+from marl_collect.distributed.pool import RayPool
 from marl_collect.distributed.ray_options import RayArguments, RayOptions
 from marl_collect.options import method
 from marl_collect.processes import import_guard
@@ -37,15 +36,12 @@ class RayCollector(CollectorBase):
         WorkerError: if an actor is lost and cannot be replaced.
     """
 
-    _backend: WorkersBackend
-
     @method(RayArguments)
     def __init__(self, options: RayArguments) -> None:
         """Start the actors and wait until all of them are ready."""
         import_guard.refuse_during_import("a RayCollector")
         policy = chosen_policy(options.policy, options)
-        self._create_env_fn = options.create_env_fn
-        self._team = team = options.num_workers_per_collector
+        team = options.num_workers_per_collector
         factories = deal(options.create_env_fn, options.num_collectors, options)
         options.check_configs(len(factories) // team)
         if not isinstance(options.frames_per_batch, int):
@@ -53,13 +49,10 @@ class RayCollector(CollectorBase):
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         self._pool = RayPool(options, team)
-        self._workers = WorkerGroup(factories, policy, options, self._pool)
-        self._arguments = options
-        self._frames = self._frames_of(self._pool.actors)
+        workers = WorkerGroup(factories, policy, options, self._pool)
+        frames = options.frames_of_workers(workers.sizes)
         together = None if options.sync else team
-        self._open(
-            options, WorkersBackend(self._workers, options, self._frames, together)
-        )
+        self._open(options, WorkersBackend(workers, options, frames, together))
 
     @property
     def actors(self) -> list[dict[str, Any]]:
@@ -73,89 +66,6 @@ class RayCollector(CollectorBase):
             }
             for actor in self._pool.actors
         ]
-
-    def add_collectors(
-        self,
-        count: int = 1,
-        create_env_fn: Factory | Sequence[Factory] | None = None,
-    ) -> None:
-        """Start further actors; they take part from the next batch on.
-
-        The frames per environment do not change, so sync batches become larger. The new
-        environments are numbered after all earlier ones. A batch that is prefetched, or
-        that an actor is collecting, is collected again.
-
-        Args:
-            count: number of actors.
-            create_env_fn: as for the collector; None for the collector's own, if that
-                is a single factory.
-
-        Raises:
-            ValueError: if there are no factories of environments or policies for them.
-        """
-        options = self._arguments
-        if isinstance(options.policy_factory, Sequence):
-            raise ValueError(  # noqa: TRY004 - the type is right, the number is not
-                "policy_factory is a list with one entry for each initial worker, so "
-                "there is none for new actors: pass a single factory instead."
-            )
-        if create_env_fn is None:
-            create_env_fn = self._create_env_fn
-            if isinstance(create_env_fn, Sequence):
-                raise ValueError(
-                    "create_env_fn was a list, so there are no factories for new "
-                    "actors: pass them, add_collectors(count, create_env_fn=[...])."
-                )
-        factories = deal(create_env_fn, count, options)
-        with self._regrouping():
-            self._workers.add(factories, self._pool.add)
-            if options.sync and isinstance(options.frames_per_batch, int):
-                self._frames += self._frames[:1] * len(factories)
-            else:
-                self._frames += self._frames_of(self._pool.actors[-count:])
-
-    def remove_collectors(self, indices: int | Sequence[int]) -> None:
-        """End actors. Others collect the batch again that is in progress.
-
-        Args:
-            indices: as in ``actors``.
-
-        Raises:
-            ValueError: if an index is unknown, or no actor would be left.
-        """
-        chosen = {indices} if isinstance(indices, int) else set(indices)
-        actors = {actor.index for actor in self._pool.actors}
-        if not chosen <= actors or chosen == actors:
-            raise ValueError(
-                f"Cannot remove the actors {sorted(chosen)}: the collector has the "
-                f"actors {sorted(actors)}, and at least one must be left."
-            )
-        with self._regrouping():
-            removed = self._pool.remove(chosen)
-            self._workers.remove(removed)
-            for worker in reversed(removed):
-                del self._frames[worker]
-
-    @contextmanager
-    def _regrouping(self) -> Iterator[None]:
-        """Change the actors inside the block, between two batches."""
-        with self._asking(), self._ending_on(Exception):
-            self._backend.drop_unfinished()
-            yield
-            self._backend.reshape(self._frames)
-
-    def _frames_of(self, actors: Sequence[Actor]) -> list[int]:
-        """Return the frames per batch of each environment, by worker."""
-        begin = self._pool.actors.index(actors[0]) * self._team
-        sizes = self._workers.sizes[begin:]
-        environments = [
-            sum(sizes[k * self._team : (k + 1) * self._team])
-            for k in range(len(actors))
-        ]
-        frames = self._arguments.frames_of_actors(
-            environments, [actor.index for actor in actors]
-        )
-        return [number for number in frames for _ in range(self._team)]
 
 
 def deal(

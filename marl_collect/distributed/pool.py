@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
@@ -67,7 +67,7 @@ class Actor:
     """An actor and its workers.
 
     Attributes:
-        index: of the actor; never reused.
+        index: of the actor.
         assignments: of its workers.
         handle: Ray's.
         started: reference to the result of its start.
@@ -141,8 +141,6 @@ class RayPool(Transport):
         self._ray: Any = None
         self._remote: Any = None
         self.actors: list[Actor] = []
-        self._weights: StoredWeights | None = None
-        self._next = 0  # Index of the next actor.
         self._arrived: deque[tuple[Actor, Reply]] = deque()
         self._reading = threading.RLock()
         self._owner = os.getpid()
@@ -166,38 +164,13 @@ class RayPool(Transport):
             raise
         return self
 
-    def add(self, assignments: Sequence[messages.WorkerAssignment]) -> None:
-        """Start further actors."""
-        self._add(self._new(assignments))
-        if self._weights is not None:
-            self._weights.add(factories_of(self._options, len(assignments)))
-
-    def remove(self, indices: Iterable[int]) -> list[int]:
-        """End actors whose workers are idle; return the indices of the workers.
-
-        Args:
-            indices: of the actors.
-        """
-        chosen = set(indices)
-        leaving = self._first_workers(chosen)
-        workers = [index for actor in leaving for index in self._workers_of(actor)]
-        self.actors = [actor for actor in self.actors if actor.index not in chosen]
-        self._arrived = deque(
-            (actor, reply) for actor, reply in self._arrived if actor not in leaving
-        )
-        if self._weights is not None:
-            self._weights.remove(workers)
-        self._end(leaving, CLOSE_SECONDS)
-        return workers
-
     @override
     def weights(
         self, policy: TrainerPolicy, ask: Ask, replace: Replace
     ) -> StoredWeights:
         del replace  # Nothing waits for workers to read weights.
         factories = factories_of(self._options, self._team * len(self.actors))
-        self._weights = StoredWeights(policy, self._options, factories, self._ray, ask)
-        return self._weights
+        return StoredWeights(policy, self._options, factories, self._ray, ask)
 
     @override
     def lost_with(self, worker: int) -> Sequence[int]:
@@ -346,7 +319,7 @@ class RayPool(Transport):
         failures: tuple[WorkerError, ...] = ()
         # While the interpreter exits, Ray has ended them, and cannot be asked any more.
         if not sys.is_finalizing() and self._ray.is_initialized():
-            failures = self._end(self._first_workers(), timeout)
+            failures = self._end(timeout)
             # A thread that receives must notice this before Ray is stopped.
             if self._reading.acquire(timeout=max(timeout, _LOOK_SECONDS)):
                 self._reading.release()
@@ -359,13 +332,12 @@ class RayPool(Transport):
     def _new(
         self, assignments: Sequence[messages.WorkerAssignment]
     ) -> list[tuple[Actor, Any, list[bytes]]]:
-        """Return further actors, each with what ``_create`` takes."""
+        """Return the actors, each with what ``_create`` takes."""
         new = []
         for begin in range(0, len(assignments), self._team):
             team = list(assignments[begin : begin + self._team])
-            actor = Actor(self._next, team, earlier=[0] * self._team)
+            actor = Actor(begin // self._team, team, earlier=[0] * self._team)
             new.append((actor, self._configured(actor), self._jobs(actor)))
-            self._next += 1
         return new
 
     def _add(self, new: Sequence[tuple[Actor, Any, list[bytes]]]) -> None:
@@ -495,20 +467,8 @@ class RayPool(Transport):
         return self._workers_of(actor)[local]
 
     def _workers_of(self, actor: Actor) -> range:
-        begin = self.actors.index(actor) * self._team
+        begin = actor.index * self._team
         return range(begin, begin + self._team)
-
-    def _first_workers(self, chosen: Collection[int] | None = None) -> dict[Actor, int]:
-        """Return actors with the index of their first worker.
-
-        Args:
-            chosen: indices of the actors; None for all.
-        """
-        return {
-            actor: position * self._team
-            for position, actor in enumerate(self.actors)
-            if chosen is None or actor.index in chosen
-        }
 
     def _ask(self, actor: Actor, name: str, *args: Any) -> Any:
         """Call a method of a relay and return its result; None if it is lost.
@@ -635,19 +595,12 @@ class RayPool(Transport):
         if self._closed:
             raise ClosedError("This collector was shut down: build a new one.")
 
-    def _end(
-        self, actors: Mapping[Actor, int], timeout: float
-    ) -> tuple[WorkerError, ...]:
-        """End actors; return the errors that their workers raised meanwhile.
-
-        Args:
-            actors: with the index of their first worker.
-            timeout: seconds to wait.
-        """
+    def _end(self, timeout: float) -> tuple[WorkerError, ...]:
+        """End all actors; return the errors that their workers raised meanwhile."""
         closing: dict[Any, Actor] = {}
         failures: list[WorkerError] = []
         with suppress(self._ray.exceptions.RayError):
-            for actor in actors:
+            for actor in self.actors:
                 if actor.lost is None and actor.handle is not None and timeout > 0:
                     closing[actor.call(SEND, "close", timeout)] = actor
             if closing:
@@ -655,13 +608,13 @@ class RayPool(Transport):
                     list(closing), num_returns=len(closing), timeout=timeout
                 )
                 for reference in done:
-                    first = actors[closing[reference]]
+                    first = self._workers_of(closing[reference]).start
                     with suppress(self._ray.exceptions.RayError):
                         failures += [
                             WorkerError(first + error.worker, *error.args[1:])
                             for error in self._ray.get(reference, timeout=1.0)
                         ]
-        for actor in actors:
+        for actor in self.actors:
             self._kill(actor)
         return tuple(failures)
 

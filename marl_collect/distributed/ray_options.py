@@ -96,29 +96,24 @@ class RayOptions(CollectorOptions):
         if isinstance(configs, Mapping):
             chosen = configs
         elif configs is not None:
-            # Added actors reuse the entries of the list in turn.
-            chosen = configs[index % len(configs)]
+            chosen = configs[index]
         return {"num_cpus": self.num_workers_per_collector, **chosen}
 
-    def frames_of_actors(
-        self, environments: Sequence[int], actors: Sequence[int]
-    ) -> list[int]:
-        """Return the frames per batch of each environment, by actor.
+    def frames_of_workers(self, sizes: Sequence[int]) -> list[int]:
+        """Return the frames per batch of each environment, by worker.
 
         Args:
-            environments: how many environments each actor has.
-            actors: their indices. Added actors reuse the entries of a list in turn.
+            sizes: number of environments of each worker.
         """
-        frames = self.frames_per_batch
-        if isinstance(frames, int):
-            whole = self.sync
-            return (
-                self.frames_of(environments)
-                if whole
-                else self.own_frames_of(environments)
-            )
-        chosen = [frames[index % len(frames)] for index in actors]
-        return [-(-f // n) for f, n in zip(chosen, environments, strict=True)]
+        team = self.num_workers_per_collector
+        starts = range(0, len(sizes), team)
+        environments = [sum(sizes[start : start + team]) for start in starts]
+        frames = (
+            self.frames_of(environments)
+            if self.sync
+            else self.own_frames_of(environments)
+        )
+        return [number for number in frames for _ in range(team)]
 
 
 @dataclass(frozen=True)

@@ -124,22 +124,11 @@ class StoredWeights(WorkerWeights[Stored]):
         self._owner = os.getpid()
         self._staged: torch.Tensor
         self._writer: WeightWriter
-        # The weights written last, those for all workers, and those of each worker.
-        self._last = self._common = Stored()
-        self._wants = [self._common for _ in factories]
+        # The weights written last, and those of each worker.
+        self._last = Stored()
+        self._wants = [self._last for _ in factories]
         self._records = [WorkerRecord() for _ in factories]
         self._begin()
-
-    def add(self, factories: Sequence[Callable[[], Any] | None]) -> None:
-        """Expect further workers, which use the weights that all workers got last."""
-        self._factories += factories
-        self._wants += [self._common for _ in factories]
-        self._records += [WorkerRecord() for _ in factories]
-
-    def remove(self, indices: Sequence[int]) -> None:
-        """Forget workers."""
-        for index in sorted(indices, reverse=True):
-            del self._factories[index], self._wants[index], self._records[index]
 
     @override
     def _share(self, layout: WeightLayout, sources: range) -> None:
@@ -155,7 +144,6 @@ class StoredWeights(WorkerWeights[Stored]):
             stored = self._put(views, 0, None)
             self._wants[index:] = [stored] * (self.workers - index)
             self._records[index].has = stored
-        self._common = self._wants[0]
 
     @override
     def _newest(self, index: int) -> Stored:
@@ -183,7 +171,7 @@ class StoredWeights(WorkerWeights[Stored]):
         self._wants = [replace(stored, references=()) for stored in self._wants]
         for record in self._records:
             record.has = record.ordered = None
-        self._last = self._common = replace(self._common, references=())
+        self._last = replace(self._last, references=())
 
     @override
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
@@ -206,8 +194,6 @@ class StoredWeights(WorkerWeights[Stored]):
     ) -> None:
         for part in parts:
             stored = self._put(part.tensors, part.version, settings)
-            if part.workers is None:
-                self._common = stored
             for index in range(self.workers) if part.workers is None else part.workers:
                 self._wants[index] = stored
 

@@ -288,32 +288,10 @@ def test_new_episodes_begin_in_the_selected_workers(pair: RayCollector) -> None:
     assert (after[2:] > last[2:]).all()
 
 
-def test_actors_can_be_added_and_removed_between_batches(
-    fresh_pair: RayCollector,
-) -> None:
-    pair = fresh_pair
-    pair.update_policy_weights_(biased(7.0))
-    pair.set_seed(SHARED["seed"])
-    assert len(pair.actors) == 2
-    pair.add_collectors(1)
-    larger = pair.next().clone()
-    assert environments(larger) == [0, 1, 2, 3, 4, 5]
-    assert (larger["hunter", "bias"] == 7).all()
-    with Collector(
-        [masked] * 2, biased(7.0), frames_per_batch=30, worker_idx=2, **SHARED
-    ) as local:
-        for batch in (larger, None):
-            expected = local.next()
-            actual = larger if batch is not None else pair.next()
-            for key in (("hunter", "action"), ("collector", "traj_ids")):
-                assert (actual[key][-2:] == expected[key]).all()
-            if batch is not None:
-                pids = {actor["index"]: actor["pid"] for actor in pair.actors}
-                pair.remove_collectors([0])
-    assert environments(pair.next()) == [2, 3, 4, 5]
-    wait_until_gone([pids[0]])
-    with pytest.raises(ValueError, match="one must be left"):
-        pair.remove_collectors([1, 2])
+def test_the_number_of_actors_is_chosen_at_the_start(pair: RayCollector) -> None:
+    for name in ("add_collectors", "remove_collectors"):
+        with pytest.raises(AttributeError, match="build another collector"):
+            getattr(pair, name)
 
 
 def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
@@ -476,27 +454,6 @@ def test_workers_of_an_actor_fill_async_batches_together() -> None:
     assert groups == {(0, 1), (2, 3)}
 
 
-def test_a_prefetched_batch_is_collected_again_without_actors_that_leave() -> None:
-    options: dict[str, Any] = {"sync": True, "frames_per_batch": 60, **SHARED}
-    with MultiSyncCollector(
-        masked, biased(), num_workers=3, **{**SHARED, "frames_per_batch": 60}
-    ) as local:
-        expected = [local.next().clone() for _ in range(3)]
-    with RayCollector(
-        masked, biased(), num_collectors=3, prefetch=True, **options
-    ) as collector:
-        assert_same(collector.next(), expected[0])
-        collector.remove_collectors(1)
-        fake = collector.fake_tensordict()
-        for expected_batch in expected[1:]:
-            batch = collector.next()
-            assert environments(batch) == [0, 2]
-            assert fake.batch_size == batch.batch_size == (2, 20)
-            assert set(fake.keys(True, True)) == set(batch.keys(True, True))
-            for key in (("hunter", "action"), ("collector", "traj_ids")):
-                assert torch.equal(batch[key], expected_batch[key][[0, 2]])
-
-
 def _until_both(collector: RayCollector) -> list[Any]:
     batches: dict[int, Any] = {}
     while len(batches) < 2:
@@ -583,16 +540,13 @@ def failing_at_close() -> CountingEnv:
     return masked(Fault("raise", "close"))
 
 
-def test_an_error_in_close_names_the_worker_also_after_others_were_removed() -> None:
+def test_an_error_in_close_names_the_worker() -> None:
     collector = RayCollector(
-        [masked, masked, failing_at_close], sync=False, frames_per_batch=20, **SHARED
+        [masked, failing_at_close], sync=False, frames_per_batch=20, **SHARED
     )
-    with collector:
-        collector.next()
-        collector.remove_collectors([0])
-        collector.next()
-        with pytest.warns(RuntimeWarning, match="(?i)while closing: worker 1 "):
-            collector.shutdown()
+    collector.next()
+    with pytest.warns(RuntimeWarning, match="(?i)while closing: worker 1 "):
+        collector.shutdown()
 
 
 def mapped(actor: int) -> int:

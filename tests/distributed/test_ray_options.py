@@ -119,10 +119,10 @@ def test_factories_are_assigned_to_actors_and_their_workers() -> None:
 def test_the_number_of_frames_equals_that_of_one_collector() -> None:
     """With 3 actors of 7 environments each, 100 frames are 5 of each environment."""
     together, asynchronous = options_of(sync=True), options_of(sync=False)
-    assert together.frames_of_actors([7, 7, 7], range(3)) == [-(-100 // 21)] * 3
-    assert asynchronous.frames_of_actors([7, 7, 3], range(3)) == [15, 15, 34]
-    listed = options_of(frames_per_batch=[10, 20])
-    assert listed.frames_of_actors([2, 2, 3], [0, 1, 2]) == [5, 10, 4]
+    assert together.frames_of_workers([7, 7, 7]) == [-(-100 // 21)] * 3
+    assert asynchronous.frames_of_workers([7, 7, 3]) == [15, 15, 34]
+    listed = options_of(frames_per_batch=[10, 20], num_workers_per_collector=2)
+    assert listed.frames_of_workers([2, 2, 3, 3]) == [3, 3, 4, 4]
 
 
 class Store:
@@ -202,18 +202,6 @@ def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> Non
     assert weights.order(0).version == 2
     weights.forget(0)
     assert weights.order_again(0).version == 2
-
-
-def test_workers_that_are_added_get_the_weights_of_all_workers() -> None:
-    weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
-    weights.publish([torch.tensor(5.0)])
-    weights.publish([torch.tensor(6.0)], [0])
-    weights.add([None])
-    assert weights.versions() == [2, 1, 1]
-    weights.remove([1])
-    assert weights.versions() == [2, 1]
-    with pytest.raises(ValueError, match="worker 2 of 2"):
-        weights.publish([torch.tensor(7.0)], [2])
 
 
 def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
