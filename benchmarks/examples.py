@@ -6,7 +6,7 @@
 
 ``page`` packs the curves of all seeds of a study into one file,
 ``benchmarks/results/examples/NAME.json``, which is committed, draws
-``docs/pictures/NAME.png`` from it and writes the table of ``docs/training.md``.
+``docs/pictures/NAME.png`` from it and writes the table of ``docs/examples.md``.
 A seed whose curve exists there, from the same command, or in the folder of runs, is not
 trained again.
 """
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "examples"
 KEPT = ROOT / "benchmarks" / "results" / "examples"
 PICTURES = ROOT / "docs" / "pictures"
-PAGE = ROOT / "docs" / "training.md"
+PAGE = ROOT / "docs" / "examples.md"
 BEGIN, END = "<!-- curves -->\n", "<!-- end of curves -->\n"
 SEEDS = 3
 PRINTED = re.compile(
@@ -125,11 +125,6 @@ STUDIES = {
         | {"random": "random actions"},
         "reward per 1,000 frames",
         scale=1_000,
-    ),
-    "ppo_ray": Study(
-        "ppo_ray.py --actors 1 --frames 60000",
-        {"return_per_agent": "IPPO on Ray", "random": "random actions"},
-        "return per walker in training",
     ),
     "benchmarl_mappo": Study(
         "benchmarl_mappo.py --iterations 40",

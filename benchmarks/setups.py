@@ -239,7 +239,7 @@ def write_page() -> None:
         "are not benchmark results. The runs predate the rule for [agents that wait or "
         "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
         "not affect these tasks: all agents act in every frame. The QMIX results on "
-        "pairs predate its mixer's [normalised observations](training.md#examples). In "
+        "pairs predate its mixer's [normalised observations](examples.md#curves). In "
         "the two grids, the third seeds and all seeds of QMIX are newer than the rest."
     )
     blocks = ["# Setups compared", "", about, "", LEGEND]

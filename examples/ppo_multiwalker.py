@@ -3,6 +3,7 @@
     pip install "marl-collect[pettingzoo,compare]"
     python examples/ppo_multiwalker.py                   # IPPO
     python examples/ppo_multiwalker.py --critic central  # MAPPO
+    python examples/ppo_multiwalker.py --actors 2        # on a local Ray: extra "ray"
 
 Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. For a video:
 ``marl-collect render multiwalker_v9 --policy FOLDER/policy.pt``.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from marl_collect import MultiSyncCollector, describe, evaluate
+from marl_collect import MultiSyncCollector, RayCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
@@ -30,7 +31,9 @@ parser.add_argument("--lr", type=float, default=3e-4)
 parser.add_argument("--gamma", type=float, default=0.99)
 parser.add_argument("--lmbda", type=float, default=0.95)
 parser.add_argument("--clip", type=float, default=0.2)
-parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--workers", type=int, default=2, help="of each actor with Ray")
+parser.add_argument("--actors", type=int, default=0, help="of Ray; 0: no Ray")
+parser.add_argument("--address", default=None, help="of a running cluster of Ray")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/ppo_multiwalker"))
 parser.add_argument("--resume", action="store_true", help="continue from --out")
@@ -92,19 +95,35 @@ def loss_of(minibatch):
     return 0.5 * (value - minibatch[group, "target"]).square().mean() - gain
 
 
+options = {
+    "frames_per_batch": args.batch,
+    "total_frames": args.frames,
+    "envs_per_worker": 8,
+    "seed": args.seed,
+}
+
+
+def start_collector():
+    """Start worker processes on this machine, or actors on a cluster."""
+    if not args.actors:
+        return MultiSyncCollector(make_env, policy, num_workers=args.workers, **options)
+    return RayCollector(
+        make_env,
+        policy,
+        num_collectors=args.actors,
+        num_workers_per_collector=args.workers,
+        # Without an address, the collector starts its own Ray instance.
+        ray_init_config={"address": args.address} if args.address else None,
+        sync=True,
+        **options,
+    )
+
+
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
 with (
-    MultiSyncCollector(
-        make_env,
-        policy,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        num_workers=args.workers,
-        envs_per_worker=8,
-        seed=args.seed,
-    ) as collector,
+    start_collector() as collector,
     Checkpoint(
         args.out, parts | {"collector": collector}, resume=args.resume
     ) as checkpoint,

@@ -1,60 +1,39 @@
-"""Hooks of the documentation's build: examples as pages, checks of the built site.
+"""Hooks of the documentation's build: examples as files, checks of the built site.
 
-``<!-- example: NAME -->`` in a page becomes the code of ``examples/NAME.py``, below the
-picture ``docs/pictures/NAME.png`` if there is one. ``<!-- every example -->`` becomes a
-section of each example. So no code is written twice. The changelog is a page too.
+Pages link to ``examples/NAME.py`` in the checkout. The site has these files too, and
+its links lead to them. The changelog is a page too.
 
 ``mkdocs build --strict`` fails if the built site has one of the ``problems``.
 """
 
-import ast
 import logging
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
 ROOT = Path(__file__).parents[1]
-_ONE = re.compile(r"<!-- example: ([a-z]\w*) -->")
-_EVERY = "<!-- every example -->"
 _ROLE = re.compile(r":(class|meth|func|attr|mod):(`|<code>)")
 LARGEST_PAGE = 600_000
 """Characters. Browsers are slow to show more; a table belongs in a file then."""
 
 
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the examples to the files of the site."""
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        name = f"examples/{path.name}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return the text of a page with what it includes."""
+    """Return the text of a page, whose links to examples stay within the site."""
     if page.file.src_uri == "changelog.md":  # Its links start in the checkout.
         text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         return text.replace("](docs/", "](")
-    folder = ROOT / "docs" / Path(page.file.src_uri).parent
-    if _EVERY in markdown:
-        markdown = markdown.replace(_EVERY, _every_example(folder))
-    return _ONE.sub(lambda match: example(match[1], folder), markdown)
-
-
-def example(name: str, folder: Path) -> str:
-    """Return the code and the picture of an example, for a page in ``folder``.
-
-    Raises:
-        FileNotFoundError: if there is no such example.
-    """
-    code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    picture = ROOT / "docs" / "pictures" / f"{name}.png"
-    picture_line = ""
-    if picture.exists():
-        picture_line = f"![Curve of {name}]({os.path.relpath(picture, folder)})\n\n"
-    return f'{picture_line}```python title="examples/{name}.py"\n{code}```'
-
-
-def _every_example(folder: Path) -> str:
-    sections = []
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        summary = (ast.get_docstring(module) or "").partition("\n\n")[0]
-        sections.append(f"## {path.stem}\n\n{summary}\n\n{example(path.stem, folder)}")
-    return "\n\n".join(sections)
+    return re.sub(r"\]\(\.\./((?:\.\./)*examples/)", r"](\1", markdown)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:

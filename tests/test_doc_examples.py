@@ -6,7 +6,6 @@ Notebooks have the cells of their pages.
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from make_notebooks import PAGES as PAGES_OF_NOTEBOOKS
@@ -20,12 +19,12 @@ NOT_RUN = "<!-- not run -->\n"
 BLOCK = re.compile(rf"({NOT_RUN})?```python\n(.*?)```", re.DOTALL)
 NEEDS = {
     "environments.md": "vmas",
+    "examples.md": "torchrl",
     "meltingpot.md": "dmlab2d",
     "quickstart.md": "imageio_ffmpeg",
     "rendering.md": "imageio_ffmpeg",
     "tutorials/evaluate.md": "imageio_ffmpeg",
     "tutorials/meltingpot.md": "dmlab2d",
-    "tutorials/off_policy.md": "torchrl",
     "tutorials/own_network.md": "torchrl",
 }
 
@@ -78,25 +77,3 @@ def test_no_example_hides_behind_another_mark() -> None:
     for page in DOCS.rglob("*.md"):
         marks = re.findall(r"^```py(?!thon$).*$", page.read_text("utf-8"), re.M)
         assert not marks, f"{page.name}: write {NOT_RUN.strip()} before the block"
-
-
-def test_included_examples_exist_and_are_shown_on_the_site() -> None:
-    script = DOCS.parent / "scripts" / "mkdocs_hooks.py"
-    hooks = {"__file__": str(script), "__name__": "mkdocs_hooks"}
-    exec(compile(script.read_text("utf-8"), str(script), "exec"), hooks)
-    pages = {str(p.relative_to(DOCS)): p.read_text("utf-8") for p in DOCS.rglob("*.md")}
-    included = 0
-    for name, text in pages.items():
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
-        markdown = hooks["on_page_markdown"](text, page=page)
-        for example in re.findall(r"<!-- example: ([a-z]\w*) -->", text):
-            code = (DOCS.parent / "examples" / f"{example}.py").read_text("utf-8")
-            assert f'```python title="examples/{example}.py"\n{code}```' in markdown
-            included += 1
-    assert included >= 5
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="examples.md"))
-    markdown = hooks["on_page_markdown"](pages["examples.md"], page=page)
-    for example in (DOCS.parent / "examples").glob("*.py"):
-        assert f"## {example.stem}\n" in markdown
-        picture = f"pictures/{example.stem}.png"
-        assert (f"]({picture})" in markdown) == (DOCS / picture).exists()

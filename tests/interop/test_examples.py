@@ -8,7 +8,6 @@ from support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 PPO = ["--iterations", "1", "--frames", "100", "--epochs", "1", "--minibatch", "50"]
-DDPG = ["--iterations", "1", "--frames", "100", "--updates", "1", "--minibatch", "8"]
 
 
 def run(script: str, *arguments: str, folder: Path) -> str:
@@ -40,19 +39,6 @@ def test_multi_agent_ppo_runs_in_both_forms(name: str, tmp_path: Path) -> None:
     assert row[:2] == [f"runs/{name}", "0"]
 
 
-@pytest.mark.parametrize("name", ["competitive_ddpg", "competitive_ddpg_torchrl"])
-def test_competitive_ddpg_runs_in_both_forms(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("torchrl")
-    pytest.importorskip("mpe2")
-    text = run(f"examples/{name}.py", *DDPG, folder=tmp_path)
-    for group in ("adversary", "agent"):
-        pattern = rf"iteration 0: mean return of {group} -?\d+\.\d\d\n"
-        assert re.search(pattern, text), text
-        assert f"return of one episode for {group}: " in text
-    (row,) = shown(tmp_path)
-    assert row[:2] == [f"runs/{name}", "0"]
-
-
 def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
     reason = "needs BenchMARL, which needs torchrl<0.12"
     pytest.importorskip("benchmarl", reason=reason)
@@ -68,5 +54,5 @@ def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
 def test_the_documentation_shows_the_diffs_of_the_examples(tmp_path: Path) -> None:
     text = run("scripts/migration_diffs.py", "--check", folder=tmp_path)
     matches = re.findall(r"(\w+): (\d+) of \d+ lines removed, (\d+) added", text)
-    assert {name for name, *_ in matches} == {"competitive_ddpg", "multi_agent_ppo"}
+    assert {name for name, *_ in matches} == {"multi_agent_ppo"}
     assert all(int(removed) + int(added) < 30 for _, removed, added in matches)

@@ -27,7 +27,7 @@ PIXELS = "--frames 40 --batch 20 --epochs 1 --workers 1 --envs 1 --limit 20"
 MATRIX = "prisoners_dilemma_in_the_matrix__repeated"
 RUNS = {
     "ppo_multiwalker": (f"--critic central {PPO}", "returns", "pettingzoo"),
-    "ppo_ray": (f"--actors 1 {PPO}", "returns", "ray"),
+    "ppo_multiwalker on Ray": (f"--actors 1 {PPO}", "returns", "ray"),
     "self_play_connect_four": (
         f"{PPO} --keep 1 --evaluate 2 --games 4",
         "wins",
@@ -65,7 +65,7 @@ on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=on_ray if n == "ppo_ray" else ()) for n in RUNS]
+    "name", [pytest.param(n, marks=on_ray if "Ray" in n else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_curve_and_policy(
     name: str,
@@ -80,7 +80,7 @@ def test_an_example_prints_progress_and_writes_its_curve_and_policy(
         request.getfixturevalue("cluster")  # The example uses this process's Ray.
     importlib.import_module("matplotlib").use("agg")
     arguments = [
-        str(EXAMPLES / f"{name}.py"),
+        str(EXAMPLES / f"{name.split(maxsplit=1)[0]}.py"),
         *settings.split(),
         "--out",
         str(tmp_path),
