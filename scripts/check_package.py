@@ -80,8 +80,9 @@ for name in ("some.mp4", "some.gif"):
     print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
 """
 _VAULT = """
-from marl_collect.storage.formats.registry import find_format
-assert find_format("vault").open
+import tensorstore
+from marl_collect.storage import import_vault
+print(import_vault)
 """
 _COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
     --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
@@ -113,8 +114,6 @@ USES: dict[str, tuple[str, ...]] = {
     "benchmarl": (_BENCHMARL,),
     "compare": (_COMPARE,),
     "video": (_VIDEO,),
-    "hdf5": ("marl-collect export {data} --out x.hdf5", "import h5py"),
-    "huggingface": ("marl-collect export {data} --format huggingface --out x",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
     "vault": (_VAULT,),
     "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),

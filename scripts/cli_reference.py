@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -43,11 +44,7 @@ EXAMPLES = {
     "inspect": "inspect data",
     "view": "view data --save best.html --episode 0",
     "copy": "copy data copied",
-    "merge": "merge data data --out twice",
-    "compact": "compact twice --out compacted",
-    "label": "label compacted --author 'A. Author' --license CC-BY-4.0 --tag spread",
-    "export": "export data --out spread.hdf5",
-    "import": "import spread.hdf5 --format hdf5 --out again",
+    "export": "export data --format minari --out spread-v0",
     "play": "play simple_spread_v3 --episodes 3",
     "render": "render simple_spread_v3 --out spread.gif --max-frames-per-traj 10",
     "compare": (
@@ -57,7 +54,9 @@ EXAMPLES = {
         "--out spread"
     ),
 }
-"""An example of each command. They run in this order, in one empty folder."""
+"""An example of each command but ``import``, which needs a vault. They run in this
+order, in one empty folder."""
+_ENVIRONMENT = {"COLUMNS": "80", "MINARI_DATASETS_PATH": "minari"}
 
 
 def run_examples() -> dict[str, str]:
@@ -74,7 +73,7 @@ def run_example(name: str) -> str:
     """
     command = EXAMPLES[name]
     arguments = shlex.split(command)
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app, arguments, env=_ENVIRONMENT)
     code, text = result.exit_code, result.output
     if code:
         raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
@@ -84,10 +83,11 @@ def run_example(name: str) -> str:
 def shown(page: str) -> dict[str, str]:
     """Return what each example prints according to the page."""
     outputs = re.findall(
-        r"^Output:\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+        r"^## (\w+)\n(?:(?!## ).*\n)*?Output:\n\n```text\n((?:.*\n)*?)```$",
+        page,
+        re.MULTILINE,
     )
-    names = re.findall(r"^## (\w+)$", page, re.MULTILINE)
-    return dict(zip(names, (text.rstrip("\n") for text in outputs), strict=False))
+    return {name: text.rstrip("\n") for name, text in outputs}
 
 
 def page(outputs: dict[str, str]) -> str:
@@ -96,13 +96,15 @@ def page(outputs: dict[str, str]) -> str:
     assert isinstance(group, click.Group) or hasattr(group, "commands")
     sections = [_HEAD, _overview(group.commands)]
     sections += [
-        _section(name, command) + _example(name, outputs.get(name, ""))
+        _section(name, command) + _example(name, outputs)
         for name, command in group.commands.items()
     ]
     return "\n".join(sections)
 
 
-def _example(name: str, output: str) -> str:
+def _example(name: str, outputs: Mapping[str, str]) -> str:
+    if name not in EXAMPLES:
+        return ""
     command = "\n".join(
         textwrap.wrap(
             EXAMPLES[name],
@@ -112,9 +114,8 @@ def _example(name: str, output: str) -> str:
             break_on_hyphens=False,
         )
     ).replace("\n", " \\\n")
-    return (
-        f"\n```sh\nmarl-collect {command}\n```\n\nOutput:\n\n```text\n{output}\n```\n"
-    )
+    text = outputs.get(name, "")
+    return f"\n```sh\nmarl-collect {command}\n```\n\nOutput:\n\n```text\n{text}\n```\n"
 
 
 def _overview(commands: dict[str, click.Command]) -> str:

@@ -14,6 +14,6 @@ module             its question
 ``worlds``         what a frame costs if a simulator steps many worlds
 ``imports``        what importing MeltingPot costs
 ``datasets``       forms of datasets of images: sizes, writing, sampling
-``formats``        sizes and times of exports and imports of short episodes
+``formats``        size and time of an export of short episodes
 =================  ============================================================
 """

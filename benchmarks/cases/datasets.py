@@ -1,10 +1,10 @@
 """Forms of datasets of images: their sizes, writing, sampling and offline training.
 
 The forms hold the same complete episodes of coins. Writing ends when the files are on
-the disk. HDF5 and Minari are exports of the raw dataset, so reading it is included. A
+the disk. Minari is an export of the raw dataset, so reading it is included. A
 transition is a frame and the following observation, with all keys. Rates are in bytes
-of tensors in memory, which have every observation twice. The HDF5 file is read with
-h5py, and Minari with its own reader, which reads whole episodes.
+of tensors in memory, which have every observation twice. Minari is read with its own
+reader, which reads whole episodes.
 
 The large dataset has 100,000 frames: 2000 frames, written 50 times. It is in the page
 cache while it is read, if the machine has the memory. Behaviour cloning trains a small
@@ -34,7 +34,7 @@ from cases.case import Case
 from marl_collect import record
 from marl_collect.cli.tasks import find_factory
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import Dataset, Writer, export_dataset, open_dataset
+from marl_collect.storage import Dataset, Writer, export_minari, open_dataset
 from marl_collect.storage.files import size_of, sync_tree
 
 TASK = "coins"
@@ -59,31 +59,6 @@ def read_memmap(path: Path) -> Read:
     """Read with tensordict."""
     frames = TensorDict.load_memmap(path)
     return lambda numbers: frames[torch.from_numpy(numbers)]
-
-
-def read_hdf5(path: Path) -> Read:
-    """Read arrays with h5py; most next values are those of the following frame."""
-    import h5py
-
-    file = h5py.File(path)
-    count = int(file["episodes/length"][:].sum())
-    arrays: dict[str, Any] = {}
-    file["frames"].visititems(
-        lambda name, node: arrays.update({name: node} if hasattr(node, "dtype") else {})
-    )
-
-    def read(numbers: np.ndarray) -> None:
-        with_next = np.unique(np.concatenate([numbers, numbers + 1]))
-        for name, array in arrays.items():
-            rows = with_next if f"next/{name}" in arrays else numbers
-            if len(array) < count:
-                continue
-            if rows[-1] - rows[0] + 1 == len(rows):
-                array[rows[0] : rows[-1] + 1]
-            else:  # h5py is slower with a list.
-                np.stack([array[row] for row in rows])
-
-    return read
 
 
 def read_minari(_path: Path) -> Read:
@@ -170,13 +145,10 @@ def raw() -> Dataset:
     return open_dataset(write_dataset(folder() / "raw", "none"))
 
 
-def export(path: Path, name: str) -> Path:
-    """Export the raw dataset."""
-    if name != "minari":
-        return export_dataset(raw(), str(path), name)
-    # Minari has one folder for all its datasets, whatever the path.
+def export(_path: Path) -> Path:
+    """Export the raw dataset; Minari has one folder for all its datasets."""
     shutil.rmtree(folder() / "minari" / MINARI_ID, ignore_errors=True)
-    return export_dataset(raw(), MINARI_ID, name)
+    return export_minari(raw(), MINARI_ID)
 
 
 def forms() -> dict[str, Form]:
@@ -186,10 +158,8 @@ def forms() -> dict[str, Form]:
         for name in ("lz4", "zstd", "none")
     }
     forms["TensorDict memmap"] = Form(write_memmap, read_memmap)
-    if importlib.util.find_spec("h5py"):
-        forms["HDF5, gzip"] = Form(partial(export, name="hdf5"), read_hdf5)
     if importlib.util.find_spec("minari"):
-        forms["Minari, gzip"] = Form(partial(export, name="minari"), read_minari)
+        forms["Minari, gzip"] = Form(export, read_minari)
     return forms
 
 

@@ -1,8 +1,7 @@
-"""Sizes and times of exports and imports of short episodes, which cost most.
+"""Size and time of an export to Minari of short episodes, which cost most.
 
-A row has all formats that can be exported and whose packages are installed. The size of
-the dataset itself, and of Minari's groups of each episode without any data, are beside
-them: the latter is the least that Minari's format can take.
+The size of the dataset itself, and of Minari's groups of each episode without any data,
+are beside it: the latter is the least that Minari's format can take.
 """
 
 import functools
@@ -19,9 +18,7 @@ from workloads.counting import CountingEnv, CountingOptions
 from cases.case import Case
 from cases.datasets import folder, remove, size
 from marl_collect import record
-from marl_collect.storage import Dataset, export_dataset, import_dataset
-from marl_collect.storage.formats import FORMATS
-from marl_collect.storage.formats.registry import find_format
+from marl_collect.storage import Dataset, export_minari
 
 EPISODES = 2000
 MINARI_ID = "short-v0"
@@ -33,31 +30,6 @@ def dataset() -> Dataset:
     lengths = CountingOptions(min_length=3, max_length=9)
     path = folder() / "short"
     return record(path, partial(CountingEnv, lengths), episodes=EPISODES, seed=0)
-
-
-def formats() -> list[str]:
-    """Return the names of the formats that can be exported here."""
-    names = []
-    for name in FORMATS:
-        try:
-            if find_format(name).export is not None:
-                names.append(name)
-        except ImportError:
-            continue
-    return names
-
-
-def target(name: str) -> Path:
-    """Return where the export of a format lies; Minari has one folder for all."""
-    if name == "minari":
-        return folder() / "minari" / MINARI_ID
-    return folder() / f"short, {name}"
-
-
-def export(name: str) -> None:
-    """Export the dataset."""
-    to = MINARI_ID if name == "minari" else str(target(name))
-    export_dataset(dataset(), to, name)
 
 
 def groups_of_minari(file: Path) -> None:
@@ -81,43 +53,19 @@ def written(call: Callable[[], object], path: Path) -> Alternative:
 
 
 def exporting(_: ExitStack) -> dict[str, Alternative]:
-    """Return the export of each format, beside a copy of the dataset."""
-    copy = folder() / "short, copy"
-    alternatives = {
+    """Return the export, beside a copy of the dataset."""
+    copy, file = folder() / "short, copy", folder() / "groups.hdf5"
+    exported = folder() / "minari" / MINARI_ID
+    return {
         "copy of the dataset": written(
             partial(shutil.copytree, dataset().path, copy), copy
-        )
+        ),
+        "minari": written(partial(export_minari, dataset(), MINARI_ID), exported),
+        "minari, groups without data": written(partial(groups_of_minari, file), file),
     }
-    for name in formats():
-        alternatives[name] = written(partial(export, name), target(name))
-    if "minari" in alternatives:
-        file = folder() / "groups.hdf5"
-        alternatives["minari, groups without data"] = written(
-            partial(groups_of_minari, file), file
-        )
-    return alternatives
-
-
-def importing(_: ExitStack) -> dict[str, Alternative]:
-    """Return the import of each format."""
-    alternatives = {}
-    for name in formats():
-        if name == "minari":  # It is only exported.
-            continue
-        if not target(name).exists():
-            export(name)
-        source = str(target(name))
-        copy_path = folder() / f"short, {name}, again"
-        alternatives[name] = written(
-            partial(import_dataset, source, copy_path, name), copy_path
-        )
-    return alternatives
 
 
 def cases() -> list[Case]:
-    """Return two rows."""
-    title = f"{EPISODES:,} episodes"
-    return [
-        Case(f"export, {title}", exporting, "export", "s", clock=time.perf_counter),
-        Case(f"import, {title}", importing, "import", "s", clock=time.perf_counter),
-    ]
+    """Return one row."""
+    title = f"export, {EPISODES:,} episodes"
+    return [Case(title, exporting, "export", "s", clock=time.perf_counter)]

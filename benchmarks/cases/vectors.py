@@ -29,7 +29,6 @@ from marl_collect.storage import (
     DatasetDescription,
     Writer,
     copy,
-    merge,
     open_dataset,
     save,
 )
@@ -38,8 +37,8 @@ from marl_collect.storage.files import sync_tree
 TASK = "simple_spread_v3"
 BATCH = 2000
 COUNTS = (10_000, 100_000, 1_000_000)
-MERGED = 100_000
-"""Frames of each of two datasets that are merged."""
+COPIED = 100_000
+"""Frames of each of two datasets that are copied."""
 EPISODES = 100_000
 """Episodes of one frame, for the export."""
 SEQUENCE, SEQUENCES = 50, 32
@@ -135,7 +134,7 @@ def adding(stack: ExitStack) -> dict[str, Alternative]:
 
 def copying(_: ExitStack) -> dict[str, Alternative]:
     """Return copies of two datasets; all wait for the disk."""
-    sources = [dataset(MERGED, name).path for name in ("first", "second")]
+    sources = [dataset(COPIED, name).path for name in ("first", "second")]
     target = folder() / "copied"
 
     def plain() -> None:
@@ -153,7 +152,6 @@ def copying(_: ExitStack) -> dict[str, Alternative]:
 
     return {
         "cp -r and sync": call(plain),
-        "merge": call(partial(merge, sources, target)),
         "copy": call(copy_both),
     }
 

@@ -1,25 +1,15 @@
-"""Commands for datasets: ``inspect``, ``copy``, ``merge``, ``compact`` and others."""
+"""Commands for datasets: ``inspect``, ``copy``, ``export`` and ``import``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
-from marl_collect.cli.arguments import Cache, Compression
+from marl_collect.cli.arguments import Cache
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.files.atomic import named_if_full
-from marl_collect.storage.formats import FORMATS
-
-_Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        help=f"Format: {', '.join(f'`{n}`' for n in FORMATS)}; "
-        "`minari` is export-only, `vault` import-only.",
-    ),
-]
 
 if TYPE_CHECKING:
     from marl_collect.storage.index import Index
@@ -160,150 +150,68 @@ def copy(
     out.print(f"{batches:,} batches: {target}", soft_wrap=True)
 
 
-def merge(
-    paths: Annotated[list[Path], typer.Argument(help="Folders of datasets.")],
-    *,
-    out_folder: Annotated[
-        Path, typer.Option("--out", help="New or empty folder to write to.")
-    ],
-) -> None:
-    """Merge several datasets into a new one.
-
-    Task, settings, groups, spaces and keys must match. The new folder appears when it
-    is complete.
-    """
-    from marl_collect.storage import merge as write
-
-    with user_errors(OSError, ValueError):
-        totals = write(paths, out_folder).contents.totals
-    _report(totals.episodes, totals.frames, out_folder)
-
-
-def compact(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
-    *,
-    out_folder: Annotated[
-        Path, typer.Option("--out", help="New or empty folder to write to.")
-    ],
-    compression: Compression = "lz4",
-) -> None:
-    """Rewrite a dataset with larger batches; also converts earlier formats.
-
-    Frames, episodes and runs stay the same. The new folder appears when it is complete.
-    """
-    from marl_collect.storage import compact as write
-
-    with user_errors(OSError, ValueError):
-        checked: Any = compression  # `compact` checks it.
-        totals = write(path, out_folder, compression=checked).contents.totals
-    _report(totals.episodes, totals.frames, out_folder)
-
-
-def label(
-    path: Annotated[Path, typer.Argument(help="Folder of a dataset.")],
-    *,
-    author: Annotated[str | None, typer.Option(help="Author of the dataset.")] = None,
-    license: Annotated[  # noqa: A002 - the field's word
-        str | None, typer.Option(help="License, such as `CC-BY-4.0`.")
-    ] = None,
-    description: Annotated[str | None, typer.Option(help="Free text.")] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(help="Search keyword. Repeatable.")
-    ] = None,
-) -> None:
-    """Set author, license, description and tags, for cards and exports."""
-    from marl_collect.storage import label as write
-
-    with user_errors(OSError, ValueError):
-        metadata = write(
-            path, author=author, license=license, description=description, tags=tag
-        )
-    for name, value in metadata.to_json().items():
-        shown = value if isinstance(value, str) else ", ".join(value)
-        out.print(f"{name}: {shown}", soft_wrap=True)
-
-
 def export(
     path: Annotated[Path, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     target: Annotated[
-        str,
-        typer.Option(
-            "--out", help="New file or folder; for `minari`, the id of the dataset."
-        ),
+        str, typer.Option("--out", help="Id of the new dataset, such as `spread-v0`.")
     ],
-    file_format: _Format = "hdf5",
+    file_format: Annotated[
+        str, typer.Option("--format", help="Format: `minari`.")
+    ] = "minari",
     compression: Annotated[
-        str | None,
-        typer.Option(
-            help="Compression of `hdf5` and `minari`: `gzip`, `lzf` or `none`.  "
-            "[default: gzip]",
-            show_default=False,
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Argument for the format; VALUE is JSON or text. Repeatable.",
-        ),
-    ] = None,
+        str,
+        typer.Option(help="Of arrays from 8 KiB on: `gzip`, `lzf` or `none`."),
+    ] = "gzip",
     cache: Cache = None,
 ) -> None:
-    """Export the complete episodes of a dataset to another format.
+    """Export the complete episodes of a dataset to Minari's local store.
 
-    `minari` registers the dataset in Minari's local store, where
-    `minari.list_local_datasets()` finds it.
+    `minari.list_local_datasets()` lists it.
 
-    Example: `marl-collect export data --format hdf5 --out data.hdf5`
+    Example: `marl-collect export data --format minari --out mine/spread-v0`
     """
     from marl_collect.cli.progress import ProgressDisplay, live
-    from marl_collect.storage import export_dataset, open_dataset
+    from marl_collect.storage import export_minari, open_dataset
 
     with user_errors(OSError, ValueError, KeyError, ImportError):
-        settings: dict[str, Any] = parse_settings(option or [], "--option")
-        if compression is not None:
-            if "compression" in settings:
-                raise ValueError(
-                    "--compression and --option compression= are the same: pass one."
-                )
-            settings["compression"] = compression
+        _check_format(file_format, "minari", "export")
         trajectories = open_dataset(path, cache=cache).trajectories
         display = ProgressDisplay(f"export {target}", 0)
         with live(display, err):
-            written = export_dataset(
-                trajectories, target, file_format, progress=display.convert, **settings
+            written = export_minari(
+                trajectories, target, compression=compression, progress=display.convert
             )
     _report(len(trajectories), int(trajectories.lengths.sum()), written)
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="File or folder.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a vault.")],
     *,
-    file_format: _Format,
     target: Annotated[Path, typer.Option("--out", help="New folder of the dataset.")],
-    compression: Compression = "lz4",
+    file_format: Annotated[
+        str, typer.Option("--format", help="Format: `vault`.")
+    ] = "vault",
 ) -> None:
-    """Import episodes from another format into a new dataset.
+    """Import the episodes of a flashbax vault into a new dataset.
 
-    Example: `marl-collect import data.hdf5 --format hdf5 --out data`
+    Example: `marl-collect import vaults/2s3z.vlt/Good --format vault --out data`
     """
     from marl_collect.cli.progress import ProgressDisplay, live
-    from marl_collect.storage import import_dataset
+    from marl_collect.storage import import_vault
 
-    with user_errors(OSError, ValueError, KeyError, ImportError):
-        checked: Any = compression  # `import_dataset` checks it.
+    with user_errors(OSError, ValueError, ImportError):
+        _check_format(file_format, "vault", "import")
         display = ProgressDisplay(f"import {source}", 0)
         with live(display, err):
-            dataset = import_dataset(
-                source,
-                target,
-                file_format,
-                compression=checked,
-                progress=display.convert,
-            )
+            dataset = import_vault(source, target, progress=display.convert)
     totals = dataset.contents.totals
     _report(totals.episodes, totals.frames, target)
+
+
+def _check_format(name: str, expected: str, what: str) -> None:
+    if name != expected:
+        raise ValueError(f"{name!r} is not a format of {what}: use {expected}.")
 
 
 def _report(episodes: int, frames: int, written: Path) -> None:

@@ -8,15 +8,7 @@ import typer
 import marl_collect
 from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
-from marl_collect.cli.datasets import (
-    compact,
-    copy,
-    export,
-    import_,
-    inspect,
-    label,
-    merge,
-)
+from marl_collect.cli.datasets import copy, export, import_, inspect
 from marl_collect.cli.listing import envs, info
 from marl_collect.cli.play import play
 from marl_collect.cli.render import render
@@ -37,9 +29,6 @@ app.command()(render)
 app.command()(inspect)
 app.command()(view)
 app.command()(copy)
-app.command()(merge)
-app.command()(compact)
-app.command()(label)
 app.command()(export)
 app.command("import")(import_)
 app.command()(envs)

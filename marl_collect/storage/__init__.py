@@ -7,7 +7,7 @@ file                      content
 ``writer.py``             ``Writer``: adds batches to a dataset
 ``episode_writer.py``     ``EpisodeWriter``: writes complete episodes only
 ``episodes.py``           finds episodes in batches
-``appending.py``          appends so that a crash loses nothing; ``label``
+``appending.py``          appends so that a crash loses nothing
 ``dataset.py``            opens a dataset as a list of TensorDicts
 ``selection.py``          its episodes: read, sample, filter, split by return
 ``transitions.py``        its frames
@@ -16,9 +16,10 @@ file                      content
 ``samples.py``            the TensorDicts that are read
 ``statistics.py``         its returns, lengths and ranges of values
 ``card.py``               a description of the dataset in Markdown
-``rewriting.py``          ``merge``, ``compact`` and ``save``: write datasets anew
+``rewriting.py``          ``save``: writes some of the episodes to a new dataset
 ``copying.py``            ``copy``: between folders and object stores
-``formats/``              exports to other formats, imports from them
+``minari.py``             ``export_minari``: to Minari's local store
+``vault.py``              ``import_vault``: from flashbax and OG-MARL
 ``index.py``              the journal: description, runs, layouts, batches
 ``encoding.py``           encodes a batch
 ``records.py``            small keys: rows of bytes without constant bytes
@@ -29,7 +30,6 @@ file                      content
 ``description.py``        descriptions of a dataset and of its runs
 ``checks.py``             checks files before they are read
 ``files.py``              durable file changes, locks
-``format2.py``            reads the format before this one
 ========================  =====================================================
 
 ``docs/storage.md`` says how to use it, ``docs/storage_format.md`` describes the files.
@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING
 from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.storage.appending import label as label
     from marl_collect.storage.checks import DatasetError as DatasetError
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
@@ -53,18 +52,16 @@ if TYPE_CHECKING:
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episode_writer import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
-    from marl_collect.storage.formats.registry import export_dataset as export_dataset
-    from marl_collect.storage.formats.registry import import_dataset as import_dataset
     from marl_collect.storage.loading import Loader as Loader
+    from marl_collect.storage.minari import export_minari as export_minari
     from marl_collect.storage.moments import Moments as Moments
     from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.recording import record as record
-    from marl_collect.storage.rewriting import compact as compact
-    from marl_collect.storage.rewriting import merge as merge
     from marl_collect.storage.rewriting import save as save
     from marl_collect.storage.selection import Trajectories as Trajectories
     from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.transitions import Transitions as Transitions
+    from marl_collect.storage.vault import import_vault as import_vault
     from marl_collect.storage.writer import Writer as Writer
 
 __getattr__, __dir__ = lazy.attach(__name__)

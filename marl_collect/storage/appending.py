@@ -12,7 +12,6 @@ from typing import Any, Final, final
 from marl_collect.core.closing import Closing
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.description import Metadata
 from marl_collect.storage.files import LOCK, FolderLock, begin_sync
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
@@ -20,7 +19,6 @@ from marl_collect.storage.index import (
     BatchEntry,
     Index,
     Layout,
-    first_line,
     journal_line,
 )
 from marl_collect.storage.remote import check_local
@@ -273,45 +271,3 @@ def check_target(path: Path) -> None:
             f"{path} holds {min(others)!r} but no {JOURNAL}, so it is not a dataset. "
             "Write to a new or empty folder."
         )
-
-
-def label(
-    path: str | Path,
-    *,
-    author: str | None = None,
-    license: str | None = None,  # noqa: A002 - the field's word
-    description: str | None = None,
-    tags: Sequence[str] | None = None,
-) -> Metadata:
-    """Change the metadata of a dataset; exports and cards have them.
-
-    Args:
-        path: the folder of a dataset.
-        author: who made it; None, here and below, leaves what there is.
-        license: such as ``"CC-BY-4.0"``.
-        description: text.
-        tags: words to find it by.
-
-    Returns:
-        All metadata of the dataset.
-
-    Raises:
-        FileNotFoundError: if the folder holds no dataset.
-        TypeError: if a value is no text.
-        BlockingIOError: if a writer has the dataset open.
-    """
-    check_local(path)
-    folder = Path(path).absolute()
-    about = Index.load(Folder(folder)).description
-    values: dict[str, Any] = {
-        "author": author,
-        "license": license,
-        "description": description,
-        "tags": None if tags is None else tuple(tags),
-    }
-    changes = {name: value for name, value in values.items() if value is not None}
-    with DatasetFiles(folder, first_line(about)) as files:
-        metadata = replace(files.index.metadata, **changes)
-        metadata = Metadata.from_json(metadata.to_json())  # Checks the types.
-        files.list_entry({"metadata": metadata.to_json()})
-    return metadata

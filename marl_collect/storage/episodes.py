@@ -1,6 +1,6 @@
 """Finds the episodes in a stream of batches."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final, overload
 
@@ -37,6 +37,16 @@ class EndedEpisode:
     def team_return(self) -> float:
         """Sum over all agents."""
         return sum(sum(returns) for returns in self.returns.values())
+
+
+Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
+"""Called before the first frame and from time to time: frames so far, frames in total,
+and the episodes among those since the last call."""
+
+
+def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    """Show nothing."""
+    del done, total, ended
 
 
 @final

@@ -155,23 +155,6 @@ class FolderLock(Closing):
         self._file.close()
 
 
-def check_unlocked(folder: Path) -> None:
-    """Check that no writer has a folder open; the folder may be read-only.
-
-    Raises:
-        BlockingIOError: if one has.
-    """
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:  # There is no lock, or it may not be read.
-        return
-    try:
-        message = f"{folder} is being written to. Wait for its writer, or close it"
-        _lock(descriptor, fcntl.LOCK_SH, message)
-    finally:
-        os.close(descriptor)  # This also releases the lock.
-
-
 def _lock(descriptor: int, mode: int, message: str) -> None:
     """Lock a file; raise a ``BlockingIOError`` if another process has locked it."""
     try:

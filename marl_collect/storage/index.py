@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "marl_collect dataset"
 VERSION: Final = 3
-OLD_INDEX: Final = "index.json"
 """The index of format versions 1 and 2."""
 _LARGEST_FRAME: Final = 2**31
 """Bytes of the largest frame of a key; no simulator comes near."""
@@ -557,12 +556,6 @@ class Index:
                 version. It names the file.
         """
         if not folder.has(JOURNAL):
-            if folder.has(OLD_INDEX):
-                raise DatasetError(
-                    f"{folder.named()} holds a dataset of format version 1 or 2, but "
-                    f"this version of marl_collect reads version {VERSION}. Convert "
-                    f"it: marl-collect compact {folder.named()} --out NEW"
-                )
             if Path(folder.named()).is_file():
                 raise FileNotFoundError(
                     f"{folder.named()} is a file, but a dataset is a folder. "

@@ -237,41 +237,50 @@ def test_equal_lengths_are_one_visible_bar(tmp_path: Path) -> None:
     assert len(_plot_edges(np.random.default_rng(0).normal(size=2000).tolist())) <= 31
 
 
-def test_a_dataset_is_exported_and_imported(tmp_path: Path) -> None:
-    pytest.importorskip("h5py", reason="needs the extra hdf5")
+def test_a_dataset_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari", reason="needs the extra minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
-    file = str(tmp_path / "out.hdf5")
-    code, text = run("export", str(tmp_path / "d"), "--out", file)
+    command = ("export", str(tmp_path / "d"), "--format", "minari")
+    code, text = run(*command, "--out", "mine/x-v0", "--compression", "lzf")
     assert code == 0, text
     frames = dataset.contents.totals.frames
-    assert text == f"3 episodes, {frames} frames: {file} "
-    code, text = run("export", str(tmp_path / "d"), "--out", file)
+    assert text == f"3 episodes, {frames} frames: {tmp_path}/store/mine/x-v0 "
+    assert minari.load_dataset("mine/x-v0").total_steps == frames
+    code, text = run(*command, "--out", "mine/x-v0")
     assert code == 2
-    assert f"{file} exists" in text
-    twice = ("--compression", "lzf", "--option", "compression=gzip")
-    code, text = run("export", str(tmp_path / "d"), "--out", f"{file}.2", *twice)
+    assert "store/mine/x-v0 exists: export to a path that does not exist" in text
+    code, text = run("export", str(tmp_path / "d"), "--format", "csv", "--out", "y-v0")
     assert code == 2
-    assert "--compression and --option compression= are the same: pass one" in text
-    copy_path = str(tmp_path / "again")
-    code, text = run("import", file, "--format", "hdf5", "--out", copy_path)
+    assert "error: 'csv' is not a format of export: use minari." in text
+
+
+def test_a_vault_is_imported(tmp_path: Path) -> None:
+    pytest.importorskip("tensorstore", reason="needs the extra vault")
+    from support.vaults import make_arrays, write_vault
+
+    arrays = make_arrays(1, 6)
+    arrays["terminals"][0, [2, 5]] = True
+    source = str(write_vault(tmp_path / "v" / "u", arrays))
+    command = ("import", source, "--out", str(tmp_path / "d"))
+    code, text = run(*command, "--format", "csv")
+    assert code == 2
+    assert "error: 'csv' is not a format of import: use vault." in text
+    code, text = run(*command, "--format", "vault")
     assert code == 0, text
-    assert text == f"3 episodes, {frames} frames: {copy_path} "
-    trajectories = open_dataset(copy_path).trajectories
-    assert np.array_equal(trajectories.returns, dataset.trajectories.returns)
-    code, text = run("import", file, "--format", "csv", "--out", copy_path)
-    assert code == 2
-    assert "error: 'csv' is not a format: use one of hdf5, minari" in text
+    assert text == f"2 episodes, 6 frames: {tmp_path}/d "
+    assert open_dataset(tmp_path / "d").trajectories.lengths.tolist() == [3, 3]
 
 
 def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> None:
-    pytest.importorskip("h5py", reason="needs the extra hdf5")
+    pytest.importorskip("minari", reason="needs the extra minari")
     path = tmp_path / "d"
     record(path, CountingEnv, episodes=3, seed=0)
     data_file = path / "data-000000"
     content = data_file.read_bytes()
     os.truncate(data_file, 5)
     commands = (
-        ["export", str(path), "--out", str(tmp_path / "out")],
+        ["export", str(path), "--out", "out-v0"],
         ["inspect", str(path)],
     )
     code, text = run(*commands[0])

@@ -14,7 +14,6 @@ from workloads.counting import CountingEnv
 
 from marl_collect.cli.consoles import SafeConsole, fail, out
 from marl_collect.cli.main import app
-from marl_collect.storage import label
 
 ATTACKS = {
     "clipboard": "\x1b]52;c;cm0gLXJmIH4=\x07",
@@ -54,13 +53,6 @@ def without_spaces(text: str) -> str:
 def test_inspect_prints_no_control_characters_of_a_dataset(data: Path) -> None:
     text = without_spaces(run("inspect", data, "--keys"))
     assert without_spaces(ESCAPED) in text
-
-
-def test_label_prints_no_control_characters(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    record_here(folder, CountingEnv, episodes=1)
-    label(folder, author=EVERY, tags=[EVERY])
-    assert ESCAPED in run("label", folder, "--license", "MIT")
 
 
 def test_errors_print_no_control_characters(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from marl_collect.storage import (
     appending,
     concatenate,
     copy,
-    merge,
 )
 from marl_collect.storage.index import JOURNAL
 
@@ -140,13 +139,6 @@ def write_segments(folder: Path, compression: Any) -> None:
         appending.SEGMENT = before  # type: ignore[misc]
 
 
-def write_merged(folder: Path, compression: Any) -> None:
-    """Merge two datasets."""
-    with tempfile.TemporaryDirectory() as name:
-        write_two(Path(name), compression)
-        merge([Path(name) / "a", Path(name) / "b"], folder)
-
-
 def read_folder(folder: Path) -> list[Any]:
     """Read a dataset from its folder."""
     return read_all(open_dataset(folder))
@@ -155,12 +147,6 @@ def read_folder(folder: Path) -> list[Any]:
 def read_concatenated(folder: Path) -> list[Any]:
     """Read two datasets as one."""
     return read_all(concatenate([folder / "a", folder / "b"]))
-
-
-def read_merged(folder: Path) -> list[Any]:
-    """Merge two datasets, and read the result."""
-    with tempfile.TemporaryDirectory() as name:
-        return read_all(merge([folder / "a", folder / "b"], Path(name) / "all"))
 
 
 def read_copied(folder: Path) -> list[Any]:
@@ -188,9 +174,6 @@ FORMS: dict[str, tuple[Callable[[Path, Any], None], Reader]] = {
     "open": (write_one, read_folder),
     "open, many batches": (write_segments, read_folder),
     "concatenated": (write_two, read_concatenated),
-    "merged, then damaged": (write_merged, read_folder),
-    "open, merged": (write_merged, read_folder),
-    "damaged, then merged": (write_two, read_merged),
     "damaged, then copied": (write_one, read_copied),
     "remote": (write_one, read_remote),
 }

@@ -25,7 +25,7 @@ from storage_journal import (
 )
 
 from marl_collect import open_dataset
-from marl_collect.storage import DatasetError, Writer, concatenate, merge
+from marl_collect.storage import DatasetError, Writer, concatenate
 from marl_collect.storage import copy as copy_dataset
 from marl_collect.storage.index import JOURNAL
 
@@ -231,7 +231,6 @@ def test_forged_datasets_are_not_written_or_joined(copy: Path, tmp_path: Path) -
     edit(copy, HOSTILE["segment that is missing"])
     for use in (
         lambda: Writer(copy, description),
-        lambda: merge([copy, copy], tmp_path / "merged"),
         lambda: copy_dataset(copy, tmp_path / "copied"),
         lambda: read_all(concatenate([copy, copy])),
     ):

@@ -32,8 +32,6 @@ from marl_collect.storage import (
     concatenate,
     copy,
     copying,
-    export_dataset,
-    merge,
     remote,
     save,
 )
@@ -97,7 +95,6 @@ def test_a_copied_dataset_reads_like_the_original(
         assert (tmp_path / "back" / name).read_bytes() == (local / name).read_bytes()
     view = concatenate([dataset, local])
     assert len(view.transitions) == 2 * len(expected.transitions)
-    assert len(merge([dataset, local], tmp_path / "all")) == 8
 
 
 def test_only_what_is_read_is_fetched_and_it_is_removed(
@@ -431,7 +428,6 @@ def test_a_cache_keeps_what_was_read(
     [
         ["inspect"],
         ["view", "--episode", "0", "--save", "page.html"],
-        ["export", "--out", "frames.hdf5"],
     ],
 )
 def test_commands_keep_what_they_read_in_a_cache(
@@ -450,8 +446,6 @@ def test_commands_keep_what_they_read_in_a_cache(
     name, *arguments = command
 
     def run(*more: str) -> tuple[int, str]:
-        shutil.rmtree("frames.hdf5", ignore_errors=True)
-        Path("frames.hdf5").unlink(missing_ok=True)
         result = CliRunner().invoke(app, [name, url, *arguments, *more])
         return result.exit_code, result.output
 
@@ -564,13 +558,9 @@ def test_writing_to_a_url_is_refused_with_advice(
             Writer(path, description)
         with pytest.raises(ValueError, match="is a URL"):
             record(path, CountingEnv, frames=2)
-        with pytest.raises(ValueError, match="is a URL"):
-            merge([local], path)
         trajectories = open_dataset(local).trajectories
         with pytest.raises(ValueError, match="is a URL"):
             save(trajectories, path)
-        with pytest.raises(ValueError, match="is a URL"):
-            export_dataset(trajectories, path)
     assert os.listdir(tmp_path) == []
 
 

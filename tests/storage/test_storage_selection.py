@@ -125,9 +125,9 @@ def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
         dataset[99]
     with pytest.raises(TypeError, match=r"such as \[0.5\], but is 0.5"):
         trajectories.split_by_return(0.5)  # type: ignore[arg-type]
-    (tmp_path / "x.hdf5").touch()
+    (tmp_path / "x.zip").touch()
     with pytest.raises(FileNotFoundError, match="is a file, but a dataset is a folder"):
-        open_dataset(tmp_path / "x.hdf5")
+        open_dataset(tmp_path / "x.zip")
 
 
 def test_samples_are_uniform_and_reproducible(recording: Any) -> None:

@@ -1,5 +1,6 @@
 """Minari reads exports."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ pytest.importorskip("h5py", reason="needs the extra minari")
 pytest.importorskip("minari", reason="needs the extra minari")
 
 import minari
-from formats_spaces import EverySpace
+from every_space import EverySpace
 from support.datasets import record_here
+from support.scripts import run_mounted
 from workloads.counting import CountingEnv, CountingOptions
 
-from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage import export_minari
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [
@@ -34,7 +36,7 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
     dataset = record_here(
         tmp_path / "d", lambda: CountingEnv(options), episodes=6, seed=4
     )
-    export_dataset(dataset, "mine/counting-v0", "minari")
+    export_minari(dataset, "mine/counting-v0")
     theirs = minari.load_dataset("mine/counting-v0")
     about = theirs.storage.get_episode_metadata(range(6))
     assert [metadata["seed"] for metadata in about] == dataset.trajectories.seeds
@@ -67,7 +69,7 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
 def test_episodes_of_several_runs_name_theirs(tmp_path: Path) -> None:
     for seed in (4, 5):
         dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, seed=seed)
-    export_dataset(dataset, "mine/runs-v0", "minari")
+    export_minari(dataset, "mine/runs-v0")
     theirs = minari.load_dataset("mine/runs-v0")
     about = theirs.storage.get_episode_metadata(range(4))
     assert [episode["run"] for episode in about] == [0, 0, 1, 1]
@@ -76,7 +78,7 @@ def test_episodes_of_several_runs_name_theirs(tmp_path: Path) -> None:
 def test_minari_reads_every_space(tmp_path: Path) -> None:
     dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
     selection = dataset.trajectories[1:]
-    export_dataset(selection, "every-v3", "minari", compression="none")
+    export_minari(selection, "every-v3", compression="none")
     theirs = minari.load_dataset("every-v3")
     assert (theirs.total_episodes, theirs.total_steps) == (2, 4)
     for episode, truth in zip(theirs.iterate_episodes(), selection, strict=True):
@@ -111,7 +113,7 @@ def test_the_local_store_lists_the_export(tmp_path: Path) -> None:
     dataset = record_here(
         tmp_path / "d", CountingEnv, episodes=3, env_kwargs={"size": 3}, task="my/task"
     )
-    assert export_dataset(dataset, "mine/counting-v0", "minari").is_dir()
+    assert export_minari(dataset, "mine/counting-v0").is_dir()
     (name,) = minari.list_local_datasets()
     assert name == "mine/counting-v0"
     theirs = minari.load_dataset(name)
@@ -120,19 +122,85 @@ def test_the_local_store_lists_the_export(tmp_path: Path) -> None:
     assert theirs.spec.env_spec.id == "my_task"
     assert theirs.total_episodes == len(dataset.trajectories)
     with pytest.raises(FileExistsError):
-        export_dataset(dataset, "mine/counting-v0", "minari")
+        export_minari(dataset, "mine/counting-v0")
     with pytest.raises(ValueError, match="is not an id of a Minari dataset"):
-        export_dataset(dataset, "../counting", "minari")
-    with pytest.raises(ValueError, match="can be exported, but not imported"):
-        import_dataset("mine/counting-v0", tmp_path / "other", "minari")
+        export_minari(dataset, "../counting")
 
 
 def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path) -> None:
     dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
     with pytest.raises(KeyError, match="collected with compact_obs"):
-        export_dataset(dataset, "counting-v0", "minari")
+        export_minari(dataset, "counting-v0")
     with pytest.raises(KeyError, match="no hunter/observation, which Minari needs"):
-        export_dataset(dataset.trajectories.select("next"), "counting-v0", "minari")
+        export_minari(dataset.trajectories.select("next"), "counting-v0")
     with pytest.raises(ValueError, match="must be one of gzip, lzf, none"):
-        export_dataset(dataset, "counting-v0", "minari", compression="zip")
+        export_minari(dataset, "counting-v0", compression="zip")
+    assert not store.exists()
+
+
+def test_an_export_that_stops_leaves_nothing(tmp_path: Path, store: Path) -> None:
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=70)
+    lengths = dataset.trajectories.lengths
+    reports: list[tuple[int, int, int]] = []
+
+    def stop(done: int, total: int, ended: Any) -> None:
+        reports.append((done, total, len(ended)))
+        if done == total:
+            raise KeyboardInterrupt
+
+    store.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        export_minari(dataset, "mine/counting-v0", progress=stop)
+    total = int(lengths.sum())
+    first = int(lengths[:64].sum())
+    assert reports == [(0, total, 0), (first, total, 64), (total, total, 6)]
     assert not list(store.iterdir())
+
+
+def test_a_link_in_place_of_the_hidden_folder_is_not_followed(
+    tmp_path: Path, store: Path
+) -> None:
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=1)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "notes").touch()
+    store.mkdir()
+    (store / ".x-v0.incomplete").symlink_to(precious)
+    export_minari(dataset, "x-v0")
+    assert [path.name for path in store.iterdir()] == ["x-v0"]
+    assert [path.name for path in precious.iterdir()] == ["notes"]
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=1)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r"needs h5py.*marl-collect\[minari\]"):
+        export_minari(dataset, "x-v0")
+    assert not store.exists()
+
+
+FULL = """
+import os, sys
+os.environ["MINARI_DATASETS_PATH"] = os.path.abspath("small/store")
+from marl_collect import open_dataset
+from marl_collect.storage import export_minari
+data = open_dataset(sys.argv[1])
+try:
+    export_minari(data, "x-v0", compression="none")
+except OSError as error:
+    print(error, os.listdir("small/store"))
+"""
+
+
+@pytest.mark.mounts
+def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    """HDF5 would end the process with a signal."""
+    options = CountingOptions(image=(40, 44, 3))
+    record_here(tmp_path / "d", lambda: CountingEnv(options), episodes=200)
+    (tmp_path / "small").mkdir()
+    process = run_mounted("small", FULL, "d", mebibytes=18, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "The disk is full: the next episode has up to" in process.stdout
+    assert process.stdout.endswith("[]\n")

@@ -30,15 +30,15 @@ from marl_collect.core.description import (
     GroupDescription,
     Key,
 )
+from marl_collect.core.tensordicts import assemble
+from marl_collect.errors import imports_of
 from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.description import (
-    DatasetDescription,
-    RunDescription,
-)
-from marl_collect.storage.formats.blocks import Block, cuts
-from marl_collect.storage.formats.registry import Format, Source
-from marl_collect.storage.index import Index, KeyField, Totals
+from marl_collect.storage.dataset import Dataset, open_dataset
+from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.episodes import Progress, no_progress
+from marl_collect.storage.files import completed
 from marl_collect.storage.spans import ranges
+from marl_collect.storage.writer import Writer
 
 _METADATA: Final = "metadata.json"
 _SHAPES: Final = "structure_shape"
@@ -62,10 +62,13 @@ _ROOT: Final = "state"
 _STEPS: Final = 2**16
 """Steps that are read at once to find the episodes."""
 _CACHE: Final = 2**26
-"""Bytes of decoded chunks that are kept, because a chunk spans several blocks."""
+"""Bytes of decoded chunks that are kept, because a chunk spans several batches."""
+_FRAMES: Final = 20_000
+_BYTES: Final = 2**26
+"""Most frames of a batch, and bytes in memory, unless a single episode has more."""
 
 Arrays = dict[Key, NDArray[Any]]
-
+Fields = dict[Key, Field]
 
 _Episodes = NDArray[np.void]
 """Episodes of a vault, each with
@@ -77,6 +80,79 @@ _Episodes = NDArray[np.void]
 - ``ends`` ``[N]``: the frame in which each agent ends, -1 without a transition,
 - ``terminated`` ``[N]``: whether each agent terminated; the others are truncated.
 """
+
+
+def import_vault(
+    source: str | Path, out: str | Path, *, progress: Progress = no_progress
+) -> Dataset:
+    """Write the episodes of a vault to a new dataset.
+
+    The folder gets its name when the dataset is complete. An error leaves nothing
+    behind.
+
+    Args:
+        source: the folder ``NAME/UID`` with ``metadata.json``.
+        out: a folder that does not exist.
+        progress: called after every batch; see ``Progress``.
+
+    Returns:
+        The dataset, opened.
+
+    Raises:
+        DatasetError: if the source is no vault with OG-MARL's arrays, or is damaged.
+        ImportError: if a package is missing. The message says what to install.
+        FileNotFoundError: if there is no such source.
+        FileExistsError: if the folder exists.
+        BlockingIOError: if another process imports to it.
+    """
+    with imports_of("vault", "An import of a vault"):
+        import tensorstore  # noqa: F401 - it is missing now, not inside the vault
+    folder, target = Path(source), Path(out)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
+    vault = _open(folder)
+    episodes = _table(vault)
+    description, run, fields = _describe(vault)
+    group = description.environment.groups[_GROUP]
+    frame_bytes = sum(field.nbytes for field in fields.values())
+    done, total = 0, int(episodes["frames"].sum())
+    progress(0, total, ())
+    with (
+        completed(target, "import") as temporary,
+        Writer(temporary, description, run) as writer,
+    ):
+        for first, last in _cuts(episodes, frame_bytes):
+            chosen = episodes[first:last]
+            arrays = _join(vault, group.action, chosen)
+            arrays[TRAJ_IDS] = np.repeat(np.arange(first, last), chosen["frames"])
+            frames = int(chosen["frames"].sum())
+            tensors = {
+                key: torch.from_numpy(
+                    arrays[key].astype(field.dtype).reshape(1, frames, *field.shape)
+                )
+                for key, field in fields.items()
+            }
+            groups = {_GROUP: group.n_agents}
+            ended = writer.add(assemble(tensors, [1, frames], groups, time=True))
+            done += frames
+            progress(done, total, ended)
+    return open_dataset(target)
+
+
+def _open(folder: Path) -> "_Vault":
+    """Open a vault.
+
+    Raises:
+        DatasetError: if the folder holds none.
+    """
+    if not (folder / _METADATA).is_file():
+        inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
+        hint = f" Its folders {', '.join(inner)} have one." if inner else ""
+        raise DatasetError(
+            f"{folder} has no {_METADATA}, so it is not a vault: expected the folder "
+            f"NAME/UID that flashbax has written.{hint}"
+        )
+    return _Vault(folder)
 
 
 @final
@@ -199,15 +275,12 @@ def _names(structure: Any) -> Iterator[str]:
             yield str(name)
 
 
-def _open(folder: Path) -> Source:
-    if not (folder / _METADATA).is_file():
-        inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
-        hint = f" Its folders {', '.join(inner)} have one." if inner else ""
-        raise DatasetError(
-            f"{folder} has no {_METADATA}, so it is not a vault: expected the folder "
-            f"NAME/UID that flashbax has written.{hint}"
-        )
-    vault = _Vault(folder)
+def _table(vault: _Vault) -> _Episodes:
+    """Find the episodes that have transitions.
+
+    Raises:
+        DatasetError: if there are none.
+    """
     kind = np.dtype(
         [
             *((name, np.int64) for name in ("row", "start", "frames", "stop")),
@@ -219,10 +292,9 @@ def _open(folder: Path) -> Source:
     episodes = episodes[episodes["frames"] > 0]
     if not len(episodes):
         raise DatasetError(
-            f"{folder} has no transition: {vault.steps:,} steps are written."
+            f"{vault.folder} has no transition: {vault.steps:,} steps are written."
         )
-    contents = _contents(vault, episodes)
-    return contents, _read(vault, contents, episodes)
+    return episodes
 
 
 def _episodes(vault: _Vault) -> Iterator[tuple[Any, ...]]:
@@ -274,8 +346,8 @@ def _episode(
     return row, start, frames, last, ends, terminated
 
 
-def _contents(vault: _Vault, episodes: _Episodes) -> Index:
-    """Describe the vault: one group, and spaces that follow from the arrays."""
+def _describe(vault: _Vault) -> tuple[DatasetDescription, RunDescription, Fields]:
+    """Describe a vault: one group, and spaces that follow from the arrays."""
     folder = vault.folder.absolute()
     task = folder.parent.name.removesuffix(".vlt")
     with naming(folder, "a vault whose arrays can be stored"):
@@ -293,10 +365,6 @@ def _contents(vault: _Vault, episodes: _Episodes) -> Index:
         after = environment.observed() | environment.outcome()
     fields |= {("next", *key): field for key, field in after.items()}
     fields[TRAJ_IDS] = Field((), np.dtype(np.int64))
-    keys = tuple(
-        KeyField(key, field.shape, field.dtype.name)
-        for key, field in sorted(fields.items())
-    )
     layout = ("version", _SHAPES, _DTYPES)
     about = {k: v for k, v in vault.metadata.items() if k not in layout}
     run = RunDescription(
@@ -304,9 +372,7 @@ def _contents(vault: _Vault, episodes: _Episodes) -> Index:
         options={"vault": f"{folder.parent.name}/{folder.name}", **about},
         versions={"vault": str(vault.metadata["version"])},
     )
-    contents = Index(description, [run], keys)
-    contents.totals = Totals(int(episodes["frames"].sum()), episodes=len(episodes))
-    return contents
+    return description, run, dict(sorted(fields.items()))
 
 
 def _box(vault: _Vault, name: str) -> spaces.Box:
@@ -334,22 +400,23 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
     return spaces.Discrete(largest + 1)
 
 
-def _read(vault: _Vault, contents: Index, episodes: _Episodes) -> Iterator[Block]:
-    """Read the episodes in blocks; a block is part of one row."""
-    lengths = episodes["frames"].tolist()
-    for first, last in cuts(contents, lengths, episodes["row"].tolist()):
-        arrays = _join(vault, contents, episodes[first:last])
-        arrays[TRAJ_IDS] = np.repeat(np.arange(first, last), lengths[first:last])
-        frames = {
-            field.key: torch.from_numpy(
-                arrays[field.key].astype(field.dtype).reshape(-1, *field.shape)
-            )
-            for field in contents.keys
-        }
-        yield Block(frames, lengths[first:last])
+def _cuts(episodes: _Episodes, frame_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the first episode of each batch, and the one after its last.
+
+    A batch is part of one row.
+    """
+    most = max(1, min(_FRAMES, _BYTES // max(1, frame_bytes)))
+    rows, lengths = episodes["row"].tolist(), episodes["frames"].tolist()
+    begin = frames = 0
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if i > begin and (row != rows[begin] or frames + length > most):
+            yield begin, i
+            begin, frames = i, 0
+        frames += length
+    yield begin, len(episodes)
 
 
-def _join(vault: _Vault, contents: Index, some: _Episodes) -> Arrays:
+def _join(vault: _Vault, action: spaces.Space[Any], some: _Episodes) -> Arrays:
     """Return the frames of episodes of one row, back to back."""
     row, start, stop = (
         int(some[at][name]) for at, name in ((0, "row"), (0, "start"), (-1, "stop"))
@@ -371,9 +438,8 @@ def _join(vault: _Vault, contents: Index, some: _Episodes) -> Arrays:
         frames["next", *key][unknown] = 0
     frames["next", _GROUP, "reward"] = vault.read(_REWARDS, row, start, stop)[now]
     actions = vault.read(_ACTIONS, row, start, stop)[now]
-    space = contents.description.environment.groups[_GROUP].action
-    if isinstance(space, spaces.Discrete):
-        _check_actions(vault, actions, int(space.n))
+    if isinstance(action, spaces.Discrete):
+        _check_actions(vault, actions, int(action.n))
     frames[_GROUP, "action"] = actions
 
     ends = np.repeat(some["ends"], lengths, axis=0)
@@ -407,11 +473,3 @@ def _check_actions(vault: _Vault, actions: NDArray[Any], n: int) -> None:
             f"{vault.folder}: the array {_ACTIONS} has the action {actions[wrong][0]}, "
             f"but actions are integers from 0 to {n - 1}."
         )
-
-
-FORMAT: Final = Format(
-    summary="a vault of flashbax, as OG-MARL publishes them",
-    extra="vault",
-    packages=("tensorstore",),
-    open=_open,
-)

@@ -1,6 +1,8 @@
 """Vaults of flashbax, written with tensorstore as flashbax does, become datasets."""
 
-import json
+import fcntl
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,88 +14,36 @@ pytest.importorskip("tensorstore", reason="needs the extra vault")
 import tensorstore as ts
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from support.scripts import run_python
+from support.vaults import N, make_arrays, open_array, write_vault
 
-from marl_collect.storage import export_dataset, import_dataset
+from marl_collect.storage import import_vault, vault
 from marl_collect.storage.checks import DatasetError
-from marl_collect.storage.formats import vault
 
-Arrays = dict[str, NDArray[Any]]
 FLAGS = ("done", "terminated", "truncated")
-N = 2
-
-
-def open_array(folder: Path, name: str, **settings: Any) -> Any:
-    store = {"driver": "ocdbt", "base": f"file://{folder}", "path": name}
-    spec = {"driver": "zarr", "kvstore": store, **settings.pop("spec", {})}
-    return ts.open(spec, **settings).result()
-
-
-def write_vault(folder: Path, arrays: Arrays, **metadata: Any) -> Path:
-    """Write arrays ``[B, T, ...]``; a dot in a name separates the levels."""
-    folder.mkdir(parents=True)
-    shapes: dict[str, Any] = {}
-    dtypes: dict[str, Any] = {}
-    for name, values in arrays.items():
-        *path, last = name.split(".")
-        for tree, text in ((shapes, str(values.shape)), (dtypes, values.dtype.name)):
-            for component in path:
-                tree = tree.setdefault(component, {})
-            tree[last] = text
-        array = open_array(
-            folder,
-            f"{name}.",
-            spec={"metadata": {"compressor": {"id": "gzip", "level": 5}}},
-            shape=(values.shape[0], int(10e12), *values.shape[2:]),
-            dtype=values.dtype.name,
-            create=True,
-        )
-        array[:, : values.shape[1]].write(values).result()
-    index = open_array(folder, "vault_index", dtype="int32", shape=(1,), create=True)
-    index.write(arrays["rewards"].shape[1]).result()
-    about = {"version": 1.2, "structure_shape": shapes, "structure_dtype": dtypes}
-    (folder / "metadata.json").write_text(json.dumps(about | metadata))
-    return folder
-
-
-def make_arrays(rows: int, steps: int, n: int = N) -> Arrays:
-    """Return arrays of SMAC's kind: random values, and no flags."""
-    rng = np.random.default_rng(steps)
-    shape = rows, steps, n
-    legals = rng.integers(0, 2, (*shape, 4))
-    legals[..., 0] = 1
-    return {
-        "observations": rng.normal(size=(*shape, 3)).astype(np.float32),
-        "actions": rng.integers(0, 4, shape, np.int32),
-        "rewards": rng.normal(size=shape).astype(np.float32),
-        "terminals": np.zeros(shape, bool),
-        "truncations": np.zeros(shape, bool),
-        "infos.legals": legals.astype(np.float32),
-        "infos.state": rng.normal(size=(rows, steps, 5)).astype(np.float32),
-    }
 
 
 def flags(frames: Any, *prefix: str) -> list[Any]:
     return [frames[*prefix, name].squeeze(-1).tolist() for name in FLAGS]
 
 
-@pytest.fixture(params=[20_000, 5], ids=["one block", "several blocks"])
-def small_blocks(
+@pytest.fixture(params=[20_000, 5], ids=["one batch", "several batches"])
+def small_batches(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also read so few steps at once that no read ends with an episode."""
-    monkeypatch.setattr("marl_collect.storage.formats.blocks._FRAMES", request.param)
+    monkeypatch.setattr("marl_collect.storage.vault._FRAMES", request.param)
     monkeypatch.setattr(vault, "_STEPS", max(3, request.param // 3))
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_batches")
 def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
     arrays = make_arrays(rows=2, steps=12)
     arrays["terminals"][0, 3] = True  # Steps 0 to 3 of the first row.
     arrays["truncations"][0, 9] = True  # Steps 4 to 9; 10 and 11 end with the row.
     arrays["terminals"][1, 11] = True
     source = write_vault(tmp_path / "v" / "u", arrays)
-    dataset = import_dataset(source, tmp_path / "d", "vault")
+    dataset = import_vault(source, tmp_path / "d")
 
     expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 10, 1, False), (1, 0, 12, True)]
     for (row, start, frames, terminated), episode in zip(
@@ -136,7 +86,7 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
 def test_a_vault_is_described(tmp_path: Path) -> None:
     arrays = make_arrays(1, 12)
     source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
-    dataset = import_dataset(source, tmp_path / "d", "vault")
+    dataset = import_vault(source, tmp_path / "d")
     description = dataset.contents.description
     assert description.task == "2s3z"
     group = description.environment.groups["agents"]
@@ -148,7 +98,7 @@ def test_a_vault_is_described(tmp_path: Path) -> None:
     assert dataset.transitions.sample(8)["agents", "observation"].shape == (8, N, 3)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_batches")
 def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     arrays = make_arrays(1, 9, n=3)
     arrays["terminals"][0, 1, 0] = True  # Its flag may be set once, or from then on.
@@ -158,7 +108,7 @@ def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     arrays["truncations"][0, 5:, 1] = True  # In its first step: it has no transition.
     arrays["terminals"][0, 5:8, 2] = False
     source = write_vault(tmp_path / "v" / "u", arrays)
-    first, second = import_dataset(source, tmp_path / "d", "vault").trajectories
+    first, second = import_vault(source, tmp_path / "d").trajectories
 
     after = first["next", "agents"]
     assert first.shape == (4,)
@@ -191,7 +141,7 @@ def test_an_episode_truncated_in_its_first_step_has_no_transition(
     arrays = make_arrays(1, 5)
     arrays["truncations"][0, [0, 4]] = True
     source = write_vault(tmp_path / "v" / "u", arrays)
-    (episode,) = import_dataset(source, tmp_path / "d", "vault").trajectories
+    (episode,) = import_vault(source, tmp_path / "d").trajectories
     truth = arrays["observations"][0, 1:4]
     assert np.array_equal(episode["agents", "observation"], truth)
 
@@ -206,7 +156,7 @@ def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
     arrays["observations"] = np.ones((1, 6, N, 4, 4, 3), dtype)
     arrays["actions"] = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N)
     source = write_vault(tmp_path / "v" / "u", arrays)
-    dataset = import_dataset(source, tmp_path / "d", "vault")
+    dataset = import_vault(source, tmp_path / "d")
     environment = dataset.contents.description.environment
     group = environment.groups["agents"]
     assert group.action == spaces.Discrete(3)
@@ -224,7 +174,7 @@ def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
     del arrays["infos.legals"]
     actions = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 4, N, 3)
     source = write_vault(tmp_path / "v" / "u", arrays | {"actions": actions})
-    dataset = import_dataset(source, tmp_path / "d", "vault")
+    dataset = import_vault(source, tmp_path / "d")
     group = dataset.contents.description.environment.groups["agents"]
     assert group.action == spaces.Box(-np.inf, np.inf, (3,), np.float32)
     (episode,) = dataset.trajectories
@@ -234,7 +184,7 @@ def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
 def check_error(source: Path, *texts: str) -> None:
     target = source.parent / "target"
     with pytest.raises(DatasetError) as error:
-        import_dataset(source, target, "vault")
+        import_vault(source, target)
     for text in (str(source), *texts):
         assert text in str(error.value)
     assert not target.exists()
@@ -242,7 +192,7 @@ def check_error(source: Path, *texts: str) -> None:
 
 def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist, or is not a folder"):
-        import_dataset(tmp_path / "none", tmp_path / "d", "vault")
+        import_vault(tmp_path / "none", tmp_path / "d")
     for uid in ("Poor", "Good"):
         write_vault(tmp_path / "v" / uid, make_arrays(1, 2))
     check_error(tmp_path / "v", "no metadata.json", "Its folders Good, Poor have one.")
@@ -300,8 +250,65 @@ def test_a_wrong_number_of_steps_is_an_error(tmp_path: Path) -> None:
     check_error(source, "vault_index is -1, but must be")
 
 
-def test_a_vault_is_not_exported(tmp_path: Path) -> None:
-    source = write_vault(tmp_path / "v" / "u", make_arrays(1, 3))
-    dataset = import_dataset(source, tmp_path / "d", "vault")
-    with pytest.raises(ValueError, match="vault can be imported, but not exported"):
-        export_dataset(dataset, tmp_path / "again", "vault")
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A vault with two episodes, 2 and 3 frames long."""
+    arrays = make_arrays(1, 6)
+    arrays["truncations"][0, 2] = arrays["terminals"][0, 5] = True
+    return write_vault(tmp_path / "v" / "u", arrays)
+
+
+def test_an_import_that_stops_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault, "_FRAMES", 1)
+    reports: list[tuple[int, int, list[int]]] = []
+
+    def stop(done: int, total: int, ended: Any) -> None:
+        reports.append((done, total, [episode.length for episode in ended]))
+        if done == total:
+            raise KeyboardInterrupt
+
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        import_vault(source, tmp_path / "new" / "d", progress=stop)
+    assert reports == [(0, 5, []), (2, 5, [2]), (5, 5, [3])]
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(
+    source: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import os, sys; from marl_collect.storage import import_vault\n"
+        "kill = lambda done, *_: done and os.kill(os.getpid(), 9)\n"
+        "import_vault(sys.argv[1], sys.argv[2], progress=kill)"
+    )
+    target, hidden = tmp_path / "d", tmp_path / ".d.incomplete"
+    killed = run_python("-c", code, source, target)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert hidden.exists()
+    with (hidden / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # As an import that runs.
+        with pytest.raises(BlockingIOError, match="is being written to by another"):
+            import_vault(source, target)
+    assert not target.exists()
+    assert len(import_vault(source, target).trajectories) == 2
+    assert not hidden.exists()
+
+
+def test_existing_targets_are_not_touched(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "d"
+    target.mkdir()
+    with pytest.raises(FileExistsError, match="d exists: import to a path that does n"):
+        import_vault(source, target)
+    assert not list(target.iterdir())
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(ImportError, match=r"needs tensorstore.*marl-collect\[vault\]"):
+        import_vault(source, tmp_path / "d")
+    assert not (tmp_path / "d").exists()

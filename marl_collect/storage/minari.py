@@ -1,0 +1,330 @@
+"""Exports episodes to Minari's local store.
+
+An exported episode is a group ``episode_i`` of ``main_data.hdf5``, with
+``observations`` ``[T + 1, ...]``, and ``actions``, ``rewards``, ``terminations`` and
+``truncations`` ``[T, ...]``. Observations and actions nest by group. Minari supports
+one agent only, so ``rewards`` is the sum over all agents. Everything else is in
+``infos``: keys that exist at the root and under ``next`` are ``[T + 1, ...]``, rewards
+of agents too, with zeros for the reset; other keys are ``[T, ...]``.
+
+Source:
+    The layout is that of Minari 0.5: https://minari.farama.org/content/dataset_standards/
+"""
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
+from marl_collect.core.tensordicts import flatten
+from marl_collect.errors import imports_of
+from marl_collect.storage.dataset import Dataset
+from marl_collect.storage.description import DatasetDescription
+from marl_collect.storage.episodes import Progress, no_progress
+from marl_collect.storage.files import completed
+from marl_collect.storage.selection import Trajectories
+
+_FILE: Final = "main_data.hdf5"
+_METADATA: Final = "metadata.json"
+_OURS: Final = "marl_collect"
+"""Entry of the metadata with the description and the runs of the dataset."""
+_VERSION: Final = "0.5.0"
+"""Version of the layout, not of an installed package."""
+_ID: Final = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
+_COMPRESSIONS: Final = ("gzip", "lzf", "none")
+_CHUNKED_FROM: Final = 8192
+"""Bytes of the smallest array that is compressed. HDF5 stores a compressed array in
+chunks with an index, which for short episodes is larger than the data."""
+_SPARE: Final = 16 * 2**20
+"""Bytes that are kept free for what writing adds to the numbers."""
+_STEP: Final = 64
+"""Episodes between two reports of progress."""
+Arrays = dict[Key, NDArray[Any]]
+_Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key]
+"""A key, and what reads an array of Minari from an episode's frames of it."""
+
+
+def export_minari(
+    source: Dataset | Trajectories,
+    dataset_id: str,
+    *,
+    compression: str = "gzip",
+    progress: Progress = no_progress,
+) -> Path:
+    """Write complete episodes as a new dataset of Minari's local store.
+
+    The dataset appears when it is complete. An error leaves nothing behind.
+
+    Args:
+        source: a dataset, or a selection of its episodes.
+        dataset_id: of the new dataset, such as ``"mine/spread-v0"``.
+        compression: of arrays from 8 KiB on: ``"gzip"``, ``"lzf"`` or ``"none"``.
+        progress: called after every 64 episodes; see ``Progress``.
+
+    Returns:
+        The folder of the new dataset.
+
+    Raises:
+        ValueError: if the id or the compression is none, there are no episodes, or a
+            key has a dtype that NumPy lacks.
+        KeyError: if keys that Minari needs are missing.
+        ImportError: if a package is missing. The message says what to install.
+        FileExistsError: if there is a dataset with this id.
+        BlockingIOError: if another process exports to it.
+        OSError: if the disk is full.
+    """
+    if compression not in _COMPRESSIONS:
+        raise ValueError(
+            f"compression is {compression!r}, but must be one of "
+            f"{', '.join(_COMPRESSIONS)}."
+        )
+    with imports_of("minari", "An export to Minari"):
+        import h5py  # noqa: F401 - it is missing now, not after the first files
+        from minari.storage.datasets_root_dir import get_dataset_path
+    trajectories = source.trajectories if isinstance(source, Dataset) else source
+    sources, dtypes = _sources(trajectories)
+    if not _ID.fullmatch(dataset_id):
+        raise ValueError(
+            f"{dataset_id!r} is not an id of a Minari dataset: use a name with a "
+            "version, such as mine/spread-v0."
+        )
+    target: Path = get_dataset_path(dataset_id)
+    with completed(target, "export") as path:
+        folder = path / "data"
+        folder.mkdir(parents=True)
+        _write_episodes(
+            folder / _FILE, trajectories, sources, dtypes, compression, progress
+        )
+        metadata = json.dumps(_metadata(trajectories, dataset_id))
+        (folder / _METADATA).write_text(metadata, encoding="utf-8")
+    return target
+
+
+def _write_episodes(
+    path: Path,
+    trajectories: Trajectories,
+    sources: Mapping[Key, _Source],
+    dtypes: Mapping[Key, np.dtype[Any]],
+    compression: str,
+    progress: Progress,
+) -> None:
+    import h5py
+
+    groups = list(trajectories.contents.description.environment.groups)
+    several_runs = len(trajectories.contents.runs) > 1
+    runs, seeds = trajectories.runs.tolist(), trajectories.seeds
+    done, total = 0, int(trajectories.lengths.sum())
+    progress(0, total, ())
+    # The newest version of the file format needs far fewer bytes per array.
+    with h5py.File(path, "w", track_order=True, libver="latest") as file:
+        for number, episode in enumerate(trajectories):
+            frames = {key: tensor.numpy() for key, tensor in flatten(episode).items()}
+            _check_room(sum(array.nbytes for array in frames.values()), path.parent)
+            group = file.create_group(f"episode_{number}")
+            rewards = [frames["next", name, "reward"] for name in groups]
+            team = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
+            group.attrs["id"] = number
+            group.attrs["total_steps"] = len(team)
+            if seeds[number] is not None:
+                group.attrs["seed"] = seeds[number]
+            if several_runs:
+                group.attrs["run"] = runs[number]
+            _write(group, "rewards", team, compression)
+            for name, (read, key) in sources.items():
+                array = read(frames, key)
+                array = array.astype(dtypes.get(name, array.dtype), copy=False)
+                _write(group, "/".join(name), array, compression)
+            done += len(team)
+            if number + 1 == len(trajectories) or not (number + 1) % _STEP:
+                begin = number // _STEP * _STEP
+                progress(done, total, trajectories.episodes[begin : number + 1])
+
+
+def _check_room(nbytes: int, folder: Path) -> None:
+    """Check that an episode fits on the disk.
+
+    Where HDF5 writes, a full disk kills the process instead of raising an error.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < nbytes + _SPARE:
+        raise OSError(
+            errno.ENOSPC,
+            f"The disk is full: the next episode has up to {nbytes:,} bytes, but only "
+            f"{free:,} are free",
+            str(folder),
+        )
+
+
+def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
+    from minari.serialization import serialize_space
+
+    contents = trajectories.contents
+    observed, acting = _spaces(contents.description.environment)
+    return {
+        "dataset_id": dataset_id,
+        "minari_version": _VERSION,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "total_episodes": len(trajectories),
+        "total_steps": int(trajectories.lengths.sum()),
+        "observation_space": serialize_space(observed),
+        "action_space": serialize_space(acting),
+        "env_spec": _env_spec(contents.description),
+        _OURS: {
+            **contents.description.to_json(),
+            "runs": [run.to_json() for run in contents.runs],
+        },
+    }
+
+
+def _env_spec(about: DatasetDescription) -> str:
+    """Return Gymnasium's description of a task as JSON; it builds no environment."""
+    name = re.sub(r"[^\w:.-]+", "_", about.task)
+    return EnvSpec(id=name, kwargs=dict(about.env_kwargs)).to_json()
+
+
+def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
+    """Return the spaces of Minari's observations and actions."""
+    groups = environment.groups
+    observed = {n: batch_space(g.observation, g.n_agents) for n, g in groups.items()}
+    acting = {n: batch_space(stored_action(g), g.n_agents) for n, g in groups.items()}
+    return spaces.Dict(observed | dict(environment.root)), spaces.Dict(acting)
+
+
+def _sources(
+    trajectories: Trajectories,
+) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any]]]:
+    """Return where each array of Minari is from, and the dtypes of some, by path.
+
+    Raises:
+        ValueError: if there are no episodes, or a key has a dtype that NumPy lacks.
+        KeyError: if the episodes lack a key that Minari needs.
+    """
+    if not len(trajectories):
+        raise ValueError(f"There are no complete episodes in {trajectories!r}.")
+    fields = {field.key: (field.shape, field.dtype) for field in trajectories.keys}
+    for leaf, (_, dtype) in fields.items():
+        if not hasattr(np, dtype.replace("bool", "bool_")):
+            raise ValueError(
+                f"{'/'.join(leaf)} has the dtype {dtype}, which Minari lacks: leave "
+                "the key out with select()."
+            )
+    environment = trajectories.contents.description.environment
+    observed, acting = _spaces(environment)
+    sources: dict[Key, _Source] = {
+        ("terminations",): (_flat, ("next", "terminated")),
+        ("truncations",): (_flat, ("next", "truncated")),
+    }
+    dtypes: dict[Key, np.dtype[Any]] = {}
+    for name, space in observed.spaces.items():
+        key: Key = (name, "observation") if name in environment.groups else (name,)
+        for leaf, path, leaf_dtype in _leaves(space, key, ("observations", name)):
+            sources[path], dtypes[path] = (_with_last, leaf), leaf_dtype
+    for name, space in acting.spaces.items():
+        for leaf, path, leaf_dtype in _leaves(
+            space, (name, "action"), ("actions", name)
+        ):
+            sources[path], dtypes[path] = (_plain, leaf), leaf_dtype
+    _check(set(fields), sources, list(environment.groups))
+    return sources | _infos(fields, {key for _, key in sources.values()}), dtypes
+
+
+def _check(keys: set[Key], sources: Mapping[Key, _Source], groups: list[str]) -> None:
+    rewards: list[Key] = [("next", name, "reward") for name in groups]
+    for key in (*(key for _, key in sources.values()), *rewards):
+        if key not in keys:
+            raise KeyError(
+                f"The episodes have no {'/'.join(key)}, which Minari needs: export all "
+                "keys."
+            )
+    for read, key in sources.values():
+        if read is _with_last and ("next", *key) not in keys:
+            raise KeyError(
+                f"The dataset has no {'/'.join(key)} under 'next', so the last "
+                "observations of episodes are missing: it was collected with "
+                "compact_obs=True. Collect without that option to export to Minari."
+            )
+
+
+def _infos(
+    fields: Mapping[Key, tuple[tuple[int, ...], str]], needed: set[Key]
+) -> dict[Key, _Source]:
+    """Return where Minari's infos are from: all keys that are not needed elsewhere."""
+    infos: dict[Key, _Source] = {}
+    for key, kind in fields.items():
+        base = key[1:] if key[0] == "next" else key
+        if base in needed or key in needed or _follows(set(fields), base, key):
+            continue
+        if base == key:
+            has_last = fields.get(("next", *key)) == kind
+            infos["infos", *key] = (_with_last if has_last else _plain, key)
+        elif fields.get(base) != kind:
+            infos["infos", *(key if base in fields else base)] = _with_zeros, key
+    return infos
+
+
+def _follows(keys: set[Key], base: Key, key: Key) -> bool:
+    """Return whether a flag follows from others.
+
+    Those at the root follow from terminations and truncations, and an agent is done if
+    it is terminated or truncated.
+    """
+    ends = [(*key[:-1], name) for name in FLAGS[1:]]
+    done = key[-1] == FLAGS[0] and keys.issuperset(ends)
+    return done or base[0] in FLAGS
+
+
+def _plain(episode: Arrays, key: Key) -> NDArray[Any]:
+    return episode[key]
+
+
+def _flat(episode: Arrays, key: Key) -> NDArray[Any]:
+    return episode[key].reshape(-1)
+
+
+def _with_last(episode: Arrays, key: Key) -> NDArray[Any]:
+    """Return a key at the root, and its last value under ``next``: ``[T + 1, ...]``."""
+    return np.concatenate([episode[key][:1], episode["next", *key]])
+
+
+def _with_zeros(episode: Arrays, key: Key) -> NDArray[Any]:
+    """Return a key that is under ``next`` only, after zeros: ``[T + 1, ...]``."""
+    values = episode[key]
+    whole = np.concatenate([np.zeros_like(values[:1]), values])
+    return whole[..., 0] if whole.shape[-1:] == (1,) else whole
+
+
+def _leaves(
+    space: spaces.Space[Any], key: Key, path: Key
+) -> Iterator[tuple[Key, Key, np.dtype[Any]]]:
+    """Yield key, path and dtype of each array in a value of a space."""
+    if isinstance(space, spaces.Dict):
+        for name, inner in space.spaces.items():
+            yield from _leaves(inner, (*key, name), (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for i, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*key, str(i)), (*path, f"_index_{i}"))
+    else:
+        yield key, path, np.dtype(space.dtype)
+
+
+def _write(group: Any, path: str, array: NDArray[Any], compression: str) -> None:
+    import h5py
+
+    if array.nbytes >= _CHUNKED_FROM and compression != "none":
+        group.create_dataset(path, data=array, compression=compression)
+        return
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if array.nbytes < _CHUNKED_FROM:  # Stored inside its header.
+        settings.set_layout(h5py.h5d.COMPACT)
+    group.create_dataset(path, data=array, dcpl=settings)
