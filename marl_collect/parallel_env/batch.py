@@ -1,18 +1,17 @@
 """Environments in other processes, stepped through shared memory."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.core.factories import Factory
-from marl_collect.errors import raise_failure
+from marl_collect.parallel_env.attributes import call_method, value_of
 from marl_collect.parallel_env.env_processes import EnvProcesses
-from marl_collect.parallel_env.messages import Ask, AskSome, EnvAnswer
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import EnvOperation
 from marl_collect.processes.closing import CLOSE_SECONDS
+from marl_collect.processes.context import result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,41 +133,38 @@ class ParallelBatch(EnvBatch):
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
-        (image,) = self.ask(Ask("render", call=True), [index])
+        (image,) = self._ask([self._rows[index]], call_method, "render", (), {})
         return image
 
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
-        return self.ask(Ask(name), range(self.size))
+        return self.each(value_of, name)
 
-    def ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
-        """Return the answer of each of ``indices``.
+    def each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``function(env, *arguments)`` of every environment.
 
-        An error in an environment's own method does not close the batch.
+        An error in it does not close the batch.
 
         Raises:
-            AttributeError: the environments do not have the attribute.
-            Exception: what a method raised, from a ``WorkerError``.
+            Exception: what the function raised, from a ``WorkerError``.
         """
-        processes, control = self._processes, self._signals.shape.control
-        self._settle([*range(len(self._members)), control])
-        rows = [self._rows[k] for k in indices]
+        return self._ask(self._rows, function, *arguments)
+
+    def _ask(
+        self, rows: Sequence[int], function: Callable[..., Any], *arguments: Any
+    ) -> list[Any]:
+        self._settle(range(len(self._members)))
         rows_of_process: dict[int, list[int]] = {}
         for row in rows:
             rows_of_process.setdefault(self._owners[row][1], []).append(row)
-        for process, mine in rows_of_process.items():
-            processes.send(process, AskSome(tuple(mine), question))
-        self._signals.command(control, EnvOperation.MESSAGE, rows_of_process)
+        replies = self._processes.call(
+            "each",
+            {p: (mine, function, arguments) for p, mine in rows_of_process.items()},
+        )
         values: dict[int, Any] = {}
-        failed: tuple[int, EnvAnswer] | None = None
-        for process, mine in rows_of_process.items():
-            answer = processes.receive(process, EnvAnswer)
-            if answer.failure is not None:
-                failed = failed or (process, answer)
-            else:
-                values |= zip(mine, pickle.loads(answer.values), strict=True)
-        if failed is not None and failed[1].failure is not None:
-            raise_failure(failed[1].failure, failed[0])
+        for process, reply in replies.items():
+            answers = result(reply, process)
+            values |= zip(rows_of_process[process], answers, strict=True)
         return [values[row] for row in rows]
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:

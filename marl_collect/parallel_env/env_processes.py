@@ -2,26 +2,21 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar, final
+from typing import Any, Final, final
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
-from marl_collect.parallel_env.messages import (
-    AttachMemory,
-    EnvAssignment,
-    EnvsAttached,
-    Nudge,
-)
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import Signals, SignalsShape
 from marl_collect.parallel_env.spread import Spread
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
+from marl_collect.processes.context import Call
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import STOP
@@ -30,9 +25,7 @@ _LOOK_SECONDS: Final = 0.1
 """Interval of the trainer's checks that processes are alive while it waits."""
 
 _NUDGE_SECONDS: Final = 1.0
-"""How long the trainer waits before it sends a ``Nudge``."""
-
-T = TypeVar("T")
+"""How long the trainer waits before it sends a message that a hung process ignores."""
 
 
 @final
@@ -52,6 +45,7 @@ class EnvProcesses:
         processes = options.processes(size)
         self.spread = Spread.even(size, processes, options.groups)
         self._segments: list[Segment] = []
+        self._calls = 0
         self._look = min(_LOOK_SECONDS, (options.timeout or 1.0) / 10)
         self._pool = WorkerPool(
             worker.main,
@@ -103,29 +97,37 @@ class EnvProcesses:
             self._supervise()
             if not nudged and time.monotonic() - begin > _NUDGE_SECONDS:
                 nudged = True
-                for process in signals.pending(group):
-                    self.send(process, Nudge())
+                with self._ending_on(Exception):
+                    self._pool.broadcast(None, signals.pending(group))
             if signals.sleep(group, self._look):
                 return
 
-    def send(self, process: int, message: object) -> None:
-        """Send a message to a process."""
-        with self._ending_on(Exception):
-            self._pool.send(process, message)
+    def call(
+        self, method: str, arguments: Mapping[int, Sequence[Any]]
+    ) -> dict[int, Any]:
+        """Call a method of the workers in some processes; return their replies.
 
-    def receive(self, process: int, kind: type[T]) -> T:
-        """Return the next message of a process.
+        Args:
+            method: gets the number of the call and the arguments; returns that number
+                and its reply.
+            arguments: of each process.
 
         Raises:
             Exception: as ``wait``.
         """
+        self._calls += 1
+        number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
-            _, message = self._pool.receive([process])
-        if not isinstance(message, kind):
-            raise TypeError(
-                f"Expected {kind.__name__} of process {process}, but found {message!r}."
-            )
-        return message
+            for process, of_process in arguments.items():
+                self._pool.send(process, Call(method, (number, *of_process)))
+            self.signals.wake(arguments)
+            while len(replies) < len(arguments):
+                process, (answered, reply) = self._pool.receive(
+                    arguments.keys() - replies.keys()
+                )
+                if answered == number:  # Else Ctrl-C ended the call that wanted it.
+                    replies[process] = reply
+        return {process: replies[process] for process in arguments}
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """End all processes and release the memory; may be called twice."""
@@ -141,7 +143,7 @@ class EnvProcesses:
             for line in self._pool.status_board.lines:
                 line.cells[STOP] = 1
             if hasattr(self, "signals"):
-                self.signals.call_workers()
+                self.signals.wake(range(len(self._pool)))
             failures = self._pool.close(timeout)
         for segment in self._segments:
             segment.close()
@@ -165,20 +167,23 @@ class EnvProcesses:
 
     def _assignment(
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
-    ) -> EnvAssignment:
+    ) -> worker.EnvAssignment:
         rows = self.spread.of_process(process)
         mine = tuple(factories[k] for part in rows for k in part)
         threads = options.num_sub_threads
-        return EnvAssignment(
-            rows, mine, threads, options.pin_processes and threads == 1
-        )
+        pins = options.pin_processes and threads == 1
+        return worker.EnvAssignment(rows, mine, threads, pins)
+
+    def _receive_all(self) -> list[Any]:
+        """Return the next message of every process."""
+        return [self._pool.receive([p])[1] for p in range(len(self._pool))]
 
     def _descriptions(self) -> EnvDescription:
-        replies = [self.receive(p, EnvDescription) for p in range(len(self._pool))]
-        for process, description in enumerate(replies):
+        descriptions: list[EnvDescription] = self._receive_all()
+        for process, description in enumerate(descriptions):
             who = f"the environments of process {process}"
-            check_alike(replies[0], description, who, "those of process 0")
-        return replies[0]
+            check_alike(descriptions[0], description, who, "those of process 0")
+        return descriptions[0]
 
     def _share(self, size: int, spin: float) -> None:
         layout = Layout.plan(self.description.row(), (size, 1))
@@ -188,9 +193,8 @@ class EnvProcesses:
         flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
         self._segments.append(flags)
         self.signals = Signals(flags, shape, fresh=True)
-        attach = AttachMemory(memory.handle, layout, flags.handle, shape)
-        self._pool.broadcast(attach)
-        for process in range(len(self._pool)):
-            self.receive(process, EnvsAttached)
+        handles = (memory.handle, layout, flags.handle, shape)
+        self._pool.broadcast(Call("attach", handles))
+        self._receive_all()
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}

@@ -1,16 +1,20 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
 import abc
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.factories import Factory, Kwargs, spread
 from marl_collect.options import Option, require
-from marl_collect.parallel_env.attributes import Asker, View, dispatch
-from marl_collect.parallel_env.messages import Ask
+from marl_collect.parallel_env.attributes import (
+    STEPPING_SOME,
+    call_method,
+    check_name,
+    value_of,
+)
 
 Factories = Factory | Sequence[Factory]
 
@@ -43,9 +47,8 @@ if TYPE_CHECKING:
 class JointEnvs(TensorDictEnv):
     """N environments. Final subclasses define how they are stepped.
 
-    Attributes and methods that this class does not define are read from its
-    environments, as lists: ``env.attr``, ``env.method(...)``. ``env[i]`` and
-    ``env[i:j]`` select some of them.
+    ``get_attr`` and ``call`` reach attributes and methods of the environments.
+    ``env.attr`` is ``env.get_attr("attr")`` if this class has no such attribute.
     """
 
     _engine: EnvBatch
@@ -65,7 +68,7 @@ class JointEnvs(TensorDictEnv):
     @final
     def render(self) -> "list[NDArray[np.uint8] | None]":
         """Return an image ``[height, width, 3]`` or None of each environment."""
-        return self._ask(Ask("render", call=True), range(len(self)))
+        return self.call("render")
 
     @final
     def __len__(self) -> int:
@@ -79,29 +82,41 @@ class JointEnvs(TensorDictEnv):
         return len(self)
 
     @final
-    def __getitem__(self, index: Any) -> View:
-        """Return a view of one environment, or of some, for their attributes.
-
-        ``env[1].attr`` is the attribute of environment 1, ``env[1:3].attr`` a list of
-        two; methods are called in the environments. To step or reset some of them, set
-        ``"_step"`` or ``"_reset"``, bool ``[N]``, in the TensorDict that is passed to
-        ``step`` or ``reset``.
-
-        Args:
-            index: an integer, a slice, or a list or tensor of integers.
+    def get_attr(self, name: str) -> list[Any]:
+        """Return an attribute of every environment.
 
         Raises:
-            IndexError: there is no environment of that index.
-            TypeError: the index is a mask of booleans, or no index at all.
+            AttributeError: the environments do not have it, or it is a method.
         """
-        return View(type(self).__name__, len(self), index, self._ask)
+        check_name(type(self).__name__, name)
+        return self._each(value_of, name)
+
+    @final
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every environment; return the results.
+
+        Raises:
+            AttributeError: the environments do not have it, or it would step or reset
+                an environment without the batch.
+            Exception: what the method raised. The batch stays usable.
+        """
+        check_name(type(self).__name__, name)
+        return self._each(call_method, name, args, kwargs)
 
     @final
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of every environment, or call it in each."""
-        asker: Asker = lambda question: self._ask(question, range(len(self)))  # noqa: E731
-        return dispatch(type(self).__name__, name, asker)
+        """Return ``get_attr(name)``."""
+        return self.get_attr(name)
+
+    @final
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raise an error: environments are not selected by index."""
+        raise TypeError(
+            f"The environments of a {type(self).__name__} cannot be indexed: "
+            "get_attr(name) and call(name, ...) return lists with one entry per "
+            f"environment. {STEPPING_SOME}"
+        )
 
     @abc.abstractmethod
-    def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
-        """Return the answer of each of ``indices``."""
+    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``function(env, *arguments)`` of every environment."""

@@ -1,13 +1,12 @@
 """``ParallelEnv``: environments in other processes, with the policy in this one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.options import method
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
-from marl_collect.parallel_env.messages import Ask
 from marl_collect.parallel_env.options import ParallelArguments
 from marl_collect.parallel_env.serial import SerialEnv
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
@@ -79,8 +78,8 @@ class ParallelEnv(JointEnvs):
             "pass a function that builds it to other processes."
         )
 
-    def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
-        return self._engine.ask(question, indices)
+    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._engine.each(function, *arguments)
 
 
 def _set_threads(number: int | None) -> None:

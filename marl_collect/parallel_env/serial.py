@@ -1,14 +1,12 @@
 """``SerialEnv``: environments in this process, the reference for ParallelEnv."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.factories import Kwargs, build_singles
 from marl_collect.errors import ClosedError
-from marl_collect.parallel_env.attributes import ask
 from marl_collect.parallel_env.joint import Factories, JointEnvs, factories_of
-from marl_collect.parallel_env.messages import Ask
 
 
 @final
@@ -47,9 +45,9 @@ class SerialEnv(JointEnvs):
             self.__dict__.pop("_tensordict_api", None)
             self._engine.close()
 
-    def _ask(self, question: Ask, indices: Sequence[int]) -> list[Any]:
+    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         self._check_open()
-        return [ask(self._envs[k], question) for k in indices]
+        return [function(env, *arguments) for env in self._envs]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,8 @@
                                   two lowest bits
     finished[g][p]      worker p  the latest command that it has finished
     failed[p]           worker p  it ends with an exception
-    go[p]               trainer   semaphore: posted for every command of p
+    go[p]               trainer   semaphore: posted for every command of p, and for
+                                  messages on its socket
     done[g]             workers   semaphore: posted when a command of g is done
 
 A group is done when ``finished[g] == commands[g]``. The last worker to finish sees that
@@ -37,7 +38,6 @@ class EnvOperation(IntEnum):
     STEP = 0
     STEP_CHOSEN = 1
     RESET_CHOSEN = 2
-    MESSAGE = 3
 
 
 def operation_of(command: int) -> int:
@@ -60,11 +60,6 @@ class SignalsShape:
     groups: int
     environments: int
     spin: float
-
-    @property
-    def control(self) -> int:
-        """Index of the extra group whose commands are messages."""
-        return self.groups
 
 
 @final
@@ -89,27 +84,26 @@ class Signals:
         self.shape = shape
         self._view = memoryview(segment.buffer)
         self._end = 0
-        p, rows = shape.processes, range(shape.groups + 1)
+        p, groups = shape.processes, range(shape.groups)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
-        self._done = [self._semaphore(segment, fresh=fresh) for _ in rows]
+        self._done = [self._semaphore(segment, fresh=fresh) for _ in groups]
         self._for_go = [SpinWait(go, shape.spin) for go in self._go]
         self._for_done = [SpinWait(done, shape.spin) for done in self._done]
         self.failed = self._place(p, "B")
-        self._commands = [self._place(p, "I") for _ in rows]
-        self._finished = [self._place(p, "I") for _ in rows]
+        self._commands = [self._place(p, "I") for _ in groups]
+        self._finished = [self._place(p, "I") for _ in groups]
         self.chosen = self._place(shape.environments, "B")
         self.seeds = self._place(shape.environments, "q")
         self._number = 0
-        self._awaited = [False for _ in rows]
+        self._awaited = [False for _ in groups]
 
     @staticmethod
     def nbytes(shape: SignalsShape) -> int:
         """Return an upper bound of the memory that the flags need."""
-        rows = shape.groups + 1
-        per_process = 1 + rows * (4 + 4)
-        arrays = 3 + 2 * rows
+        per_process = 1 + shape.groups * (4 + 4)
+        arrays = 3 + 2 * shape.groups
         flags = arrays * _LINE + per_process * shape.processes + 9 * shape.environments
-        return flags + (shape.processes + rows) * NBYTES
+        return flags + (shape.processes + shape.groups) * NBYTES
 
     # The trainer's side
 
@@ -146,10 +140,10 @@ class Signals:
         pairs = zip(self._finished[group], self._commands[group], strict=True)
         return [p for p, (finished, command) in enumerate(pairs) if finished != command]
 
-    def call_workers(self) -> None:
-        """Wake all workers."""
-        for go in self._go:
-            go.post()
+    def wake(self, processes: Iterable[int]) -> None:
+        """Wake some workers, which look for commands and messages."""
+        for p in processes:
+            self._go[p].post()
 
     # A worker's side
 

@@ -1,37 +1,60 @@
 """The main function of a process of ParallelEnv. Must not import torch.
 
 It waits for commands on the shared flags, runs them on its own environments, and
-reports completion; see ``signals.py``. Messages on the socket are rare.
+reports completion; see ``signals.py``. Messages on the socket are rare:
+
+    trainer                                   worker
+    EnvAssignment (at the start) ---------->  build the environments
+                            <---------------  EnvDescription
+    Call("attach", ...) ------------------->  map memory and flags
+                            <---------------  None
+    Call("each", ...) --------------------->  use attributes and methods
+                            <---------------  number of the call, result or Raised
+    None ---------------------------------->  (no reply: reading it is progress)
 """
 
-import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, final
+from typing import Any, Final, final
 
-import cloudpickle
-
+from marl_collect.buffers.layout import Layout
 from marl_collect.core.batch import RowEnv, SerialBatch
-from marl_collect.core.factories import build_singles
-from marl_collect.errors import Failure
-from marl_collect.parallel_env.attributes import ask
+from marl_collect.core.factories import Factory, build_singles
 from marl_collect.parallel_env.cpus import affinity, pin
-from marl_collect.parallel_env.messages import (
-    AskSome,
-    AttachMemory,
-    EnvAnswer,
-    EnvAssignment,
-    EnvsAttached,
+from marl_collect.parallel_env.signals import (
+    EnvOperation,
+    Signals,
+    SignalsShape,
+    operation_of,
 )
-from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
-from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.context import Call, Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
-from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import ENVIRONMENT, PHASE, STEPS, Phase
 
 _LOOK_SECONDS: Final = 0.25
 """Interval at which a sleeping worker checks whether the trainer closed."""
+
+
+@final
+@dataclass(frozen=True)
+class EnvAssignment:
+    """The argument of a worker.
+
+    Attributes:
+        rows: the rows of each group that the worker steps.
+        factories: the factories of these environments, in the order of the rows.
+        num_sub_threads: number of torch threads, if an environment imports torch.
+        pins: whether the worker is pinned to a processor if there is one for each.
+    """
+
+    rows: tuple[range, ...]
+    factories: tuple[Factory, ...]
+    num_sub_threads: int
+    pins: bool
 
 
 def main(context: WorkerContext, assignment: EnvAssignment) -> None:
@@ -49,13 +72,10 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
     try:
         _limit_torch(assignment.num_sub_threads)  # If a factory has imported it.
         context.send(batch.description)
-        attach = context.receive()
-        assert isinstance(attach, AttachMemory)
-        if assignment.pins:
-            pin(context.index, attach.shape.processes, processors)
-        _EnvWorker(
-            context, assignment, dict(zip(indices, envs, strict=True)), attach
-        ).serve()
+        env_of_row = dict(zip(indices, envs, strict=True))
+        worker = _EnvWorker(context, assignment, env_of_row, processors)
+        worker.answer()
+        worker.serve()
     except BaseException as error:
         if context.closed:
             line.enter(Phase.CLOSE)
@@ -86,41 +106,88 @@ class _EnvWorker:
         context: WorkerContext,
         assignment: EnvAssignment,
         envs: dict[int, RowEnv],
-        attach: AttachMemory,
+        processors: frozenset[int],
     ) -> None:
-        """Map the memory and bind each environment to its row."""
+        """Get ready for ``attach``.
+
+        Args:
+            context: the socket and the status line.
+            assignment: what this worker steps.
+            envs: its environments, by row.
+            processors: those that it could use before it built the environments.
+        """
         self._context = context
         self._line = context.line
+        self._assignment = assignment
         self._rows = assignment.rows
         self._envs = envs
-        self._memory = Segment.attach(attach.memory)
-        self._signals = Signals(
-            Segment.attach(attach.signals), attach.shape, fresh=False
-        )
-        arrays = attach.layout.arrays(self._memory.buffer)
+        self._processors = processors
+
+    def answer(self) -> None:
+        """Read a message; call what it names, and reply. EOFError ends the worker."""
+        message = self._context.receive()
+        if isinstance(message, Call):
+            self._context.send(getattr(self, message.method)(*message.arguments))
+
+    def attach(
+        self,
+        memory: MemoryHandle,
+        layout: Layout,
+        signals: MemoryHandle,
+        shape: SignalsShape,
+    ) -> None:
+        """Map the memory of all environments and the flags; bind each environment.
+
+        Args:
+            memory: the environments' memory.
+            layout: layout of that memory, ``[N, 1]``.
+            signals: the memory of the flags.
+            shape: sizes of the flags.
+        """
+        if self._assignment.pins:
+            pin(self._context.index, shape.processes, self._processors)
+        self._memory = Segment.attach(memory)
+        self._signals = Signals(Segment.attach(signals), shape, fresh=False)
+        arrays, envs = layout.arrays(self._memory.buffer), self._envs
         for k, env in envs.items():
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
         self._steps = [[(k + 1, envs[k].step_row) for k in rows] for rows in self._rows]
         share_imports()
-        context.send(EnvsAttached())
+
+    def each(
+        self,
+        number: int,
+        rows: Sequence[int],
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+    ) -> tuple[int, bytes | Raised]:
+        """Call ``function(env, *arguments)`` for the environments of some rows.
+
+        Returns:
+            The number of the call, and the results, or what the function raised.
+        """
+        envs = [self._envs[k] for k in rows]
+        return number, attempt(lambda: [function(env, *arguments) for env in envs])
 
     def serve(self) -> None:
         """Run commands until the trainer closes."""
         signals, me = self._signals, self._context.index
         self._line.cells[PHASE] = Phase.IDLE
-        groups = range(signals.shape.groups + 1)
+        groups = range(signals.shape.groups)
         try:
             while True:
-                called = signals.listen(me, _LOOK_SECONDS)
+                signals.listen(me, _LOOK_SECONDS)
                 if self._line.should_stop:
                     return
+                idle = True
                 for group in groups:
                     command = signals.pending_command(group, me)
                     if command is not None:
+                        idle = False
                         self._do(group, operation_of(command))
                         signals.finish(group, me, command)
-                if not called and self._context.has_message():
-                    self._read()
+                while idle and self._context.has_message():
+                    self.answer()
                     self._line.cells[PHASE] = Phase.IDLE
         except BaseException:
             # Wakes the trainer at once instead of at its next check.
@@ -132,10 +199,8 @@ class _EnvWorker:
             self._step(group)
         elif operation == EnvOperation.STEP_CHOSEN:
             self._step_chosen(group)
-        elif operation == EnvOperation.RESET_CHOSEN:
-            self._reset_chosen(group)
         else:
-            self._read()
+            self._reset_chosen(group)
         self._line.cells[PHASE] = Phase.IDLE
 
     def _step(self, group: int) -> None:
@@ -160,19 +225,3 @@ class _EnvWorker:
     def _chosen(self, group: int) -> list[int]:
         chosen = self._signals.chosen
         return [k for k in self._rows[group] if chosen[k]]
-
-    def _read(self) -> None:
-        """Read and answer all available messages; EOFError ends the worker."""
-        while self._context.has_message():
-            message = self._context.receive()
-            if isinstance(message, AskSome):
-                self._answer(message)
-
-    def _answer(self, message: AskSome) -> None:
-        try:
-            envs = [self._envs[k] for k in message.environments]
-            values = tuple(ask(env, message.question) for env in envs)
-            answer = EnvAnswer(cloudpickle.dumps(values, protocol=5))
-        except Exception as error:  # noqa: BLE001 - the trainer handles it
-            answer = EnvAnswer(failure=Failure.capture(error, os.getpid()))
-        self._context.send(answer)

@@ -1,14 +1,19 @@
 """Attributes and methods of the environments, as lists."""
 
+import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
-import torch
+from support.clocks import beside, waits
+from support.processes import wait_until
 from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError, WorkerError
@@ -46,37 +51,55 @@ def env(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_an_attribute_is_a_list_of_each_environments_value(env: Any) -> None:
+    assert env.get_attr("number") == [4, 5, 6]
     assert env.number == [4, 5, 6]
     assert env.engine().attribute("number") == [4, 5, 6]
 
 
 def test_a_method_is_called_in_each_environment(env: Any) -> None:
-    assert env.double() == [8, 10, 12]
-    assert env.double(3, plus=1) == [13, 16, 19]
+    assert env.call("double") == [8, 10, 12]
+    assert env.call("double", 3, plus=1) == [13, 16, 19]
 
 
-def test_an_unknown_name_is_an_attribute_error(env: Any) -> None:
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = env.nonsense
-    assert not hasattr(env, "nonsense")
+@pytest.mark.parametrize("name", ["nonsense", "_calls", "__deepcopy__"])
+def test_a_name_that_environments_lack_is_an_attribute_error(
+    env: Any, name: str
+) -> None:
+    for read in (partial(getattr, env, name), partial(env.get_attr, name)):
+        with pytest.raises(AttributeError, match=name):
+            read()
+    assert not hasattr(env, name)
     assert env.number == [4, 5, 6]
 
 
-@pytest.mark.parametrize("name", ["_calls", "__deepcopy__", "_ipython_display_"])
-def test_private_names_are_not_forwarded(env: Any, name: str) -> None:
-    with pytest.raises(AttributeError, match=f"Env has no attribute '{name}'"):
-        getattr(env, name)
+def test_a_method_is_no_value(env: Any) -> None:
+    with pytest.raises(AttributeError, match=r"env\.call\('double', \.\.\.\)"):
+        env.double()
+
+
+@pytest.mark.parametrize("name", ["reset", "step", "bind", "reset_row"])
+def test_environments_do_not_step_alone(env: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match="_step"):
+        env.call(name)
+
+
+@pytest.mark.parametrize("index", [1, slice(2), [0, 2]])
+def test_an_index_names_what_to_use(env: Any, index: Any) -> None:
+    with pytest.raises(TypeError, match=r"get_attr\(name\).*\"_step\""):
+        _ = env[index]
+    with pytest.raises(TypeError, match="item assignment"):
+        env[index] = 3
 
 
 def test_an_error_in_a_method_is_raised_with_its_own_type_and_does_not_close_the_batch(
     env: Any,
 ) -> None:
     with pytest.raises(OddError, match="number 4") as excinfo:
-        env.fail()
+        env.call("fail")
     if isinstance(env, ParallelEnv):
         assert isinstance(excinfo.value.__cause__, WorkerError)
         assert "in fail" in excinfo.value.__cause__.remote_traceback
-    assert env.double() == [8, 10, 12]
+    assert env.call("double") == [8, 10, 12]
     env.rand_step(env.reset())
 
 
@@ -90,59 +113,29 @@ def test_a_value_that_cannot_be_pickled_is_an_error_and_does_not_close_the_batch
         assert env.number == [1, 1]
 
 
+def test_an_interrupted_call_does_not_answer_the_next_one(tmp_path: Path) -> None:
+    started, finish = tmp_path / "started", tmp_path / "finish"
+
+    def slow() -> CountingEnv:
+        env: Any = CountingEnv()
+        env.number = 3
+        env.wait = waits(started, finish)
+        return env
+
+    def interrupt() -> None:
+        wait_until(started.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ParallelEnv(2, slow, num_processes=1) as env:
+        with beside(interrupt), pytest.raises(KeyboardInterrupt):
+            env.call("wait")
+        finish.touch()
+        assert env.number == [3, 3]
+        env.rand_step(env.reset())
+        assert env.number == [3, 3]
+
+
 def test_attributes_of_a_closed_environment_raise_an_error(env: Any) -> None:
     env.close()
     with pytest.raises(ClosedError):
         _ = env.number
-
-
-def test_one_or_some_environments_can_be_selected(env: Any) -> None:
-    assert env[1].number == 5
-    assert env[-1].double(3) == 18
-    assert env[0:2].number == [4, 5]
-    assert env[[2, 0]].double(plus=1) == [13, 9]
-    assert env[torch.tensor([1])].number == [5]
-    assert env[torch.tensor(2)].number == 6
-    assert len(env[1:]) == 2
-    assert "environments [1]" in repr(env[1])
-
-
-def test_a_view_shows_current_values(env: Any) -> None:
-    view = env[1]
-    env.reset()
-    before = view.description
-    env.rand_step()
-    assert view.description == before
-    assert view.number == 5
-
-
-@pytest.mark.parametrize(
-    ("index", "error", "message"),
-    [
-        (3, IndexError, "out of range"),
-        ([0, 7], IndexError, "out of range"),
-        ([True, False, True], TypeError, "nonzero"),
-        (torch.tensor([True, False, True]), TypeError, "nonzero"),
-        ("agents", TypeError, "an integer, a slice"),
-    ],
-)
-def test_an_index_that_selects_no_environment_is_refused(
-    env: Any, index: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        _ = env[index]
-
-
-def test_views_neither_step_nor_set_attributes(env: Any) -> None:
-    view = env[1]
-    for name in ("reset", "step", "bind", "reset_row"):
-        with pytest.raises(AttributeError, match="_step"):
-            getattr(view, name)
-    with pytest.raises(AttributeError, match="cannot be set through a view"):
-        view.number = 3
-    with pytest.raises(TypeError, match="item assignment"):
-        env[1] = 3
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = view.nonsense
-    with pytest.raises(OddError, match="number 5"):
-        view.fail()

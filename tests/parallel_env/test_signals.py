@@ -69,7 +69,7 @@ def test_a_command_wakes_only_its_processes() -> None:
     assert worker.listen(1, SOON)
     assert not worker.listen(1, 0.0)
     assert not worker.listen(0, 0.0)
-    trainer.call_workers()
+    trainer.wake(range(3))
     assert all(worker.listen(p, SOON) for p in range(3))
 
 
@@ -98,11 +98,11 @@ def test_numbers_wrap_around() -> None:
     trainer, worker = both_ends()
     trainer._number = 2**30 - 2
     for _ in range(3):
-        trainer.command(0, EnvOperation.MESSAGE, range(3))
+        trainer.command(0, EnvOperation.RESET_CHOSEN, range(3))
         for process in range(3):
             number = worker.pending_command(0, process)
             assert number is not None
-            assert operation_of(number) == EnvOperation.MESSAGE
+            assert operation_of(number) == EnvOperation.RESET_CHOSEN
             worker.finish(0, process, number)
         assert trainer.done(0)
     assert trainer._number == 1
@@ -131,7 +131,7 @@ def test_no_wake_up_is_lost(spin: float) -> None:
             # A lost wake-up would show as a sleep that takes its whole time.
             assert time.monotonic() - begin < SOON
     stop.set()
-    trainer.call_workers()
+    trainer.wake(range(3))
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive()

@@ -172,20 +172,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "`ParallelEnv` returns an object that raises when called.",
     ),
     Difference(
-        "test_an_index_gives_one_environment",
-        THEIRS,
-        TypeError,
-        "`env[1]` is the second environment of a batch.",
-        "Versions before 0.14 do not support indexing.",
-        below="0.14",
-    ),
-    Difference(
-        "test_a_view_knows_its_number_of_environments",
-        THEIRS,
-        TypeError,
-        "`env[0:1].num_workers` is the number of environments of a view.",
-        "Versions before 0.14 do not support views.",
-        below="0.14",
+        "test_methods_are_called_in_every_environment",
+        OURS,
+        AttributeError,
+        "`env.method()` of a batch calls the method of every environment.",
+        '`env.call("method")` does: a plain name is a value.',
     ),
     Difference(
         "test_attributes_of_attributes_are_reached[torchrl]",
@@ -201,7 +192,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         AttributeError,
         "`env.a.b` of a `ParallelEnv` is the attribute `b` of every environment's `a`.",
         "`env.a` is the list of the environments' `a`. Use an environment method: "
-        "`env.method()`.",
+        '`env.call("method")`.',
     ),
     Difference(
         "test_a_rollout_may_end_with_the_last_environment",

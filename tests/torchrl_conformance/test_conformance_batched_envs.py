@@ -176,10 +176,6 @@ def test_private_attributes_are_not_dispatched(env: Any) -> None:
         _ = env._there_is_none
 
 
-def test_an_index_gives_one_environment(env: Any) -> None:
-    assert env[1].label == "walk" or list(env[1].label) == ["walk"]
-
-
 def test_some_environments_may_step_alone(env: Any) -> None:
     td = acted(env).set("_step", torch.tensor([True, False]))
     stepped = env.step(td)
@@ -246,10 +242,6 @@ def test_batches_nest(implementation: Any) -> None:
 
 def test_a_batch_knows_its_number_of_environments(env: Any) -> None:
     assert env.num_workers == SIZE
-
-
-def test_a_view_knows_its_number_of_environments(env: Any) -> None:
-    assert env[0:1].num_workers == 1
 
 
 def test_attributes_of_attributes_are_reached(implementation: Any) -> None:
