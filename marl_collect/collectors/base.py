@@ -4,12 +4,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Self, final
 
 from tensordict import TensorDictBase
 
-from marl_collect.collectors.assigning import listed_workers
+from marl_collect.collectors.arguments import listed_workers
 from marl_collect.collectors.backend import Backend
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
@@ -63,7 +63,6 @@ class CollectorBase:
     """
 
     _closed = True  # Until ``_open``: before it there is nothing to close.
-    _explanation: list[str] | None = None
 
     def _open(self, options: CollectorOptions, backend: Backend) -> None:
         """Use a backend; the constructor of a subclass calls this last."""
@@ -111,8 +110,6 @@ class CollectorBase:
         while True:
             batch = self._advance()
             if batch is _END:
-                with suppress(Exception):  # All batches are there, whatever happens.
-                    self._explanation = self._backend.explain()
                 self.shutdown()
                 return
             yield batch
@@ -430,14 +427,11 @@ class CollectorBase:
 
     @final
     def explain(self) -> list[str]:
-        """Say, for each worker, which path its policy takes, and why.
+        """Say, for each worker, which path its policy took in its last batch, and why.
 
-        After the last batch of a loop, it returns what was true then.
+        Before a worker's first batch it says what the next one begins with.
         """
-        if self._closed and self._explanation is not None:
-            return self._explanation
-        with self._asking():
-            return self._backend.explain()
+        return self._backend.explain()
 
     @final
     def getattr_env(self, name: str) -> list[Any]:

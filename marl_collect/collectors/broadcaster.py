@@ -27,7 +27,8 @@ from marl_collect.weights.module_settings import Settings
 from marl_collect.weights.shared import PLACES, Handle, Publisher
 from marl_collect.weights.skeleton import split_module
 
-Ask = Callable[[Sequence[int], object, type[Any]], list[Any]]
+CallWorkers = Callable[..., list[Any]]
+"""``Workers.call``."""
 Check = Callable[[Sequence[int]], None]
 
 _PAUSE = 0.0002  # Seconds between two checks. Workers read without delay.
@@ -249,7 +250,7 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
         policy: TrainerPolicy,
         options: CollectorOptions,
         factories: Sequence[Callable[[], Any] | None],
-        ask: Ask,
+        call: CallWorkers,
     ) -> None:
         """Publish nothing yet.
 
@@ -257,12 +258,12 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
             policy: the trainer's policy.
             options: of the collector.
             factories: of each worker's policy, None for the trainer's.
-            ask: sends a command to workers and waits for replies of a type.
+            call: lets workers call a method.
         """
         super().__init__(policy)
         self._options = options
         self._factories = list(factories)
-        self._ask = ask
+        self._call = call
         self._orders = 0
         self._are_published = False
         self._counter = itertools.count()  # Of contents of ranges.
@@ -289,18 +290,18 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
             self._skeleton = split_module(module)
 
     @final
-    def command(self, index: int) -> object:
-        """Return the command that gives a worker its policy with current weights."""
+    def policy_for(self, index: int) -> Any:
+        """Return a worker's policy with current weights, as ``prepare`` takes it."""
         factory = self._factories[index]
         if factory is not None:
             number = index if self._is_population else 0
             trust = self._options.trust_policy
-            return messages.BuiltPolicy(factory, number, trust)
+            return messages.FactoryPolicy(factory, number, trust)
         module = self.policy.module
         if module is None:
-            return messages.RandomActions()
+            return None
         if not self._are_published:
-            return messages.CallablePolicy(module)
+            return module
         newest, record = self._newest(index), self._records[index]
         handle = self._handle(None, newest)
         record.has, record.settings = newest, None
@@ -531,7 +532,7 @@ class SharedWeights(WorkerWeights[VectorPlace]):
         policy: TrainerPolicy,
         options: CollectorOptions,
         pool: WorkerPool,
-        ask: Ask,
+        call: CallWorkers,
         check: Check,
     ) -> None:
         """Publish the policy's weights, if the trainer has them.
@@ -540,10 +541,10 @@ class SharedWeights(WorkerWeights[VectorPlace]):
             policy: the trainer's policy.
             options: of the collector.
             pool: the workers.
-            ask: sends a command to workers and waits for replies of a type.
+            call: lets workers call a method.
             check: checks that workers are alive and make progress.
         """
-        super().__init__(policy, options, factories_of(options, len(pool)), ask)
+        super().__init__(policy, options, factories_of(options, len(pool)), call)
         self._pool = pool
         self._check = check
         # A restarted worker reads the version of its batch again.
@@ -563,8 +564,8 @@ class SharedWeights(WorkerWeights[VectorPlace]):
             self._vectors[index] = self._open(layout)
         for index in sources:
             vector = self._vectors[index]
-            command = messages.PublishWeights(vector.publisher.handle)
-            self._ask([index], command, messages.MemoryAttached)
+            handle = vector.publisher.handle
+            self._call("publish_weights", handle, workers=[index])
             self._records[index].has = vector.newest
 
     def _open(self, layout: WeightLayout) -> SharedVector:
@@ -592,7 +593,7 @@ class SharedWeights(WorkerWeights[VectorPlace]):
         for vector in set(self._vectors):
             vector.publisher.close()
         # Breaks a reference cycle, so the memory is freed at once.
-        self._ask = self._check = _closed
+        self._call = self._check = _closed
 
     @override
     def _write_parts(
@@ -667,7 +668,7 @@ def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> N
         )
 
 
-def _closed(*_: object) -> NoReturn:
+def _closed(*_: object, **__: object) -> NoReturn:
     raise ClosedError("the pool of workers is closed")
 
 

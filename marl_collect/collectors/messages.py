@@ -1,49 +1,40 @@
-"""The messages between a collector and its workers: commands and replies.
+"""What a collector and its workers send each other.
 
     trainer                                       worker
-    WorkerAssignment (at the start) ----------->  build the environments
-                            <-------------------  WorkerReady
-    Plan ------------------------------------->   number the environments
-    SkeletonPolicy | BuiltPolicy | ... -------->  build the policy, call it
+    Assignment (at the start) ----------->  build the environments
+                            <-------------------  EnvsReady
+    Call("prepare", plan, policy) ------------->  build the policy, call it
                             <-------------------  PolicyReady
-    PublishWeights, after BuiltPolicy --------->  publish the policy's weights
-                            <-------------------  MemoryAttached
-    UseSlot ---------------------------------->   map a slot
-                            <-------------------  MemoryAttached
-    Collect(slot, weights) ------------------->   fill the slot's rows
+    Call("publish_weights") ------------------->  publish the weights of a factory
+                            <-------------------  None
+    Call("use_slot") -------------------------->  map a slot
+                            <-------------------  None
+    Call("collect", Collect(slot, weights)) --->  fill the slot's rows
                             <-------------------  Collected
 
-Between rollouts there are further commands with the reply ``Done``. After
-``MemoryAttached`` all messages are small: batches and weights are never pickled.
+A ``Call`` names a method of ``RolloutWorker``. Every call has one reply, and replies
+arrive in the order of the calls. After ``use_slot`` all messages are small: batches and
+weights are never pickled.
 """
 
-import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import cloudpickle
+from typing import Any
 
 from marl_collect.buffers.frame_writer import LastObservation
-from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
-from marl_collect.errors import Failure, raise_failure
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.module_settings import Settings
 from marl_collect.weights.shared import Handle
 from marl_collect.weights.skeleton import Skeleton
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class WorkerAssignment:
+class Assignment:
     """The arguments of a worker's main function.
 
     Attributes:
@@ -62,16 +53,11 @@ class WorkerAssignment:
 
 
 @dataclass(frozen=True)
-class WorkerReady:
+class EnvsReady:
     """The worker has built ``size`` environments of this description."""
 
     description: EnvDescription
     size: int
-
-
-@dataclass(frozen=True)
-class RandomActions:
-    """Act at random."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +76,7 @@ class SkeletonPolicy:
 
 
 @dataclass(frozen=True)
-class CallablePolicy:
-    """Act with a callable that has no weights."""
-
-    policy: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class BuiltPolicy:
+class FactoryPolicy:
     """Act with the policy that a factory builds.
 
     Attributes:
@@ -118,45 +97,12 @@ class PolicyReady:
     Attributes:
         signature: the keys that it reads and writes.
         layout: of its weights, None if it has none.
+        explanation: how it runs, and why.
     """
 
     signature: PolicySignature
     layout: WeightLayout | None
-
-
-@dataclass(frozen=True)
-class PublishWeights:
-    """Write the policy's own weights to this memory, and read from there from now on.
-
-    Attributes:
-        handle: of the memory.
-    """
-
-    handle: Handle
-
-
-@dataclass(frozen=True)
-class UseSlot:
-    """Map the memory of a slot.
-
-    Attributes:
-        slot: its number.
-        memory: of the slot.
-        layout: of the slot.
-        rows: begin and end of the worker's rows.
-        frames: number of frames that the worker fills in each row.
-    """
-
-    slot: int
-    memory: MemoryHandle
-    layout: Layout
-    rows: tuple[int, int]
-    frames: int
-
-
-@dataclass(frozen=True)
-class MemoryAttached:
-    """The memory is mapped."""
+    explanation: str
 
 
 @dataclass(frozen=True)
@@ -211,6 +157,7 @@ class Collected:
         running: number of each environment's running episode.
         seconds: time spent in resets and in the whole rollout.
         last: with ``compact_obs``, the last observations of episodes and of the slot.
+        explanation: how the policy runs, if that has changed.
     """
 
     frames: int
@@ -218,106 +165,4 @@ class Collected:
     running: tuple[int, ...]
     seconds: Mapping[str, float]
     last: tuple[LastObservation, ...] = ()
-
-
-@dataclass(frozen=True)
-class BeginEpisodes:
-    """Begin a new episode in every environment."""
-
-
-@dataclass(frozen=True)
-class Reseed:
-    """Derive all random numbers from this seed, and begin new episodes."""
-
-    seed: int
-
-
-@dataclass(frozen=True)
-class GetState:
-    """Return the state of the rollout.
-
-    Attributes:
-        before: return the state before the last rollout instead of the current one.
-    """
-
-    before: bool
-
-
-@dataclass(frozen=True)
-class LoadState:
-    """Resume from this state.
-
-    Attributes:
-        state: of a rollout.
-        begin: begin the next episodes instead of replaying the running ones.
-    """
-
-    state: Any
-    begin: bool = False
-
-
-@dataclass(frozen=True)
-class GetAttribute:
-    """Return an ``Attribute`` of the ``"env"`` or the ``"policy"``."""
-
-    owner: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """The value of an attribute, or the error of a property of the user.
-
-    Attributes:
-        value: pickled, so that a value which cannot be sent is such an error too.
-        failure: None if there is a value.
-    """
-
-    value: bytes = b""
-    failure: Failure | None = None
-
-    @classmethod
-    def read(cls, function: Callable[[], Any]) -> "Attribute":
-        """Return what ``function`` returns, or its error."""
-        try:
-            return cls(cloudpickle.dumps(function(), protocol=5))
-        except Exception as error:  # noqa: BLE001 - the trainer raises it
-            return cls(failure=Failure.capture(error, os.getpid()))
-
-    def get(self, worker: int) -> Any:
-        """Return the value.
-
-        Args:
-            worker: index of the sender.
-
-        Raises:
-            Exception: the error, from a ``WorkerError``.
-        """
-        if self.failure is not None:
-            raise_failure(self.failure, worker)
-        return pickle.loads(self.value)
-
-
-@dataclass(frozen=True)
-class Explain:
-    """Describe how the policy runs, and why."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """The command has been executed, with this result."""
-
-    value: Any = None
-
-
-def expect(reply: Any, kind: type[T], index: int) -> T:
-    """Check the type of a worker's reply and return it.
-
-    Raises:
-        TypeError: if it has another type. The message has the worker and the reply.
-    """
-    if not isinstance(reply, kind):
-        raise TypeError(
-            f"Worker {index} replied {reply!r}, but {kind.__name__} was expected."
-        )
-    return reply
+    explanation: str | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, final
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.multi_sync import MultiSyncCollector
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.worker_group import start_workers
+from marl_collect.collectors.workers import start_workers
 from marl_collect.options import Option, function, method, refuse, values
 
 

@@ -12,7 +12,7 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.assigning import chosen_workers, sized_workers
+from marl_collect.collectors.arguments import chosen_workers, sized_workers
 from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.checkpoint import (
@@ -21,9 +21,10 @@ from marl_collect.collectors.checkpoint import (
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.worker_group import WorkerGroup
+from marl_collect.collectors.workers import Workers
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
+from marl_collect.processes.context import result
 from marl_collect.rollout.episodes import EndedEpisodes
 
 
@@ -50,7 +51,7 @@ class WorkersBackend(Backend):
 
     def __init__(
         self,
-        workers: WorkerGroup,
+        workers: Workers,
         options: CollectorOptions,
         frames: Sequence[int],
         team: int | None = None,
@@ -200,7 +201,7 @@ class WorkersBackend(Backend):
         """
         workers, threshold = self._workers, self._options.preemptive_threshold
         while True:
-            index, reply = workers.receive(
+            index, reply = workers.wait(
                 index for batch in self._unfinished.values() for index in batch.waiting
             )
             team = index // len(self._teams[0])
@@ -235,13 +236,12 @@ class WorkersBackend(Backend):
     @override
     def states(self) -> list[Any]:
         # Unfinished batches were not delivered, so they are collected again.
-        return self._workers.ask_each(
-            [
-                messages.GetState(before=team in self._unfinished)
-                for team, workers in enumerate(self._teams)
-                for _ in workers
-            ]
-        )
+        before = [
+            (team in self._unfinished,)
+            for team, workers in enumerate(self._teams)
+            for _ in workers
+        ]
+        return self._workers.call_each("state", dict(enumerate(before)))
 
     @override
     def metrics(self) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class WorkersBackend(Backend):
         warn_if_not_resumed(
             self.description,
             [states[i] for i in resumed],
-            self._workers.running_of(resumed),
+            self._workers.running(resumed),
         )
         return True
 
@@ -333,12 +333,12 @@ class WorkersBackend(Backend):
             self._settle()
         elif self._drop_unfinished(begin=indices):
             return
-        self._workers.ask(messages.BeginEpisodes(), indices)
+        self._workers.begin_episodes(indices)
 
     @override
     def reseed(self, seed: int) -> None:
         self._settle()
-        self._workers.reseed(seed)
+        self._workers.begin_episodes(seed=seed)
 
     @override
     def load(self, states: list[Any]) -> tuple[int, ...]:
@@ -351,16 +351,16 @@ class WorkersBackend(Backend):
             check_environments(state, size, index)
         self._settle()
         self._workers.load(states)
-        return self._workers.running
+        return self._workers.running()
 
     @override
     def explain(self) -> list[str]:
-        return self._workers.ask(messages.Explain())
+        return self._workers.explain()
 
     @override
     def attribute(self, owner: str, name: str) -> list[Any]:
-        answers = self._workers.ask(messages.GetAttribute(owner, name))
-        return [answer.get(index) for index, answer in enumerate(answers)]
+        replies = self._workers.call("attribute", owner, name)
+        return [result(reply, index) for index, reply in enumerate(replies)]
 
 
 @final

@@ -4,7 +4,7 @@ from typing import final
 
 from marl_collect.collectors.multi_base import MultiCollectorBase, WorkersBackend
 from marl_collect.collectors.options import CollectorArguments
-from marl_collect.collectors.worker_group import start_workers
+from marl_collect.collectors.workers import start_workers
 from marl_collect.options import method, refuse
 
 

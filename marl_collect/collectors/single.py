@@ -14,7 +14,7 @@ from typing_extensions import override
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.assigning import chosen_workers, counted
+from marl_collect.collectors.arguments import chosen_workers, counted
 from marl_collect.collectors.backend import Backend, Filled
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.broadcaster import OwnWeights

@@ -1,11 +1,12 @@
-"""The main loop of a collector's worker: builds environments, executes commands.
+"""The main loop of a collector's worker: builds environments, executes calls.
 
-See ``marl_collect.collectors.messages`` for the order of the commands.
+See ``marl_collect.collectors.messages`` for the order of the calls.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, singledispatchmethod
+from functools import partial
 from operator import attrgetter
 from typing import Any, final
 
@@ -13,7 +14,7 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import nn
 
-from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.buffers.layout import TRAJ_IDS, Layout
 from marl_collect.collectors import messages
 from marl_collect.collectors.initialization import build_policy
 from marl_collect.core.description import Key
@@ -23,9 +24,9 @@ from marl_collect.core.seeding import seed_global_generators, weights_seed
 from marl_collect.errors import worker_error_of
 from marl_collect.policies.choose import make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
-from marl_collect.processes.context import WorkerContext
+from marl_collect.processes.context import Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
-from marl_collect.processes.shared_memory import Segment
+from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import (
     ENVIRONMENT,
     PHASE,
@@ -42,7 +43,7 @@ from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.module_settings import Path, apply_settings
-from marl_collect.weights.shared import Reader
+from marl_collect.weights.shared import Handle, Reader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
 _WRITES = attrgetter("_version")
@@ -51,8 +52,8 @@ _POLICY = int(Phase.POLICY)
 _COMMAND = int(Phase.COMMAND)
 
 
-def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
-    """Build the environments, then execute commands until the socket is closed."""
+def main(context: WorkerContext, assignment: messages.Assignment) -> None:
+    """Build the environments, then execute calls until the socket is closed."""
     torch.set_num_threads(assignment.num_threads)
     torch.set_grad_enabled(False)
     context.line.enter(Phase.CREATE, assignment.first)
@@ -60,12 +61,10 @@ def main(context: WorkerContext, assignment: messages.WorkerAssignment) -> None:
         assignment.init_fn()
     worker = RolloutWorker(context, assignment)
     try:
-        context.send(
-            messages.WorkerReady(worker.engine.description, worker.engine.size)
-        )
+        context.send(messages.EnvsReady(worker.engine.description, worker.engine.size))
         while True:
-            context.line.enter(Phase.IDLE)
-            worker.execute(context.receive())
+            call = context.receive()
+            context.send(getattr(worker, call.method)(*call.arguments))
     except BaseException as error:
         if context.closed:
             context.line.enter(Phase.CLOSE)
@@ -120,11 +119,9 @@ class LineProgress(ProgressReporter):
 
 @final
 class RolloutWorker:
-    """Holds a worker's environments, policy and slots, and executes commands."""
+    """A worker's environments, policy and slots. The trainer calls the methods."""
 
-    def __init__(
-        self, context: WorkerContext, assignment: messages.WorkerAssignment
-    ) -> None:
+    def __init__(self, context: WorkerContext, assignment: messages.Assignment) -> None:
         self._context = context
         self._assignment = assignment
         self.engine = build(
@@ -146,6 +143,7 @@ class RolloutWorker:
         self._written: list[int] = []
         self._settings: dict[Path, Any] = {}
         self._before: Any = None
+        self._explanation = ""
         self._slots: dict[int, dict[Key, Any]] = {}
 
     def name_environment(self, error: BaseException) -> None:
@@ -159,82 +157,58 @@ class RolloutWorker:
         if k is not None:
             self._context.line.cells[ENVIRONMENT] = first + k + 1
 
-    @singledispatchmethod
-    def execute(self, command: object) -> None:
-        """Execute a command of the trainer, and reply."""
-        raise TypeError(f"Unknown command {command!r}.")
+    # Calls of the trainer, in the order of the first ones
 
-    @execute.register
-    def _(self, plan: Plan) -> None:
-        self._plan = plan
-        self._seed_generators(plan.seed)
-        if self._rollout is not None:
-            self._rollout.use_plan(plan)
+    def prepare(self, plan: Plan, policy: Any) -> messages.PolicyReady:
+        """Number the environments, and build the policy and call it.
 
-    @execute.register
-    def _(self, command: messages.RandomActions) -> None:
-        del command
-        description = self.engine.description
-        self._use([RandomRunner(description) for _ in self._parts], None)
+        Args:
+            plan: which episodes to collect.
+            policy: a ``SkeletonPolicy`` or ``FactoryPolicy``, a callable without
+                weights, or None for random actions.
+        """
+        self.use_plan(plan)
+        if policy is None:
+            description = self.engine.description
+            return self._use([RandomRunner(description) for _ in self._parts], None)
+        if isinstance(policy, messages.SkeletonPolicy):
+            return self._act_with(self._assembled(policy), policy.handle.layout)
+        if isinstance(policy, messages.FactoryPolicy):
+            return self._act_with(*self._built(policy))
+        return self._act_with(policy, None)
 
-    @execute.register
-    def _(self, command: messages.SkeletonPolicy) -> None:
-        handle = command.handle
-        self._vector = torch.zeros(
-            handle.layout.nbytes, dtype=torch.uint8, device="cpu"
-        )
+    def publish_weights(self, handle: Handle) -> None:
+        """Write the policy's own weights to this memory, and read there from now on."""
         self._reader = handle.attach(self._vector)
-        # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(command.place, range(len(handle.layout.ranges)))
-        tensors = handle.layout.views(self._vector)
-        self._act_with(assemble_module(command.skeleton, tensors), handle.layout)
-
-    @execute.register
-    def _(self, command: messages.CallablePolicy) -> None:
-        self._act_with(command.policy, None)
-
-    @execute.register
-    def _(self, command: messages.BuiltPolicy) -> None:
-        self._context.line.enter(Phase.CREATE)
-        policy = build_policy(
-            command.factory,
-            self._parts,
-            self._plan,
-            weights_seed(self._plan.seed, command.index),
-            trust=command.trust,
-        )
-        layout = None
-        if isinstance(policy, nn.Module):
-            weights = weight_tensors(policy)
-            layout = WeightLayout.of(policy)
-            self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
-            views = layout.views(self._vector)
-            for tensor, view in zip(weights.values(), views, strict=True):
-                view.copy_(tensor.detach())
-                tensor.data = view
-        self._act_with(policy, layout)
-
-    @execute.register
-    def _(self, command: messages.PublishWeights) -> None:
-        self._reader = command.handle.attach(self._vector)
         self._reader.publish_own()
-        self._context.send(messages.MemoryAttached())
 
-    @execute.register
-    def _(self, command: messages.UseSlot) -> None:
-        segment = Segment.attach(command.memory)
-        arrays = command.layout.arrays(segment.buffer, slice(*command.rows))
+    def use_slot(
+        self,
+        slot: int,
+        memory: MemoryHandle,
+        layout: Layout,
+        rows: tuple[int, int],
+        frames: int,
+    ) -> None:
+        """Map the memory of a slot.
+
+        Args:
+            slot: its number.
+            memory: of the slot.
+            layout: of the slot.
+            rows: begin and end of the worker's rows.
+            frames: number of frames that the worker fills in each row.
+        """
+        segment = Segment.attach(memory)
+        arrays = layout.arrays(segment.buffer, slice(*rows))
         for key, array in arrays.items():
             if key == TRAJ_IDS:
-                array[:, command.frames :] = -1
-        self._slots[command.slot] = {
-            key: array[:, : command.frames] for key, array in arrays.items()
-        }
+                array[:, frames:] = -1
+        self._slots[slot] = {key: array[:, :frames] for key, array in arrays.items()}
         segment.close()  # The arrays keep the mapping alive.
-        self._context.send(messages.MemoryAttached())
 
-    @execute.register
-    def _(self, command: messages.Collect) -> None:
+    def collect(self, command: messages.Collect) -> messages.Collected:
+        """Fill the worker's rows of a slot."""
         weights = command.weights
         self._take(weights)
         for slot in command.vacant:
@@ -261,52 +235,84 @@ class RolloutWorker:
             "rollout": time.perf_counter() - begin,
             "reset": rollout.take_reset_seconds(),
         }
-        self._context.send(
-            messages.Collected(
-                frames=frames,
-                episodes=episodes,
-                running=rollout.running,
-                seconds=seconds,
-                last=tuple(rollout.take_last()),
-            )
+        return messages.Collected(
+            frames=frames,
+            episodes=episodes,
+            running=rollout.running,
+            seconds=seconds,
+            last=tuple(rollout.take_last()),
+            explanation=self._new_explanation(),
         )
 
-    @execute.register
-    def _(self, command: messages.BeginEpisodes) -> None:
-        del command
+    def use_plan(self, plan: Plan) -> None:
+        """Switch to another plan. Its first episodes begin with the next frame."""
+        self._plan = plan
+        self._seed_generators(plan.seed)
+        if self._rollout is not None:
+            self._rollout.use_plan(plan)
+
+    def reset(self) -> None:
+        """Begin a new episode in every environment."""
         self._rollout.reset()
-        self._context.send(messages.Done())
 
-    @execute.register
-    def _(self, command: messages.Reseed) -> None:
-        self._seed_generators(command.seed)
-        self._rollout.reseed(command.seed)
-        self._context.send(messages.Done())
+    def reseed(self, seed: int) -> None:
+        """Derive all random numbers from this seed, and begin new episodes."""
+        self._seed_generators(seed)
+        self._rollout.reseed(seed)
 
-    @execute.register
-    def _(self, command: messages.GetState) -> None:
-        state = self._before if command.before else self._rollout.state()
-        self._context.send(messages.Done(state))
+    def state(self, before: bool) -> Any:  # noqa: FBT001 - the name is not sent
+        """Return the rollout's state: now, or ``before`` the last rollout."""
+        return self._before if before else self._rollout.state()
 
-    @execute.register
-    def _(self, command: messages.LoadState) -> None:
-        self._rollout.load(command.state, begin=command.begin)
-        self._context.send(messages.Done(self._rollout.running))
+    def load(self, state: Any, begin: bool) -> tuple[int, ...]:  # noqa: FBT001 - the name is not sent
+        """Resume from a state; return the number of each running episode.
 
-    @execute.register
-    def _(self, command: messages.GetAttribute) -> None:
-        def read() -> Any:
-            if command.owner == "policy":
-                return getattr(self._policy, command.name)
-            return self.engine.attribute(command.name)
+        Args:
+            state: of a rollout.
+            begin: begin the next episodes instead of replaying the running ones.
+        """
+        self._rollout.load(state, begin=begin)
+        return self._rollout.running
 
-        # The error of a user's property is an answer, not a failure of the worker.
-        self._context.send(messages.Done(messages.Attribute.read(read)))
+    def attribute(self, owner: str, name: str) -> bytes | Raised:
+        """Return an attribute of the ``"policy"`` or of the ``"env"``."""
+        if owner == "policy":
+            return attempt(getattr, self._policy, name)
+        return attempt(self.engine.attribute, name)
 
-    @execute.register
-    def _(self, command: messages.Explain) -> None:
-        del command
-        self._context.send(messages.Done(self._rollout.explain()))
+    # The policy
+
+    def _assembled(self, policy: messages.SkeletonPolicy) -> nn.Module:
+        handle = policy.handle
+        self._vector = torch.zeros(
+            handle.layout.nbytes, dtype=torch.uint8, device="cpu"
+        )
+        self._reader = handle.attach(self._vector)
+        # Before the first call: zero weights would hide differences between paths.
+        self._reader.pull(policy.place, range(len(handle.layout.ranges)))
+        return assemble_module(policy.skeleton, handle.layout.views(self._vector))
+
+    def _built(
+        self, policy: messages.FactoryPolicy
+    ) -> tuple[Callable[..., Any], WeightLayout | None]:
+        self._context.line.enter(Phase.CREATE)
+        built = build_policy(
+            policy.factory,
+            self._parts,
+            self._plan,
+            weights_seed(self._plan.seed, policy.index),
+            trust=policy.trust,
+        )
+        if not isinstance(built, nn.Module):
+            return built, None
+        weights = weight_tensors(built)
+        layout = WeightLayout.of(built)
+        self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
+        views = layout.views(self._vector)
+        for tensor, view in zip(weights.values(), views, strict=True):
+            view.copy_(tensor.detach())
+            tensor.data = view
+        return built, layout
 
     def _take(self, weights: messages.Weights) -> None:
         """Load these weights, and the settings that come with them."""
@@ -334,7 +340,9 @@ class RolloutWorker:
         plan = self._plan
         seed_global_generators(seed, plan.environments.start, plan.generation)
 
-    def _act_with(self, policy: Any, layout: WeightLayout | None) -> None:
+    def _act_with(
+        self, policy: Any, layout: WeightLayout | None
+    ) -> messages.PolicyReady:
         self._policy, self._layout = policy, layout
         self._context.line.enter(Phase.POLICY)
         acting = self._assignment.acting
@@ -347,9 +355,12 @@ class RolloutWorker:
                 self._tensors = [t.detach() for t in weight_tensors(policy).values()]
                 self._views = layout.views(self._vector)
             self._written = list(map(_WRITES, self._tensors))
-        self._use([make_runner(policy, part, acting) for part in self._parts], layout)
+        runners = [make_runner(policy, part, acting) for part in self._parts]
+        return self._use(runners, layout)
 
-    def _use(self, runners: list[PolicyRunner], layout: WeightLayout | None) -> None:
+    def _use(
+        self, runners: list[PolicyRunner], layout: WeightLayout | None
+    ) -> messages.PolicyReady:
         progress = LineProgress(self._context, self.engine.size)
         self._rollout = make_rollout(
             self._parts,
@@ -359,4 +370,10 @@ class RolloutWorker:
             check_actions=self._assignment.acting.check_actions,
         )
         share_imports()
-        self._context.send(messages.PolicyReady(runners[0].signature, layout))
+        self._explanation = self._rollout.explain()
+        return messages.PolicyReady(runners[0].signature, layout, self._explanation)
+
+    def _new_explanation(self) -> str | None:
+        """Return how the policy runs, if that has changed."""
+        before, self._explanation = self._explanation, self._rollout.explain()
+        return None if self._explanation == before else self._explanation

@@ -1,4 +1,4 @@
-"""Collection on a Ray cluster: the workers of a ``WorkerGroup`` run on its nodes.
+"""Collection on a Ray cluster: workers run on its nodes.
 
 ========================  =====================================================
 file                      content
@@ -6,7 +6,8 @@ file                      content
 ``collector.py``          ``RayCollector``
 ``ray_options.py``        its options
 ``cluster.py``            connects to a running Ray or starts a local one
-``pool.py``               the workers of all actors, as one pool
+``workers.py``            the trainer's side of the workers of all actors
+``pool.py``               exchanges messages with them, as one pool
 ``relay.py``              runs in an actor: a pool of workers on a node
 ``worker.py``             the main function of these workers
 ``vectors.py``            weights in the object store and on the nodes

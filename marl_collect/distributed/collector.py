@@ -8,10 +8,9 @@ import torch
 from marl_collect.collectors.base import CollectorBase
 from marl_collect.collectors.multi_base import WorkersBackend
 from marl_collect.collectors.trainer_policy import chosen_policy
-from marl_collect.collectors.worker_group import WorkerGroup
 from marl_collect.core.factories import Factory, spread
-from marl_collect.distributed.pool import RayPool
 from marl_collect.distributed.ray_options import RayArguments, RayOptions
+from marl_collect.distributed.workers import RayWorkers
 from marl_collect.options import method
 from marl_collect.processes import import_guard
 
@@ -48,8 +47,8 @@ class RayCollector(CollectorBase):
             options.frames_of([1] * (len(factories) // team))  # Does the list fit?
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
-        self._pool = RayPool(options, team)
-        workers = WorkerGroup(factories, policy, options, self._pool)
+        workers = RayWorkers(factories, policy, options)
+        self._actors = workers.actors
         frames = options.frames_of_workers(workers.sizes)
         together = None if options.sync else team
         self._open(options, WorkersBackend(workers, options, frames, together))
@@ -64,7 +63,7 @@ class RayCollector(CollectorBase):
                 "node": actor.location.node,
                 "host": actor.location.host,
             }
-            for actor in self._pool.actors
+            for actor in self._actors
         ]
 
 

@@ -12,19 +12,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 import cloudpickle
-from typing_extensions import override
 
 from marl_collect.buffers.layout import TRAJ_IDS, Layout
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import Ask, factories_of
-from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.collectors.transport import Replace, Transport
 from marl_collect.distributed import worker as ray_worker
 from marl_collect.distributed.cluster import Cluster, require_ray
 from marl_collect.distributed.ray_options import RayOptions
@@ -40,16 +36,16 @@ from marl_collect.distributed.relay import (
     Relay,
     Reply,
 )
-from marl_collect.distributed.vectors import FETCH_SECONDS, NodeVector, StoredWeights
+from marl_collect.distributed.vectors import FETCH_SECONDS, NodeVector
 from marl_collect.errors import (
     ClosedError,
     Failure,
     WorkerError,
     raise_failure,
-    worker_error_of,
 )
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS
+from marl_collect.processes.context import Call
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import CELLS, Line, WorkerProgress
@@ -57,7 +53,7 @@ from marl_collect.processes.status_board import CELLS, Line, WorkerProgress
 _LOOK_SECONDS: Final = 1.0
 """Between two questions whether an actor still answers."""
 
-_STARTS: Final = 3
+STARTS: Final = 3
 """How often an actor is started at most: Ray may choose a node that has just died."""
 
 
@@ -87,7 +83,7 @@ class Actor:
     """
 
     index: int
-    assignments: list[messages.WorkerAssignment]
+    assignments: Sequence[messages.Assignment]
     handle: Any = None
     started: Any = None
     location: ActorLocation = field(default_factory=lambda: ActorLocation(0, "", ""))
@@ -102,9 +98,19 @@ class Actor:
     lost: str | None = None
     looked: Any = None
     status: bytes = b""
-    earlier: list[int] = field(default_factory=list)
+    earlier: list[int] = field(init=False)
     silent: float = 0.0
     checked: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Begin with no steps."""
+        self.earlier = [0] * len(self.assignments)
+
+    @property
+    def workers(self) -> range:
+        """Indices of its workers over all actors."""
+        begin = self.index * len(self.assignments)
+        return range(begin, begin + len(self.assignments))
 
     def call(self, group: str, name: str, *args: Any) -> Any:
         """Call a method of the relay; return a reference to its result."""
@@ -120,106 +126,60 @@ class Actor:
 
 
 @final
-class RayPool(Transport):
+class RayPool:
     """Workers in actors on a Ray cluster; see ``WorkerPool`` for the methods.
 
     One thread at a time may receive. Any thread may send or close.
+
+    Attributes:
+        cluster: that this process is connected to.
+        actors: by index.
+        lost_actors: number of actors that were lost and replaced.
+        lost_workers: number of other workers that failed and were replaced.
     """
 
-    most_in_a_row = _STARTS
-
-    def __init__(self, options: RayOptions, team: int) -> None:
-        """Start nothing yet.
+    def __init__(
+        self, options: RayOptions, assignments: Sequence[messages.Assignment]
+    ) -> None:
+        """Start the actors and their workers.
 
         Args:
             options: of the collector.
-            team: number of workers of each actor.
+            assignments: of all workers.
         """
         self._options = options
-        self._team = team
-        self._cluster: Cluster
-        self._ray: Any = None
-        self._remote: Any = None
+        self._ray = require_ray()
+        self._remote = self._ray.remote(concurrency_groups=GROUPS)(Relay)
+        self._team = team = options.num_workers_per_collector
         self.actors: list[Actor] = []
+        self.lost_actors = 0
+        self.lost_workers = 0
         self._arrived: deque[tuple[Actor, Reply]] = deque()
         self._reading = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
-        self._lost_actors = 0
-        self._lost_workers = 0
-
-    # As a transport
-
-    @override
-    def start(self, assignments: Sequence[messages.WorkerAssignment]) -> "RayPool":
-        self._ray = require_ray()
-        self._remote = self._ray.remote(concurrency_groups=GROUPS)(Relay)
-        new = self._new(assignments)  # Bad ones start no Ray.
-        self._cluster = Cluster(self._options.ray_init_config)
+        actors = [
+            Actor(begin // team, assignments[begin : begin + team])
+            for begin in range(0, len(assignments), team)
+        ]
+        # Bad ones start no Ray.
+        starts = [(actor, self._configured(actor), _jobs(actor)) for actor in actors]
+        self.cluster = Cluster(options.ray_init_config)
         cleanup.register(self)
         try:
-            self._add(new)
+            self.actors = actors
+            for actor, remote, jobs in starts:
+                self._create(actor, remote, jobs)
+            most = 1 if options.max_restarts == 0 else STARTS
+            for actor in actors:
+                self._confirm(actor, most)
         except BaseException:
             self.close(0.0)
             raise
-        return self
 
-    @override
-    def weights(
-        self, policy: TrainerPolicy, ask: Ask, replace: Replace
-    ) -> StoredWeights:
-        del replace  # Nothing waits for workers to read weights.
-        factories = factories_of(self._options, self._team * len(self.actors))
-        return StoredWeights(policy, self._options, factories, self._ray, ask)
-
-    @override
-    def lost_with(self, worker: int) -> Sequence[int]:
-        actor = self.actors[worker // self._team]
-        return (worker,) if actor.lost is None else self._workers_of(actor)
-
-    @override
-    def replaces(self, error: Exception) -> bool:
-        cause = worker_error_of(error)
-        if cause is None:
-            return False
-        actor = self.actors[cause.worker // self._team]
-        if actor.lost is None and self._options.on_worker_failure == "restart":
-            return True
-        # An exception that cannot be pickled arrives as a WorkerError.
-        died = error is cause and cause.problem != "failed"
-        return died and self._has_restarts(actor)
-
-    @override
-    def restart(self, arguments: Mapping[int, messages.WorkerAssignment]) -> None:
-        actor = self.actors[next(iter(arguments)) // self._team]
-        chosen = {index % self._team for index in arguments}
-        has_failed = actor.lost is not None or not actor.failed.isdisjoint(chosen)
-        actor.restarts += has_failed
-        self._arrived = deque(
-            (other, reply)
-            for other, reply in self._arrived
-            if other is not actor or reply.worker not in chosen
-        )
-        actor.failed -= chosen
-        if actor.lost is not None:
-            self._lost_actors += 1
-            self._create_again(actor)
-            self._confirm(actor, _STARTS)
-            return
-        self._lost_workers += has_failed
-        for index, argument in arguments.items():
-            data = cloudpickle.dumps(argument, protocol=5)
-            self._ask(actor, "restart", index % self._team, data)
-
-    @override
-    def metrics(self) -> dict[str, Any]:
-        return {
-            "actors": len(self.actors),
-            "restarts": self._lost_actors,
-            "worker_restarts": self._lost_workers,
-        }
-
-    # As a pool
+    def actor_of(self, worker: int) -> Actor:
+        """Return the actor that has a worker."""
+        return self.actors[worker // self._team]
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -229,33 +189,38 @@ class RayPool(Transport):
         return tuple(pid for _, pids in looks for pid in pids)
 
     def send(self, worker: int, message: object) -> None:
-        """Send a message to a worker. ``receive`` reports if it has died."""
+        """Send a ``Call`` to a worker. ``receive`` reports if it has died."""
+        assert isinstance(message, Call)
         self._check_open()
-        actor, local = self.actors[worker // self._team], worker % self._team
+        actor, local = self.actor_of(worker), worker % self._team
         if actor.lost is not None:
             return
         fills: Name | None = None
         vector: NodeVector | None = None
         vacant: list[int] = []
-        if isinstance(message, messages.UseSlot):
-            message = self._reserve_slot(actor, local, message)
-        elif isinstance(message, messages.SkeletonPolicy):
-            vector = self._placed(actor, local, message.handle)
-            message = replace(message, handle=_bare(vector))
-        elif isinstance(message, messages.PublishWeights):
-            vector, fills = self._placed(actor, local, message.handle), WEIGHTS
-            message = replace(message, handle=_bare(vector))
-        elif isinstance(message, messages.Collect):
-            fills, weights = message.slot, message.weights
+        arguments = message.arguments
+        if message.method == "use_slot":
+            arguments = self._reserve_slot(actor, local, *arguments)
+        elif message.method == "prepare":
+            plan, policy = arguments
+            if isinstance(policy, messages.SkeletonPolicy):
+                vector = self._placed(actor, local, policy.handle)
+                arguments = (plan, replace(policy, handle=_bare(vector)))
+        elif message.method == "publish_weights":
+            vector, fills = self._placed(actor, local, *arguments), WEIGHTS
+            arguments = (_bare(vector),)
+        elif message.method == "collect":
+            (command,) = arguments
+            fills, weights = command.slot, command.weights
             copies = actor.copies
-            vacant = [k for k in message.vacant if copies.pop((local, k), None)]
+            vacant = [k for k in command.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
                 vector = self._placed(actor, local, weights.handle)
                 weights = replace(weights, handle=_bare(vector))
-                message = replace(message, weights=weights)
+                arguments = (replace(command, weights=weights),)
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
-        data = cloudpickle.dumps(message, protocol=5)
+        data = cloudpickle.dumps(Call(message.method, arguments), protocol=5)
         ranges, references = (vector.ranges, vector.references) if vector else ((), ())
         sent = actor.call(SEND, "send", local, data, ranges, fills, vacant, *references)
         actor.sent.append(sent)
@@ -274,28 +239,55 @@ class RayPool(Transport):
             while True:
                 self._check_open()
                 for actor, reply in self._arrived:
-                    index = self._index(actor, reply.worker)
+                    index = actor.workers[reply.worker]
                     if index in waited:
                         self._arrived.remove((actor, reply))
                         return index, self._opened(actor, index, reply)
                 actors: dict[int, Actor] = {}
                 for index in sorted(waited):
-                    actor = self.actors[index // self._team]
+                    actor = self.actor_of(index)
                     if actor.lost is not None:
                         raise self._lost_error(actor, index)
                     actors[actor.index] = actor
                 self._await(list(actors.values()))
 
+    def restart(self, workers: Sequence[int]) -> None:
+        """Replace a worker, or all workers of an actor that is lost."""
+        actor = self.actor_of(workers[0])
+        local_workers = {worker - actor.workers.start for worker in workers}
+        has_failed = actor.lost is not None or bool(actor.failed & local_workers)
+        actor.restarts += has_failed
+        self._arrived = deque(
+            (other, reply)
+            for other, reply in self._arrived
+            if other is not actor or reply.worker not in local_workers
+        )
+        actor.failed -= local_workers
+        if actor.lost is not None:
+            self.lost_actors += 1
+            self._create(actor, self._configured(actor), _jobs(actor))
+            self._confirm(actor, STARTS)
+            return
+        self.lost_workers += has_failed
+        for local in local_workers:
+            data = cloudpickle.dumps(actor.assignments[local], protocol=5)
+            self._ask(actor, "restart", local, data)
+
+    def has_restarts(self, actor: Actor) -> bool:
+        """Whether ``max_restarts`` allows another replacement of an actor."""
+        most = self._options.max_restarts
+        return most < 0 or actor.restarts < most
+
     def preempt(self, worker: int, *, preempted: bool) -> None:
         """Let the rollouts of a worker end early, or no longer."""
-        actor = self.actors[worker // self._team]
+        actor = self.actor_of(worker)
         if actor.lost is None:
             local = worker % self._team
             actor.sent.append(actor.call(SEND, "preempt", local, preempted))
 
     def progress(self, worker: int) -> WorkerProgress:
         """Return a worker's status line; if its actor is silent, the last one seen."""
-        actor = self.actors[worker // self._team]
+        actor = self.actor_of(worker)
         if actor.lost is None:
             with suppress(self._ray.exceptions.RayError):
                 look = actor.call(LOOK, "look")
@@ -304,7 +296,7 @@ class RayPool(Transport):
 
     def resident_bytes(self, worker: int) -> int:
         """Return the resident memory of a worker."""
-        actor = self.actors[worker // self._team]
+        actor = self.actor_of(worker)
         nbytes = 0  # Of an actor that does not answer: `receive` reports it.
         with suppress(self._ray.exceptions.RayError):
             look = actor.call(LOOK, "resident_bytes", worker % self._team)
@@ -324,29 +316,10 @@ class RayPool(Transport):
             if self._reading.acquire(timeout=max(timeout, _LOOK_SECONDS)):
                 self._reading.release()
         self._arrived.clear()
-        self._cluster.close()
+        self.cluster.close()
         return failures
 
     # Starting
-
-    def _new(
-        self, assignments: Sequence[messages.WorkerAssignment]
-    ) -> list[tuple[Actor, Any, list[bytes]]]:
-        """Return the actors, each with what ``_create`` takes."""
-        new = []
-        for begin in range(0, len(assignments), self._team):
-            team = list(assignments[begin : begin + self._team])
-            actor = Actor(begin // self._team, team, earlier=[0] * self._team)
-            new.append((actor, self._configured(actor), self._jobs(actor)))
-        return new
-
-    def _add(self, new: Sequence[tuple[Actor, Any, list[bytes]]]) -> None:
-        self.actors += [actor for actor, _, _ in new]
-        for actor, remote, jobs in new:
-            self._create(actor, remote, jobs)
-        starts = 1 if self._options.max_restarts == 0 else _STARTS
-        for actor, _, _ in new:
-            self._confirm(actor, starts)
 
     def _configured(self, actor: Actor) -> Any:
         """Return the class of an actor with its options for Ray."""
@@ -377,19 +350,6 @@ class RayPool(Transport):
         main = cloudpickle.dumps(ray_worker.main, protocol=5)
         actor.started = actor.call(SEND, "start", main, jobs, keywords)
 
-    def _create_again(self, actor: Actor) -> None:
-        self._create(actor, self._configured(actor), self._jobs(actor))
-
-    def _jobs(self, actor: Actor) -> list[bytes]:
-        try:
-            return [cloudpickle.dumps(job, protocol=5) for job in actor.assignments]
-        except Exception as error:
-            raise TypeError(
-                f"The environments of actor {actor.index} cannot be pickled "
-                f"({type(error).__name__}: {error}). Pass factories that build them in "
-                "the actor, and create there what cannot be pickled."
-            ) from error
-
     def _confirm(self, actor: Actor, starts: int) -> None:
         """Wait until an actor runs its workers; start it again if its node dies."""
         limit = self._options.start_timeout
@@ -403,13 +363,13 @@ class RayPool(Transport):
             except self._ray.exceptions.RayError as error:
                 self._lose(actor, _why(error))
                 if left:
-                    self._create_again(actor)
+                    self._create(actor, self._configured(actor), _jobs(actor))
                 continue
             if isinstance(started, Failure):
-                raise_failure(started, self._workers_of(actor).start)
+                raise_failure(started, actor.workers.start)
             actor.location = started
             return
-        raise self._lost_error(actor, self._workers_of(actor).start)
+        raise self._lost_error(actor, actor.workers.start)
 
     def _not_ready(self) -> str:
         free = self._ray.available_resources()
@@ -423,24 +383,34 @@ class RayPool(Transport):
     # Memory
 
     def _reserve_slot(
-        self, actor: Actor, local: int, command: messages.UseSlot
-    ) -> messages.UseSlot:
-        """Reserve memory like a worker's rows of a slot, to be copied there."""
-        begin, end = command.rows
-        layout = Layout.plan(command.layout.fields, (end - begin, command.frames))
-        segment = Segment.attach(command.memory)
-        rows = command.layout.arrays(segment.buffer, slice(begin, end))
-        for key, array in rows.items():
+        self,
+        actor: Actor,
+        local: int,
+        slot: int,
+        memory: MemoryHandle,
+        layout: Layout,
+        rows: tuple[int, int],
+        frames: int,
+    ) -> tuple[Any, ...]:
+        """Reserve memory like a worker's rows of a slot, to be copied there.
+
+        The arguments and the result are those of ``RolloutWorker.use_slot``.
+        """
+        begin, end = rows
+        there = Layout.plan(layout.fields, (end - begin, frames))
+        segment = Segment.attach(memory)
+        arrays = layout.arrays(segment.buffer, slice(begin, end))
+        for key, array in arrays.items():
             if key == TRAJ_IDS:
-                array[:, command.frames :] = -1
+                array[:, frames:] = -1
 
         def copy(content: Bytes) -> None:
-            for key, source in layout.arrays(content.data).items():
-                rows[key][:, : command.frames] = source
+            for key, source in there.arrays(content.data).items():
+                arrays[key][:, :frames] = source
 
-        actor.copies[local, command.slot] = copy
-        memory = self._ask(actor, "reserve", local, command.slot, layout.nbytes)
-        return replace(command, memory=memory, layout=layout, rows=(0, end - begin))
+        actor.copies[local, slot] = copy
+        reserved = self._ask(actor, "reserve", local, slot, there.nbytes)
+        return slot, reserved, there, (0, end - begin), frames
 
     def _placed(self, actor: Actor, local: int, vector: Any) -> NodeVector:
         """Return a vector with its memory on the node, which is reserved once."""
@@ -462,14 +432,6 @@ class RayPool(Transport):
 
     # Replies
 
-    def _index(self, actor: Actor, local: int) -> int:
-        """Return the index of an actor's worker over all actors."""
-        return self._workers_of(actor)[local]
-
-    def _workers_of(self, actor: Actor) -> range:
-        begin = actor.index * self._team
-        return range(begin, begin + self._team)
-
     def _ask(self, actor: Actor, name: str, *args: Any) -> Any:
         """Call a method of a relay and return its result; None if it is lost.
 
@@ -487,7 +449,7 @@ class RayPool(Transport):
             self._lose(actor, _why(error))
             return None
         if isinstance(result, Failure):
-            raise_failure(result, self._index(actor, args[0]))
+            raise_failure(result, actor.workers[args[0]])
         return result
 
     def _await(self, actors: Sequence[Actor]) -> None:
@@ -567,21 +529,18 @@ class RayPool(Transport):
 
     # Losses
 
-    def _has_restarts(self, actor: Actor) -> bool:
-        most = self._options.max_restarts
-        return most < 0 or actor.restarts < most
-
     def _lose(self, actor: Actor, why: str) -> None:
         """Note that an actor is lost, and kill what is left of it at once."""
         if actor.lost is None:
-            actor.earlier = [actor.progress(local).steps for local in range(self._team)]
+            team = range(len(actor.assignments))
+            actor.earlier = [actor.progress(local).steps for local in team]
             actor.lost, actor.status = why, b""
         self._kill(actor)
 
     def _lost_error(self, actor: Actor, index: int) -> WorkerError:
         self._check_open()  # The end of the pool is no loss.
         detail = f"{actor.lost}"
-        if not self._has_restarts(actor):
+        if not self.has_restarts(actor):
             most = self._options.max_restarts
             detail += f". No restart is left (max_restarts={most})"
         return WorkerError(index, f"was lost with actor {actor.index}", detail)
@@ -608,7 +567,7 @@ class RayPool(Transport):
                     list(closing), num_returns=len(closing), timeout=timeout
                 )
                 for reference in done:
-                    first = self._workers_of(closing[reference]).start
+                    first = closing[reference].workers.start
                     with suppress(self._ray.exceptions.RayError):
                         failures += [
                             WorkerError(first + error.worker, *error.args[1:])
@@ -624,6 +583,18 @@ class RayPool(Transport):
                 self._ray.kill(actor.handle, no_restart=True)
         actor.started = actor.reply = actor.looked = None
         actor.sent, actor.copies = [], {}
+
+
+def _jobs(actor: Actor) -> list[bytes]:
+    """Return the pickled assignments of an actor's workers."""
+    try:
+        return [cloudpickle.dumps(job, protocol=5) for job in actor.assignments]
+    except Exception as error:
+        raise TypeError(
+            f"The environments of actor {actor.index} cannot be pickled "
+            f"({type(error).__name__}: {error}). Pass factories that build them in "
+            "the actor, and create there what cannot be pickled."
+        ) from error
 
 
 def _bare(vector: NodeVector) -> NodeVector:

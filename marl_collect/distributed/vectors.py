@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from marl_collect.collectors import messages
 from marl_collect.collectors.broadcaster import (
-    Ask,
+    CallWorkers,
     Published,
     WeightUpdate,
     WorkerRecord,
@@ -108,7 +107,7 @@ class StoredWeights(WorkerWeights[Stored]):
         options: CollectorOptions,
         factories: Sequence[Callable[[], Any] | None],
         ray: Any,
-        ask: Ask,
+        call: CallWorkers,
     ) -> None:
         """Store the policy's weights, if the trainer has them.
 
@@ -117,9 +116,9 @@ class StoredWeights(WorkerWeights[Stored]):
             options: of the collector.
             factories: of each worker's policy, None for the trainer's.
             ray: the module ``ray``.
-            ask: sends a command to workers and waits for replies of a type.
+            call: lets workers call a method.
         """
-        super().__init__(policy, options, factories, ask)
+        super().__init__(policy, options, factories, call)
         self._ray = ray
         self._owner = os.getpid()
         self._staged: torch.Tensor
@@ -138,8 +137,8 @@ class StoredWeights(WorkerWeights[Stored]):
             self._wants = [self._put(self.policy.tensors(), 0, None)] * self.workers
         for index in sources:
             vector = np.zeros(layout.nbytes, np.uint8)
-            command = messages.PublishWeights(NodeVector(layout, into=vector))
-            self._ask([index], command, messages.MemoryAttached)
+            handle = NodeVector(layout, into=vector)
+            self._call("publish_weights", handle, workers=[index])
             views = layout.views(torch.from_numpy(vector))
             stored = self._put(views, 0, None)
             self._wants[index:] = [stored] * (self.workers - index)

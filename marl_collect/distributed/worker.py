@@ -3,12 +3,12 @@
 import cloudpickle
 
 from marl_collect.collectors import worker
-from marl_collect.collectors.messages import WorkerAssignment
+from marl_collect.collectors.messages import Assignment
 from marl_collect.processes.context import WorkerContext
 
 
-def main(context: WorkerContext, assignment: WorkerAssignment) -> None:
-    """Build the environments, then execute commands until the socket is closed."""
+def main(context: WorkerContext, assignment: Assignment) -> None:
+    """Build the environments, then execute calls until the socket is closed."""
     send = context.send
 
     def send_pickled(message: object) -> None:

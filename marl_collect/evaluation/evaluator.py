@@ -19,7 +19,7 @@ from marl_collect.collectors.options import (
     WorkerOptions,
 )
 from marl_collect.collectors.statistics import agent_return, team_return
-from marl_collect.collectors.worker_group import WorkerGroup, start_workers
+from marl_collect.collectors.workers import Workers, start_workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.seeding import LARGEST_SEED, episode_seeds
@@ -334,7 +334,7 @@ def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
     )
 
 
-def _attached(workers: WorkerGroup) -> Slots:
+def _attached(workers: Workers) -> Slots:
     """Let the workers map one slot."""
     slots = Slots(workers.layout(sum(workers.sizes), _FRAMES), prepared=1)
     ends = accumulate(workers.sizes, initial=0)
@@ -349,7 +349,7 @@ def _attached(workers: WorkerGroup) -> Slots:
 
 
 def _played(
-    workers: WorkerGroup, wanted: Sequence[int], limit: int | None
+    workers: Workers, wanted: Sequence[int], limit: int | None
 ) -> list[list[Episode]]:
     """Collect until each environment has its number of episodes; return these.
 
@@ -383,7 +383,7 @@ def _played(
         for index in waiting:
             workers.collect(index, messages.Collect(_SLOT))
         while waiting:
-            index, reply = workers.receive(waiting)
+            index, reply = workers.wait(waiting)
             waiting.remove(index)
             for episode in reply.episodes:
                 ended[episode.environment].append(episode)

@@ -7,7 +7,7 @@ from support.internals import pool_of
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.collectors.assigning import sized_workers
+from marl_collect.collectors.arguments import sized_workers
 
 FACTORIES = [CountingEnv] * 4
 

@@ -1,5 +1,6 @@
 """Async batches are from one worker; none is lost, copied or staler than the limit."""
 
+import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,25 @@ def test_dispatch_by_sync() -> None:
 def test_options_of_sync_collection_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="MultiSyncCollector"):
         MultiAsyncCollector(CountingEnv, frames_per_batch=8, **option)
+
+
+def test_the_end_of_a_loop_does_not_wait_for_a_slow_worker(tmp_path: Path) -> None:
+    finished, steps = tmp_path / "finished", 2000
+
+    def slow() -> CountingEnv:
+        step = 0
+
+        def wait() -> None:
+            nonlocal step
+            step += 1
+            threading.Event().wait(0.005)
+            if step == steps:
+                finished.touch()
+
+        return CountingEnv(fault=Fault(wait, repeat=True))
+
+    collector = MultiAsyncCollector(
+        [CountingEnv, slow], frames_per_batch=[4, steps], total_frames=40
+    )
+    assert [batch.numel() for batch in collector] == [4] * 10
+    assert not finished.exists()

@@ -38,7 +38,7 @@ class ScriptedWorkers:
     def collect(self, index: int, command: messages.Collect) -> None:
         self.started.append(index)
 
-    def receive(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
+    def wait(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
         waiting = list(indices)
         index = next(k for k in self._ready if k in waiting)
         self._ready.remove(index)

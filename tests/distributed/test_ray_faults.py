@@ -232,7 +232,7 @@ def test_an_actor_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
         def monotonic() -> float:
             """Until the actor is lost, each look is a quarter of the limit later."""
             nonlocal ahead
-            if actors._lost_actors == 0:
+            if actors.lost_actors == 0:
                 ahead += LIMIT / 4
             return real() + ahead
 
@@ -266,12 +266,12 @@ def test_a_pause_of_the_trainer_is_no_silence_of_an_actor(
 ) -> None:
     ray = Unanswered()
     monkeypatch.setattr(time, "monotonic", lambda: ray.now)
-    waiting = pool.RayPool(RayOptions(frames_per_batch=1, timeout=8), 1)
-    waiting._ray = ray
+    waiting: Any = object.__new__(pool.RayPool)  # It starts nothing.
+    waiting._options, waiting._ray = RayOptions(frames_per_batch=1, timeout=8), ray
     killed: list[Any] = []
     monkeypatch.setattr(waiting, "_kill", killed.append)
     reference: Any = object()
-    actor = pool.Actor(0, [reference], looked=object(), earlier=[0])
+    actor = pool.Actor(0, [reference], looked=object())
 
     def after(seconds: float) -> None:
         ray.now += seconds
@@ -348,7 +348,7 @@ def test_ray_is_not_stopped_while_a_thread_receives(
         actors = pool_of(collector)
         looks, ended, stopped = (threading.Event() for _ in range(3))
         nobody_receives: list[bool] = []
-        end, stop = actors._end, actors._cluster.close
+        end, stop = actors._end, actors.cluster.close
 
         def look(actor: Any) -> None:
             looks.set()
@@ -367,7 +367,7 @@ def test_ray_is_not_stopped_while_a_thread_receives(
 
         monkeypatch.setattr(actors, "_look", look)
         monkeypatch.setattr(actors, "_end", noted_end)
-        monkeypatch.setattr(actors._cluster, "close", noted_stop)
+        monkeypatch.setattr(actors.cluster, "close", noted_stop)
         with ThreadPoolExecutor(1) as executor:
             batch = executor.submit(collector.next)
             assert looks.wait(SOON)

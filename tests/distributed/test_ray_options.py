@@ -164,7 +164,7 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     store = Store()
     weights = stored_weights(TrainerPolicy(biased(1.0)), store, 2)
     for index in range(2):
-        command = weights.command(index)
+        command = weights.policy_for(index)
         assert isinstance(command, messages.SkeletonPolicy)
     assert len(store.put_bytes) == 1
     assert sent(weights.order(0)) == []
@@ -190,11 +190,11 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
 
 def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> None:
     weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
-    weights.command(0)
+    weights.policy_for(0)
     weights.publish([torch.tensor(5.0)])
     assert weights.order(0).version == 1
     weights.publish([torch.tensor(6.0)])  # Prefetched while the worker collects.
-    vector = weights.command(0)
+    vector = weights.policy_for(0)
     assert isinstance(vector, messages.SkeletonPolicy)
     repeated = weights.order_again(0)
     assert repeated.version == 1
@@ -217,7 +217,7 @@ def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
     ranges = [(span.begin, span.end) for span in layout.ranges]
     assert len(store.put_bytes) == len(ranges) == 10
     for index in range(2):
-        weights.command(index)
+        weights.policy_for(index)
 
     def update() -> list[int]:
         store.put_bytes.clear()

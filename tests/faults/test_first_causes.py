@@ -417,7 +417,7 @@ def test_after_ctrl_c_a_collector_says_that_it_is_closed(
         collector.next()
     for use in (
         collector.next,
-        collector.explain,
+        collector.reset,
         collector.state_dict,
         collector.update_policy_weights_,
         lambda: collector.load_state_dict({}),

@@ -1,14 +1,10 @@
-"""Seeds and worker assignments, and checks of arguments that select workers."""
+"""Checks of arguments that select workers, and workers in words."""
 
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from marl_collect.collectors import messages
-from marl_collect.collectors.options import CollectorOptions
-from marl_collect.core.factories import Factory
 
 
 def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:
@@ -57,28 +53,3 @@ def sized_workers(sizes: Sequence[int]) -> str:
     if len(set(sizes)) == 1:
         return f"{workers} x {counted(sizes[0], 'environment')}"
     return f"{workers}, {counted(sum(sizes), 'environment')}"
-
-
-def assign(
-    factories: Sequence[Sequence[Factory]], options: CollectorOptions
-) -> list[messages.WorkerAssignment]:
-    """Return the assignment of each worker.
-
-    Args:
-        factories: of each worker's environments.
-        options: of the collector.
-    """
-    first = 0
-    out: list[messages.WorkerAssignment] = []
-    for index, of_worker in enumerate(factories):
-        out.append(
-            messages.WorkerAssignment(
-                factories=tuple(of_worker),
-                first=first,
-                acting=options.acting(index),
-                num_threads=options.num_sub_threads,
-                init_fn=options.init_fn,
-            )
-        )
-        first += len(of_worker)
-    return out

@@ -1,0 +1,622 @@
+"""The trainer's side of a collector's workers: starts, commands and replaces them.
+
+    trainer                                          worker
+    Teams    choose a slot and its workers
+    Workers  collect(worker, Collect) -- socket -->  RolloutWorker.collect
+               slot: its number                        writes its rows of the slot
+               weights: version and place              copies that place first
+             wait(workers)  <-- Collected, socket --
+    Teams    deliver the slot
+
+    shared memory: slots           trainer reads      worker writes its rows
+                   weights         trainer writes     worker copies
+                   status board    trainer reads      worker writes its line
+
+A ``Member`` has what a replacement needs: its assignment, its plan, the numbers of its
+running episodes, its slots and the batch that it collects.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Protocol, final
+
+import torch
+
+from marl_collect.buffers.layout import Layout, batch_fields
+from marl_collect.buffers.slots import Slots
+from marl_collect.collectors import messages
+from marl_collect.collectors.broadcaster import (
+    SharedWeights,
+    WorkerWeights,
+    factories_of,
+)
+from marl_collect.collectors.checkpoint import warn_if_not_resumed
+from marl_collect.collectors.initialization import check_can_be_copied, prepare
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.statistics import WorkerMetrics
+from marl_collect.collectors.trainer_policy import (
+    TrainerPolicy,
+    check_can_be_sent,
+    chosen_policy,
+)
+from marl_collect.collectors.worker import main
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
+from marl_collect.core.random_actions import is_random
+from marl_collect.core.seeding import draw_seed
+from marl_collect.core.signature import PolicySignature, check_same_signature
+from marl_collect.errors import WorkerError, warn, worker_error_of
+from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
+from marl_collect.processes.context import Call
+from marl_collect.processes.launcher import COLLECTOR_MODULES
+from marl_collect.processes.pool import WorkerPool
+from marl_collect.processes.status_board import WorkerProgress
+from marl_collect.rollout.episodes import Plan
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Pool(Protocol):
+    """What ``Workers`` need of a pool; see ``WorkerPool``."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+
+    def send(self, worker: int, message: object) -> None: ...
+
+    def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]: ...
+
+    def preempt(self, worker: int, *, preempted: bool) -> None: ...
+
+    def progress(self, worker: int) -> WorkerProgress: ...
+
+    def resident_bytes(self, worker: int) -> int: ...
+
+    def close(self, timeout: float = ...) -> tuple[WorkerError, ...]: ...
+
+
+class Workers:
+    """Workers with their environments, their policy, and their weights.
+
+    They are processes of this machine; ``RayWorkers`` are on the nodes of a cluster.
+
+    Attributes:
+        description: of the environments.
+        weights: which workers act with.
+    """
+
+    # How often a worker may be replaced before its next batch.
+    _most_in_a_row = 1
+    _pool: _Pool
+
+    def __init__(
+        self,
+        factories: Sequence[Sequence[Factory]],
+        policy: Any,
+        options: CollectorOptions,
+        first_seeds: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """Start all workers and wait until they can collect.
+
+        Args:
+            factories: of each worker's environments.
+            policy: as passed by the user.
+            options: of the collector.
+            first_seeds: returns the seeds of the first episodes for a number of
+                environments. A policy that is called at the start sees the first
+                observations of these episodes. By default they are derived from the
+                collector's seed.
+        """
+        self._options = options
+        self._seed = draw_seed(options.seed)
+        check_can_be_sent(policy, options)
+        check_can_be_copied(policy)
+        # Raise an error if a list has the wrong length.
+        factories_of(options, len(factories))
+        options.check_policy_devices(len(factories))
+        self._members = [_Member(argument) for argument in _assign(factories, options)]
+        self._pool = self._start()
+        self.weights: WorkerWeights[Any] = None  # type: ignore[assignment]
+        # Batches that were finished while the worker was called.
+        self._collected: deque[tuple[int, messages.Collected]] = deque()
+        self._metrics = WorkerMetrics()
+        self._started = False
+        try:
+            self.description = self._number(first_seeds)
+            self.weights = self._weights_of(policy)
+            self._signature = self._prepare()
+            self._started = True
+        except BaseException:
+            # Nothing has been collected, so there is nothing to wait for.
+            with suppress(Warning):  # It must not hide the first error.
+                self.close(ERROR_CLOSE_SECONDS)
+            raise
+
+    def __len__(self) -> int:
+        """Number of workers."""
+        return len(self._members)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of environments of each worker."""
+        return [len(member.plan.environments) for member in self._members]
+
+    # Slots
+
+    def layout(self, environments: int, frames: int) -> Layout:
+        """Return the layout of a slot for these numbers of environments and frames."""
+        contents = self._options.contents
+        fields = batch_fields(self.description, self._signature, contents)
+        return Layout.plan(fields, (environments, frames))
+
+    def attach(
+        self, worker: int, slots: Slots, slot: int, rows: range, frames: int
+    ) -> None:
+        """Let a worker map its rows of a slot, unless it has mapped them."""
+        memory = slots.segment(slot).handle
+        attached = self._members[worker].slots
+        if slot not in attached or attached[slot][1] is not memory:
+            place = (slot, memory, slots.layout, (rows.start, rows.stop), frames)
+            attached[slot] = place
+            self.call("use_slot", *place, workers=[worker])
+
+    # Collecting
+
+    def collect(self, worker: int, command: messages.Collect) -> None:
+        """Tell a worker to fill its rows of a slot, with the newest weights."""
+        member = self._members[worker]
+        if member.is_heavy:
+            self._recycle(worker)
+        for slot in command.vacant:
+            member.slots.pop(slot, None)
+        member.batch = command  # Without weights: they stay while they are referred to.
+        command = replace(command, weights=self.weights.order(worker))
+        self._preempt(worker, preempted=False)
+        self._send(worker, "collect", command)
+
+    def wait(self, workers: Iterable[int]) -> tuple[int, messages.Collected]:
+        """Return the next of some workers that is done, with its reply.
+
+        With ``on_worker_failure="restart"`` a worker that failed is replaced and
+        collects again.
+        """
+        waiting = set(workers)
+        for early in self._collected:
+            if early[0] in waiting:
+                self._collected.remove(early)
+                return self._completed(*early)
+        while True:
+            try:
+                worker, reply = self._pool.receive(waiting)
+            except Exception as error:  # noqa: BLE001 - raised again, or handled
+                self._replace_or_raise(error)
+            else:
+                return self._completed(worker, reply)
+
+    def preempt(self, workers: Iterable[int]) -> None:
+        """Let workers end their rollouts early, after at least one frame."""
+        for worker in workers:
+            self._preempt(worker, preempted=True)
+
+    # Other calls
+
+    def call(
+        self, method: str, *arguments: Any, workers: Iterable[int] | None = None
+    ) -> list[Any]:
+        """Let workers, by default all, call a method; return its results in order."""
+        chosen = range(len(self)) if workers is None else workers
+        return self.call_each(method, dict.fromkeys(chosen, arguments))
+
+    def call_each(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]]
+    ) -> list[Any]:
+        """Let each of these workers call a method with its own arguments.
+
+        A worker that fails meanwhile and is replaced is called again.
+
+        Args:
+            method: of ``RolloutWorker``.
+            arguments: by worker.
+
+        Returns:
+            The results, in the same order.
+        """
+        for worker in arguments:
+            self._send(worker, method, *arguments[worker])
+        results: dict[int, Any] = {}
+        while waiting := arguments.keys() - results:
+            try:
+                worker, result = self._receive(waiting)
+            except Exception as error:  # noqa: BLE001 - raised again, or handled
+                for worker in self._replace_or_raise(error):
+                    if worker in arguments:  # What it did for an earlier one is lost.
+                        results.pop(worker, None)
+                        self._send(worker, method, *arguments[worker])
+            else:
+                results[worker] = result
+        return [results[worker] for worker in arguments]
+
+    def begin_episodes(
+        self, workers: Iterable[int] | None = None, seed: int | None = None
+    ) -> None:
+        """Let workers, by default all, begin new episodes.
+
+        Args:
+            workers: their indices.
+            seed: from which all random numbers are derived from now on, by all workers;
+                None goes on.
+        """
+        if seed is None:
+            self.call("reset", workers=workers)
+            return
+        self.call("reseed", seed)
+        self._seed = seed
+        for member in self._members:
+            member.plan = replace(member.plan, seed=seed)
+            member.running = ()
+
+    def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
+        """Let all workers resume from states of ``Rollout.state``.
+
+        Args:
+            states: of each worker.
+            begin: workers that begin new episodes instead of replaying their own.
+        """
+        arguments = {k: (state, k in begin) for k, state in enumerate(states)}
+        running = self.call_each("load", arguments)
+        for index, (member, state) in enumerate(
+            zip(self._members, states, strict=True)
+        ):
+            member.running = running[index]
+            self._seed, generation = state["seed"], state["generation"]
+            member.plan = replace(member.plan, seed=self._seed, generation=generation)
+            if index not in begin:
+                self._metrics.cut_resumed(
+                    member.plan.environments, state, running[index]
+                )
+
+    def play(self, seed: int, seeds: Sequence[tuple[int, ...]]) -> None:
+        """Let each environment begin with episodes of these seeds.
+
+        Args:
+            seed: from which everything else that is random is derived.
+            seeds: of each environment, worker by worker.
+        """
+        self._seed = seed
+        left = iter(seeds)
+        for member in self._members:
+            chosen = tuple(next(left) for _ in member.plan.environments)
+            member.plan = replace(
+                member.plan, seed=seed, episodes=(), given_seeds=chosen
+            )
+            member.running = ()
+        plans = {k: (member.plan,) for k, member in enumerate(self._members)}
+        self.call_each("use_plan", plans)
+
+    # State
+
+    def running(self, workers: Iterable[int] | None = None) -> tuple[int, ...]:
+        """Return the numbers of the running episodes of workers, by default all.
+
+        A worker that has not begun its first frame has none.
+        """
+        chosen = range(len(self)) if workers is None else workers
+        return tuple(n for worker in chosen for n in self._members[worker].running)
+
+    def explain(self) -> list[str]:
+        """Return how each worker's policy ran when it last replied, and why."""
+        return [member.explanation for member in self._members]
+
+    def steps(self) -> int:
+        """Return the number of frames that the workers have stepped so far."""
+        return sum(
+            self._pool.progress(index).steps * size
+            for index, size in enumerate(self.sizes)
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Return restarts, cut trajectories, and seconds in rollouts and resets."""
+        return self._metrics.snapshot()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each worker."""
+        return self._pool.pids
+
+    def close(self, timeout: float) -> None:
+        """End the workers and release the memory of the weights."""
+        failures = self._pool.close(timeout)
+        if self.weights is not None:
+            self.weights.close()
+        for failure in failures:
+            if failure.phase == "close":
+                warn(f"While closing: {failure}", RuntimeWarning)
+
+    # What depends on where workers run
+
+    def _start(self) -> _Pool:
+        """Start the workers."""
+        options = self._options
+        return WorkerPool(
+            main,
+            [member.assignment for member in self._members],
+            start_method=options.start_method,
+            preload=(*COLLECTOR_MODULES, *options.preload),
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
+            num_threads=options.num_sub_threads,
+        )
+
+    def _publish(self, policy: TrainerPolicy) -> WorkerWeights[Any]:
+        """Return the weights of the workers that were started."""
+        pool = self._pool
+        assert isinstance(pool, WorkerPool)
+
+        def check(workers: Sequence[int]) -> None:
+            try:
+                pool.check(workers)
+            except Exception as error:  # noqa: BLE001 - raised again, or handled
+                self._replace_or_raise(error)
+
+        return SharedWeights(policy, self._options, pool, self.call, check)
+
+    def _lost_with(self, worker: int) -> Sequence[int]:
+        """Return a failed worker and those that were lost with it."""
+        return (worker,)
+
+    def _replaces(self, error: Exception, cause: WorkerError) -> bool:
+        """Whether the worker that raised this error may be replaced."""
+        del error, cause
+        return self._options.on_worker_failure == "restart"
+
+    def _restart(self, workers: Sequence[int]) -> None:
+        """Start new processes for workers that were lost together."""
+        assert isinstance(self._pool, WorkerPool)
+        for worker in workers:
+            self._pool.restart(worker, self._members[worker].assignment)
+
+    # Preparing
+
+    def _number(
+        self, first_seeds: Callable[[int], Sequence[int]] | None
+    ) -> EnvDescription:
+        """Wait until all environments are built, and number them."""
+        replies = self._first_replies(range(len(self)))
+        first = replies[0].description
+        limit = self._options.max_frames_per_traj
+        ends = list(accumulate(ready.size for ready in replies))
+        seeds = first_seeds(ends[-1]) if first_seeds else ()
+        for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
+            check_alike(first, ready.description, f"worker {index}", "worker 0")
+            environments = range(end - ready.size, end)
+            given = tuple((seed,) for seed in seeds[environments.start : end])
+            self._members[index].plan = Plan(
+                self._seed, environments, limit, given_seeds=given
+            )
+        warn_if_pinned(first, ends[-1])
+        return first
+
+    def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
+        module = None
+        if not is_random(policy):
+            trust = self._options.trust_policy
+            module = prepare(policy, self.description, self._seed, trust=trust)
+        return self._publish(TrainerPolicy(module, policy))
+
+    def _prepare(self) -> PolicySignature:
+        """Give all workers their plan and their policy; return its signature."""
+        for index, member in enumerate(self._members):
+            self._send(index, "prepare", member.plan, self.weights.policy_for(index))
+        replies = self._first_replies(range(len(self)))
+        signature: PolicySignature = replies[0].signature
+        for index, reply in enumerate(replies):
+            check_same_signature(signature, reply.signature, f"worker {index}")
+            self._members[index].explanation = reply.explanation
+        self.weights.share([reply.layout for reply in replies])
+        return signature
+
+    # Messages
+
+    def _send(self, worker: int, method: str, *arguments: Any) -> None:
+        self._pool.send(worker, Call(method, arguments))
+
+    def _receive(self, workers: Iterable[int]) -> tuple[int, Any]:
+        """Wait for a reply that is not a batch; return its sender and it.
+
+        Replies arrive in the order of the calls, so a batch that a worker was
+        collecting when it was called comes first.
+        """
+        while True:
+            worker, reply = self._pool.receive(workers)
+            if not isinstance(reply, messages.Collected):
+                return worker, reply
+            self._collected.append((worker, reply))
+
+    def _first_replies(self, workers: Iterable[int]) -> list[Any]:
+        """Return a reply of each of these new workers, none of which is replaced."""
+        replies: dict[int, Any] = {}
+        while waiting := [worker for worker in workers if worker not in replies]:
+            worker, replies[worker] = self._receive(waiting)
+        return [replies[worker] for worker in workers]
+
+    def _completed(
+        self, worker: int, reply: messages.Collected
+    ) -> tuple[int, messages.Collected]:
+        member = self._members[worker]
+        member.running = reply.running
+        member.batch = None
+        member.failures = 0
+        if reply.explanation is not None:
+            member.explanation = reply.explanation
+        limit = self._options.max_worker_rss
+        if limit is not None and self._pool.resident_bytes(worker) > limit:
+            member.is_heavy = True
+        self._metrics.add(reply.seconds)
+        return worker, reply
+
+    def _preempt(self, worker: int, *, preempted: bool) -> None:
+        if self._members[worker].preempted != preempted:
+            self._members[worker].preempted = preempted
+            self._pool.preempt(worker, preempted=preempted)
+
+    # Failures
+
+    def _replace_or_raise(self, error: Exception) -> Sequence[int]:
+        """Replace the workers that failed and return their indices, or raise."""
+        while True:
+            cause = worker_error_of(error)
+            if cause is None or not self._started or not self._replaces(error, cause):
+                raise error
+            most = self._most_in_a_row
+            failures = self._members[cause.worker].failures
+            if failures >= most:
+                times = "again" if most == 1 else f"{failures + 1} times in a row"
+                error.add_note(
+                    f"Worker {cause.worker} was restarted and failed {times} before it "
+                    "completed a batch, so it is not restarted once more."
+                )
+                raise error
+            _LOG.warning("Restarting: %s", str(cause).partition("\n")[0])
+            lost = self._lost_with(cause.worker)
+            # Tracebacks would keep our callers' frames alive, and with them batches.
+            for handled in (error, cause):
+                handled.__traceback__ = None
+            try:
+                self._replace(lost)
+            except Exception as again:  # noqa: BLE001 - the next round looks at it
+                error = again
+            else:
+                return lost
+
+    def _replace(self, lost: Sequence[int]) -> None:
+        """Restart workers that failed, and let them collect their batches again."""
+        self._metrics.restarts += 1
+        for worker in lost:
+            member = self._members[worker]
+            member.failures += 1
+            self._metrics.cut(member.plan.environments, member.running)
+            member.plan = replace(
+                member.plan,
+                episodes=member.running or member.plan.episodes,
+                generation=member.plan.generation + 1,
+            )
+        # A batch that was finished but not waited for is collected again, because the
+        # state before it was lost with the worker.
+        self._collected = deque(
+            early for early in self._collected if early[0] not in lost
+        )
+        self._renew(lost)
+        for worker in lost:
+            member = self._members[worker]
+            if member.preempted:  # Also the replacement stops early then.
+                self._pool.preempt(worker, preempted=True)
+            if member.batch is None:
+                self.weights.forget(worker)
+                continue
+            weights = self.weights.order_again(worker)
+            self._send(worker, "collect", replace(member.batch, weights=weights))
+
+    def _recycle(self, worker: int) -> None:
+        """Replace an idle worker that exceeded ``max_worker_rss``."""
+        _LOG.info("Worker %d exceeds max_worker_rss and is replaced.", worker)
+        (state,) = self.call("state", False, workers=[worker])
+        member = self._members[worker]
+        member.is_heavy = False
+        self._metrics.recycled += 1
+        try:
+            self._renew([worker])
+        except Exception as error:  # noqa: BLE001 - raised again, or handled
+            self._replace_or_raise(error)
+        (member.running,) = self.call("load", state, False, workers=[worker])
+        self._metrics.cut_resumed(member.plan.environments, state, member.running)
+        warn_if_not_resumed(self.description, [state], member.running)
+
+    def _renew(self, workers: Sequence[int]) -> None:
+        """Restart workers, and give them their plans, policies and slots."""
+        self._restart(workers)
+        for worker in workers:
+            member, who = self._members[worker], f"worker {worker}"
+            (ready,) = self._first_replies([worker])
+            check_alike(self.description, ready.description, who, "before")
+            policy = self.weights.policy_for(worker)
+            self._send(worker, "prepare", member.plan, policy)
+            (reply,) = self._first_replies([worker])
+            check_same_signature(self._signature, reply.signature, who)
+            self.weights.use(worker, reply.layout)
+            member.explanation = reply.explanation
+            for slot, place in list(member.slots.items()):
+                if place[1].exists():
+                    self._send(worker, "use_slot", *place)
+                    self._first_replies([worker])
+                else:
+                    del member.slots[slot]  # The slot has new memory; see Slots.
+
+
+@final
+@dataclass
+class _Member:
+    """What the trainer knows of one worker.
+
+    Attributes:
+        assignment: the argument of its main function.
+        plan: seed, environments and episodes; set when its environments are built.
+        running: numbers of its running episodes.
+        slots: the arguments of ``use_slot`` for the slots that it has mapped.
+        batch: that it collects.
+        preempted: whether its rollout ends early.
+        is_heavy: whether it is to be replaced, because it has grown too large.
+        failures: how often it was restarted since its last batch.
+        explanation: how its policy runs.
+    """
+
+    assignment: messages.Assignment
+    plan: Plan = field(init=False)
+    running: tuple[int, ...] = ()
+    slots: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    batch: messages.Collect | None = None
+    preempted: bool = False
+    is_heavy: bool = False
+    failures: int = 0
+    explanation: str = ""
+
+
+def _assign(
+    factories: Sequence[Sequence[Factory]], options: CollectorOptions
+) -> list[messages.Assignment]:
+    """Return the assignment of each worker, given the factories of its environments."""
+    firsts = accumulate(map(len, factories), initial=0)
+    return [
+        messages.Assignment(
+            factories=tuple(of_worker),
+            first=first,
+            acting=options.acting(index),
+            num_threads=options.num_sub_threads,
+            init_fn=options.init_fn,
+        )
+        for index, (of_worker, first) in enumerate(zip(factories, firsts, strict=False))
+    ]
+
+
+def start_workers(
+    create_env_fn: Factory | Sequence[Factory],
+    policy: Any,
+    options: CollectorOptions,
+    first_seeds: Callable[[int], Sequence[int]] | None = None,
+) -> Workers:
+    """Check the arguments and start the workers; see ``Workers``."""
+    policy = chosen_policy(policy, options)
+    factories = spread(
+        create_env_fn,
+        options.num_workers,
+        options.envs_per_worker,
+        options.create_env_kwargs,
+    )
+    if not isinstance(options.frames_per_batch, int):
+        options.frames_of(list(map(len, factories)))
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    return Workers(factories, policy, options, first_seeds)
