@@ -19,6 +19,7 @@ file                    content
 ``moments.py``          mean and standard deviation of keys
 ``statistics.py``       returns, lengths and ranges of values
 ``card.py``             a description of the dataset in Markdown
+``copying.py``          ``copy``: between folders and object stores
 ``numbering.py``        numbers of frames and of items
 ======================  =======================================================
 

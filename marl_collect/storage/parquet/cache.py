@@ -187,10 +187,11 @@ class Cache:
             parts.append(entries)
         index = np.concatenate(parts)
         order, episodes = builder.episodes(index, self.records)
-        stored = (self.folder / f"{self.state.generation}.index").read_bytes()
+        path = self.folder / f"{self.state.generation}.index"
+        stored = np.fromfile(path, _INDEX, len(index))
         same = (
             (runs, len(index)) == (self.state.runs, len(self.records))
-            and stored.startswith(index.tobytes())
+            and np.array_equal(stored, index)  # Not bytes: there are gaps.
             and np.array_equal(order, self.order)
             and episodes.tobytes() == self.episodes.tobytes()
         )
@@ -255,15 +256,27 @@ class Cache:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
 
-def cache_folder(folders: Sequence[Path]) -> Path:
-    """Return where the cache is: in the only folder, if that can be written."""
+def cache_folder(folders: Sequence[Path], home: Path | None = None) -> Path:
+    """Return where the cache of one or several folders is.
+
+    Args:
+        folders: of the dataset.
+        home: folder for caches, which may have others and other files. None: in the
+            only folder if that can be written, else in the user's caches.
+    """
     inside = folders[0] / ".cache"
     place = inside if inside.exists() else folders[0]
-    if len(folders) == 1 and os.access(place, os.W_OK | os.X_OK):
+    is_writable = len(folders) == 1 and os.access(place, os.W_OK | os.X_OK)
+    if home is None and is_writable:
         return inside
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     names = b"\0".join(os.fsencode(folder.resolve()) for folder in folders)
-    return home / "marl_collect" / hashlib.sha256(names).hexdigest()[:24]
+    return (home or user_cache()) / hashlib.sha256(names).hexdigest()[:24]
+
+
+def user_cache() -> Path:
+    """Return the folder of the user's caches."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "marl_collect"
 
 
 def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:

@@ -16,10 +16,21 @@ from marl_collect.storage.description import (
     difference,
 )
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.parquet.cache import Cache, cache_folder, open_cache
+from marl_collect.storage.parquet.cache import (
+    Cache,
+    cache_folder,
+    open_cache,
+    user_cache,
+)
 from marl_collect.storage.parquet.card import card
 from marl_collect.storage.parquet.columns import Column, json_of
-from marl_collect.storage.parquet.files import BatchFile, list_files, read_schema
+from marl_collect.storage.parquet.copying import fetch
+from marl_collect.storage.parquet.files import (
+    BatchFile,
+    list_files,
+    read_schema,
+    url_of,
+)
 from marl_collect.storage.parquet.frames import Frames
 from marl_collect.storage.parquet.numbering import item_numbers
 from marl_collect.storage.parquet.statistics import Range, Statistics, ranges_of
@@ -179,27 +190,45 @@ class Dataset:
 
 
 def open_dataset(
-    path: str | Path | Sequence[str | Path], *, cache: str | Path | None = None
+    path: str | Path | Sequence[str | Path],
+    *,
+    cache: str | Path | None = None,
+    **storage_options: Any,
 ) -> Dataset:
     """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
 
     Args:
-        path: a folder, or several of one kind, whose frames follow each other.
-        cache: folder for decoded frames. None: ``.cache`` in the dataset's folder if
-            it can be written, else one in ``$XDG_CACHE_HOME``.
+        path: a folder, or several of one kind, whose frames follow each other. Also
+            URLs, such as ``"s3://bucket/data"``: new files are fetched to the cache.
+        cache: folder for the decoded frames of any datasets, and for what is fetched.
+            None: ``.cache`` in the dataset's folder if it can be written, else one in
+            ``$XDG_CACHE_HOME``.
+        storage_options: arguments of the fsspec file systems of URLs.
 
     Raises:
         FileNotFoundError: if a folder does not exist or has no batches.
         NotADirectoryError: if it is a file.
         DatasetError: if a file is damaged or missing, or two files are of different
             kinds; names it.
+        ImportError: if the package for a URL is missing. The message names it.
         OSError: if the cache cannot be written.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise ValueError("There are no folders to open.")
-    folders = [_folder(one) for one in paths]
-    name = ", ".join(map(str, folders))
+    urls = [url_of(one) for one in paths]
+    if storage_options and not any(urls):
+        raise ValueError(
+            f"{path} is no URL: {', '.join(storage_options)} are for URLs."
+        )
+    home = Path(cache).absolute() if cache else user_cache()
+    folders = [
+        fetch(url, home, **storage_options) if url else _folder(one)
+        for one, url in zip(paths, urls, strict=True)
+    ]
+    name = ", ".join(
+        url or str(folder) for url, folder in zip(urls, folders, strict=True)
+    )
     for attempt in range(1, _LISTINGS + 1):
         files: list[BatchFile] = []
         for folder in folders:
@@ -209,7 +238,9 @@ def open_dataset(
             files += listed
         _check_runs(files)
         try:
-            place = Path(cache) if cache else cache_folder(folders)
+            # One URL is decoded where its files are.
+            is_fetched = len(urls) == 1 and urls[0]
+            place = cache_folder(folders, None if is_fetched or not cache else home)
             return Dataset(name, files, open_cache(files, place))
         except FileNotFoundError as error:
             if attempt == _LISTINGS:

@@ -8,7 +8,7 @@ files of other folders may be copied into it.
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,34 @@ _TIME: Final = "%Y%m%d-%H%M%S-%f"
 _ROW_GROUP: Final = 20_000
 _PAGE_BYTES: Final = 2**22
 """Compressed as one: pictures of neighbouring frames resemble each other."""
+
+
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)")
+
+
+def url_of(path: str | Path) -> str | None:
+    """Return a URL without its last slash; None if ``path`` is a folder here.
+
+    A ``Path`` has removed one of the two slashes.
+    """
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
+
+
+def local_folder(path: str | Path) -> Path:
+    """Return the absolute path of a folder to write to.
+
+    Raises:
+        ValueError: if ``path`` is a URL.
+    """
+    url = url_of(path)
+    if url is not None:
+        raise ValueError(
+            f"{url} is a URL, but batches are written to folders of this machine. "
+            f"Write to a folder: `marl-collect copy FOLDER {url}` copies a dataset, "
+            "and later the files that were added."
+        )
+    return Path(path).absolute()
 
 
 class BatchFile(NamedTuple):
@@ -66,18 +94,29 @@ def file_name(run: str, first: int, last: int) -> str:
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     """Return the files of a folder in the order of their frames.
 
+    Hidden files are ignored. See ``arranged`` for the rest.
+    """
+    return arranged(folder.glob("[!.]*.parquet"), folder, check=check)
+
+
+def arranged(
+    paths: Iterable[Path], folder: str | Path, *, check: bool = True
+) -> list[BatchFile]:
+    """Return Parquet files in the order of their frames.
+
     A file whose batches are in a longer file is left out: a writer that joined them was
-    killed before it deleted them. Hidden files are ignored.
+    killed before it deleted them.
 
     Args:
-        folder: of the dataset.
+        paths: the files.
+        folder: of the dataset, for errors.
         check: whether a missing batch is an error.
 
     Raises:
         DatasetError: if a batch is missing, or a Parquet file has another name.
     """
     found = []
-    for path in folder.glob("[!.]*.parquet"):
+    for path in paths:
         match = _NAME.fullmatch(path.name)
         if match is None:
             raise DatasetError(
@@ -198,15 +237,19 @@ def read_table(
         ) from error
 
 
-def read_schema(path: Path) -> pa.Schema:
+def read_schema(path: Path, file: Any = None) -> pa.Schema:
     """Read the schema of a file.
+
+    Args:
+        path: of the file.
+        file: the open file, if it is not on this machine.
 
     Raises:
         DatasetError: if it is damaged; names it.
         FileNotFoundError: if it is missing.
     """
     try:
-        return pq.read_schema(path)
+        return pq.read_schema(file or path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, pa.ArrowException, MemoryError) as error:

@@ -25,7 +25,7 @@ from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.parquet.dataset import Dataset, open_dataset
 from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES, EpisodeWriter
 from marl_collect.storage.parquet.episodes import EndedEpisode
-from marl_collect.storage.parquet.files import check_target
+from marl_collect.storage.parquet.files import check_target, local_folder
 from marl_collect.storage.parquet.writer import Writer
 
 
@@ -127,7 +127,7 @@ def collect_into(
             "record() needs either episodes or frames: pass exactly one of them."
         )
     refuse(arguments, "record")
-    check_target(path.absolute())
+    check_target(local_folder(path))
     options = changed(BatchOptions, arguments)
     options["frames_per_batch"] = arguments.frames_per_batch
     if arguments.frames_per_batch is None:

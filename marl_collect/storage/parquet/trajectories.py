@@ -18,6 +18,7 @@ from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.parquet.columns import Column, flat_rows
 from marl_collect.storage.parquet.episodes import EndedEpisode
+from marl_collect.storage.parquet.files import local_folder
 from marl_collect.storage.parquet.frames import Frames
 from marl_collect.storage.parquet.numbering import draw, item_numbers
 from marl_collect.storage.parquet.saving import save
@@ -304,7 +305,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
             KeyError: if a key that tells episodes apart was not selected.
             FileExistsError: if something is at ``path``.
         """
-        save(self._frames, self._rows, Path(path))
+        save(self._frames, self._rows, local_folder(path))
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""

@@ -23,6 +23,7 @@ from marl_collect.storage.parquet.files import (
     check_target,
     file_name,
     list_files,
+    local_folder,
     new_run,
     read_schema,
     read_table,
@@ -65,10 +66,10 @@ class Writer(Closing):
         Raises:
             NotADirectoryError: if ``path`` is a file.
             FileExistsError: if the folder holds something else.
-            ValueError: if the folder has a dataset of another description; names the
-                first difference.
+            ValueError: if ``path`` is a URL, or the folder has a dataset of another
+                description; names the first difference.
         """
-        self.path: Final = Path(path).absolute()
+        self.path: Final = local_folder(path)
         files = check_target(self.path)
         self.description: Final = description
         self.frames = 0

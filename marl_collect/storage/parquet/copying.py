@@ -1,0 +1,259 @@
+"""Copies datasets between folders and object stores, through fsspec."""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self, final
+
+from marl_collect.files.atomic import named_if_full, sync, sync_folder
+from marl_collect.storage.description import difference
+from marl_collect.storage.parquet.columns import json_of
+from marl_collect.storage.parquet.files import (
+    BatchFile,
+    arranged,
+    check_target,
+    read_schema,
+    url_of,
+)
+from marl_collect.storage.parquet.writer import schema_difference
+
+_CARD: Final = "README.md"
+
+
+def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
+    """Copy the files of a dataset that a target lacks.
+
+    Each file appears when it is complete, and the batches of a run in their order, so
+    the target is a dataset at any time. Run it again after an interruption, or when the
+    dataset has grown. Files with equal names and sizes are not copied. A writer may
+    have the source open. Small files of the target that the source has joined are
+    removed.
+
+    Args:
+        source: a folder, or a URL such as ``"s3://bucket/data"``.
+        target: a folder or a URL; a folder is created.
+        storage_options: arguments of the fsspec file systems of URLs.
+
+    Returns:
+        The number of files that were copied.
+
+    Raises:
+        FileNotFoundError: if the source has no batches.
+        ValueError: if the target holds a dataset of another kind, or there are options
+            but no URL.
+        FileExistsError: if the target is a folder that holds something else.
+        DatasetError: if a file is missing or damaged; names it.
+        ImportError: if the package for a URL is missing. The message names it.
+        OSError: if something cannot be read or written.
+    """
+    origin = _Place.of(source, storage_options)
+    goal = _Place.of(target, storage_options)
+    if storage_options and origin.is_local and goal.is_local:
+        raise ValueError(
+            f"Neither {source} nor {target} is a URL, but there are options for URLs: "
+            f"{', '.join(storage_options)}."
+        )
+    if goal.is_local:
+        check_target(Path(goal.root))
+    return _copy(origin, goal, check=True)[0]
+
+
+def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
+    """Bring a folder of this machine up to date with a dataset in an object store.
+
+    Args:
+        url: of the dataset.
+        cache: folder for the files of several URLs, a folder each.
+        storage_options: arguments of the fsspec file system.
+
+    Returns:
+        The folder with the same files.
+
+    Raises:
+        FileNotFoundError: if there are no batches.
+        ImportError: if the package for the URL is missing. The message names it.
+        OSError: if something cannot be read or written.
+    """
+    origin = _Place.of(url, storage_options)
+    folder = cache / hashlib.sha256(url.encode()).hexdigest()[:24]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Others wait instead of fetching it too.
+        _, names = _copy(origin, _Place.of(folder, {}), check=False)
+        for path in folder.glob("[!.]*"):
+            if path.name not in names:  # It was deleted there.
+                path.unlink()
+    return folder
+
+
+@final
+@dataclass(frozen=True)
+class _Place:
+    """A folder of this machine or of an object store.
+
+    Attributes:
+        name: for messages.
+        store: the fsspec file system.
+        root: path in it.
+        is_local: whether it is on this machine.
+    """
+
+    name: str
+    store: Any
+    root: str
+    is_local: bool
+
+    @classmethod
+    def of(cls, path: str | Path, options: Mapping[str, Any]) -> Self:
+        """Open the file system of a path or URL."""
+        import fsspec
+
+        url = url_of(path)
+        if url is None:
+            root = str(Path(path).absolute())
+            return cls(root, fsspec.filesystem("file"), root, is_local=True)
+        try:
+            with _named(url):
+                return cls(url, *fsspec.url_to_fs(url, **options), is_local=False)
+        except ImportError as error:
+            raise ImportError(
+                f"{url} needs a package that is not installed: {error} For S3: "
+                'pip install "marl-collect[cloud]"'
+            ) from error
+
+    def path(self, name: str) -> str:
+        """Return the path of a file."""
+        return f"{self.root}/{name}"
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of every finished file of a dataset."""
+        with _named(self.name):
+            self.store.invalidate_cache()
+            try:
+                entries = self.store.ls(self.root, detail=True)
+            except FileNotFoundError:
+                return {}
+        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if name == _CARD or (name.endswith(".parquet") and name[0] != ".")
+        }
+
+    def files(self, sizes: Mapping[str, int], *, check: bool = True) -> list[BatchFile]:
+        """Return the batch files of a listing in the order of their frames."""
+        paths = [Path(self.root, name) for name in sizes if name != _CARD]
+        return arranged(paths, self.name, check=check)
+
+    def schema(self, name: str) -> Any:
+        """Read the schema of a file."""
+        with _named(self.name), self.store.open(self.path(name)) as file:
+            return read_schema(Path(self.name, name), file)
+
+
+def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
+    """Copy what is missing; return how many files, and the names of all of them."""
+    count = 0
+    while True:
+        sizes, there = origin.sizes(), goal.sizes()
+        files, before = origin.files(sizes), goal.files(there, check=False)
+        if not files:
+            raise FileNotFoundError(f"{origin.name} has no batches of a dataset.")
+        names = [file.path.name for file in files]
+        missing = [name for name in names if there.get(name) != sizes[name]]
+        if check and missing and before:
+            _check_kind(origin, names[0], goal, before[0].path.name)
+        if _CARD in sizes and _CARD not in there:
+            missing.append(_CARD)
+        # What a cache has decoded of small files is valid for a file that joins them.
+        lasts = {(file.run, file.last): file.path for file in before}
+        likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
+        for name in missing:
+            try:
+                _transfer(origin, goal, name, sizes[name], likes.get(name))
+            except FileNotFoundError:
+                if name in origin.sizes():
+                    raise
+                break  # A writer has joined it to others.
+            count += 1
+        else:
+            kept = goal.files({**there, **sizes}, check=False)
+            for name in set(there) - {file.path.name for file in kept} - {_CARD}:
+                with _named(goal.name), suppress(FileNotFoundError):
+                    goal.store.rm_file(goal.path(name))
+            return count, {*names, _CARD}
+
+
+def _check_kind(origin: _Place, name: str, goal: _Place, other: str) -> None:
+    schemas = [goal.schema(other), origin.schema(name)]
+    text = schema_difference(*schemas)
+    there, here = (json_of(schema).get("description") for schema in schemas)
+    found = difference({"": there}, {"": here})
+    if found is not None:
+        text = f"{found[0].lstrip('/')} is {found[2]!r}, but {found[1]!r} there"
+    if text:
+        raise ValueError(
+            f"{goal.name} holds a dataset of another kind than {origin.name}: {text}. "
+            "Copy to another place."
+        )
+
+
+def _transfer(
+    origin: _Place, goal: _Place, name: str, size: int, like: Path | None
+) -> None:
+    """Copy a file; it appears when it is complete.
+
+    Args:
+        origin: from where.
+        goal: to where.
+        name: of the file.
+        size: in bytes.
+        like: a file of this machine with the same last batch. It gets its time, unless
+            it has its name, and so is replaced because it differs.
+    """
+    if not goal.is_local and origin.is_local:
+        with _named(goal.name):
+            goal.store.put_file(origin.path(name), goal.path(name))
+        return
+    if not goal.is_local:
+        with tempfile.TemporaryDirectory() as between:
+            middle = _Place.of(between, {})
+            _transfer(origin, middle, name, size, None)
+            _transfer(middle, goal, name, size, None)
+        return
+    folder = Path(goal.root)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{secrets.token_hex(4)}.{name}.tmp"
+    try:
+        with _named(origin.name), named_if_full(folder / name):
+            origin.store.get_file(origin.path(name), str(temporary))
+        if temporary.stat().st_size != size:
+            raise OSError(f"{origin.name}/{name} was changed while it was copied.")
+        if like is None or like.name == name:
+            like = Path(origin.path(name)) if origin.is_local else temporary
+        time = like.stat().st_mtime_ns
+        os.utime(temporary, ns=(time, time))
+        sync(temporary, os.O_RDWR)
+        temporary.replace(folder / name)
+        sync_folder(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Name the place in errors of its store, which are of any kind."""
+    try:
+        yield
+    except (OSError, ImportError):
+        raise
+    except Exception as error:
+        raise OSError(
+            f"{name} cannot be read or written: {type(error).__name__}: {error}"
+        ) from error

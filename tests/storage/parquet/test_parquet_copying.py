@@ -1,0 +1,424 @@
+"""Copies between folders, a memory file system and a local S3 server."""
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from parquet_streams import ENVIRONMENT, Stream, flat_frames, frames_of
+from support.scripts import run_python, start_python
+from support.stores import s3_server
+
+from marl_collect.storage import DatasetDescription, DatasetError
+from marl_collect.storage.parquet.copying import copy
+from marl_collect.storage.parquet.dataset import Dataset, open_dataset
+from marl_collect.storage.parquet.writer import Writer
+
+Location = tuple[str, dict[str, Any]]
+ABOUT = DatasetDescription("stream", ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, Any]]:
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """Where nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    if request.param == "folder":
+        return str(tmp_path / name), {}
+    if request.param == "memory":
+        return f"memory://store/{name}", {}
+    return f"s3://bucket/{name}", request.getfixturevalue("server")
+
+
+@pytest.fixture(params=["memory", "s3"])
+def store(request: pytest.FixtureRequest) -> Location:
+    """A URL at which nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    if request.param == "memory":
+        return f"memory://store/{name}", {}
+    return f"s3://bucket/{name}", request.getfixturevalue("server")
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def write(path: Path, seed: int, batches: int = 3) -> list[Any]:
+    """Write a run whose batches are files of their own; return its frames as bytes."""
+    stream, frames = Stream(seed), []
+    with (
+        patch("marl_collect.storage.parquet.writer._SMALL_BYTES", 0),
+        Writer(path, ABOUT) as writer,
+    ):
+        for _ in range(batches):
+            frames += frames_of(batch := stream.batch())
+            writer.add(batch)
+    return frames
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """Two runs of three files each."""
+    for seed in range(2):
+        write(tmp_path / "d", seed)
+    return tmp_path / "d"
+
+
+def names(location: Location) -> list[str]:
+    """Return the names of the files at a location, hidden ones too."""
+    place, root = fsspec.url_to_fs(location[0], **location[1])
+    place.invalidate_cache()
+    return sorted(path.rpartition("/")[2] for path in place.ls(root, detail=False))
+
+
+def opened(location: Location, **options: Any) -> Dataset:
+    return open_dataset(location[0], **location[1], **options)
+
+
+def all_frames(dataset: Dataset) -> list[Any]:
+    return flat_frames(dataset[range(len(dataset))])
+
+
+class Transfers:
+    """Counts the files that a store gets and puts, without looking at our code."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "werkzeug")  # Every request of the S3 server.
+        self._log = caplog
+        self._names: list[str] = []
+        for name in ("get_file", "put_file"):
+            method = self._counting(getattr(MemoryFileSystem, name))
+            monkeypatch.setattr(MemoryFileSystem, name, method)
+
+    def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(place: Any, source: str, *arguments: Any, **options: Any) -> Any:
+            self._names.append(source.rpartition("/")[2])
+            return method(place, source, *arguments, **options)
+
+        return counted
+
+    def take(self) -> list[str]:
+        """Return the names since the last call."""
+        requests = "\n".join(record.getMessage() for record in self._log.records)
+        names = re.findall(r'"(?:GET|PUT) /bucket/\w+/(\S+\.parquet) ', requests)
+        taken = sorted(self._names + names)
+        self._names.clear()
+        self._log.clear()
+        return taken
+
+
+def test_a_copy_reads_like_the_original(
+    location: Location, local: Path, tmp_path: Path
+) -> None:
+    url, options = location
+    (local / "README.md").write_text("card")
+    assert copy(local, url, **options) == 7
+    frames = all_frames(open_dataset(local))
+    dataset = opened(location)
+    assert all_frames(dataset) == frames
+    assert dataset.name == url
+    dataset.verify()
+    assert copy(url, tmp_path / "back", **options) == 7
+    for path in local.glob("[!.]*"):
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+    other: Location = (f"memory://store/{uuid.uuid4().hex}", {})
+    assert copy(url, other[0], **options) == 7
+    assert all_frames(opened(other)) == frames
+
+
+def test_only_new_files_are_copied_and_fetched(
+    store: Location,
+    local: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, options = store
+    transfers = Transfers(monkeypatch, caplog)
+    before = [path.name for path in sorted(local.glob("*.parquet"))]
+    assert copy(local, url, **options) == 6
+    assert transfers.take() == before
+    assert len(opened(store)) == 72
+    assert transfers.take() == before
+    assert copy(local, url, **options) == 0
+    assert len(opened(store)) == 72
+    assert transfers.take() == []
+    write(local, 2, batches=1)
+    new = [path.name for path in sorted(local.glob("*.parquet"))][6:]
+    assert copy(local, url, **options) == 1
+    assert transfers.take() == new
+    frames = all_frames(opened(store))
+    assert transfers.take() == new
+    assert frames == all_frames(open_dataset(local))
+
+
+def test_files_that_a_writer_joins_replace_their_parts(
+    store: Location, tmp_path: Path, caches: Path
+) -> None:
+    url, options = store
+    stream, frames = Stream(1), []
+    with Writer(tmp_path / "d", ABOUT) as writer:
+        for _ in range(3):
+            frames += frames_of(batch := stream.batch())
+            writer.add(batch)
+        assert copy(tmp_path / "d", url, **options) == 3
+        assert all_frames(opened(store)) == frames
+        (state,) = caches.rglob("state.json")
+        generation = json.loads(state.read_text())["generation"]
+    assert copy(tmp_path / "d", url, **options) == 1
+    (name,) = names(store)
+    assert name.endswith(".000000-000002.parquet")
+    assert all_frames(opened(store)) == frames
+    assert json.loads(state.read_text())["generation"] == generation
+    assert [path.name for path in caches.rglob("*.parquet")] == [name]
+    # A folder, too.
+    copy(url, tmp_path / "copy", **options)
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == [name]
+
+
+def test_a_file_that_vanishes_meanwhile_was_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, frames = Stream(1), []
+    writer = Writer(tmp_path / "d", ABOUT)
+    for _ in range(3):
+        frames += frames_of(batch := stream.batch())
+        writer.add(batch)
+    kind = type(fsspec.filesystem("file"))
+    get_file = kind.get_file
+
+    def join_first(*arguments: Any, **options: Any) -> Any:
+        writer.close()
+        return get_file(*arguments, **options)
+
+    monkeypatch.setattr(kind, "get_file", join_first)
+    assert copy(tmp_path / "d", tmp_path / "copy") == 1
+    assert all_frames(open_dataset(tmp_path / "copy")) == frames
+
+
+def test_what_was_deleted_in_a_store_is_not_read(store: Location, local: Path) -> None:
+    url, options = store
+    copy(local, url, **options)
+    assert len(opened(store)) == 72
+    place, root = fsspec.url_to_fs(url, **options)
+    for path in sorted(local.glob("*.parquet"))[:3]:
+        place.rm_file(f"{root}/{path.name}")
+        path.unlink()
+    assert all_frames(opened(store)) == all_frames(open_dataset(local))
+
+
+def test_copies_of_two_datasets_are_merged(location: Location, tmp_path: Path) -> None:
+    url, options = location
+    frames = write(tmp_path / "a", 1) + write(tmp_path / "b", 2)
+    for name in "ab":
+        copy(tmp_path / name, url, **options)
+    dataset = opened(location)
+    assert all_frames(dataset) == frames
+    assert len(dataset.runs) == 2
+
+
+def test_a_cache_folder_keeps_several_urls(
+    store: Location, local: Path, tmp_path: Path, caches: Path
+) -> None:
+    url, options = store
+    write(tmp_path / "other", 7)
+    for source, name in ((local, "a"), (tmp_path / "other", "b")):
+        copy(source, f"{url}/{name}", **options)
+    kept = tmp_path / "kept"
+    for _ in range(2):
+        first = open_dataset(f"{url}/a", cache=kept, **options)
+        both = open_dataset([f"{url}/a", f"{url}/b"], cache=kept, **options)
+    assert len(first) == 72
+    assert len(both) == 108
+    assert not caches.exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import fsspec
+from marl_collect.storage.parquet.copying import copy
+
+source, target, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+calls = []
+
+def count():
+    calls.append(1)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+replace = Path.replace
+Path.replace = lambda *a: (count(), replace(*a))
+if options:
+    store = fsspec.get_filesystem_class("s3")
+    put_file = store._put_file
+
+    async def put(*a, **k):
+        count()
+        await put_file(*a, **k)
+
+    store._put_file = put
+copy(source, target, **options)
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_killed_copy_is_a_dataset_and_goes_on(
+    kind: str, local: Path, tmp_path: Path, server: dict[str, Any]
+) -> None:
+    target: Location = (str(tmp_path / "copy"), {})
+    if kind == "s3":
+        target = (f"s3://bucket/{uuid.uuid4().hex}", server)
+    process = run_python("-c", KILLED, local, target[0], repr(target[1]))
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    frames = all_frames(open_dataset(local))
+    assert all_frames(opened(target)) == frames[:48]
+    assert copy(local, target[0], **target[1]) == 2
+    assert all_frames(opened(target)) == frames
+
+
+COUNTED = """
+import sys
+import fsspec
+from marl_collect.storage.parquet.dataset import open_dataset
+
+options, calls = eval(sys.argv[2]), []
+store = fsspec.get_filesystem_class("s3")
+get_file = store._get_file
+
+async def get(*a, **k):
+    calls.append(1)
+    await get_file(*a, **k)
+
+store._get_file = get
+sys.stdin.readline()
+dataset = open_dataset(sys.argv[1], **options)
+print(len(calls), len(dataset))
+"""
+
+
+def test_readers_of_one_url_fetch_each_file_once(
+    local: Path, server: dict[str, Any]
+) -> None:
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    copy(local, url, **server)
+    readers = [start_python("-c", COUNTED, url, repr(server)) for _ in range(3)]
+    outputs = [reader.communicate("\n", timeout=120)[0].split() for reader in readers]
+    assert [int(frames) for _, frames in outputs] == [72] * 3
+    assert sum(int(calls) for calls, _ in outputs) == 6
+
+
+def test_a_target_of_another_kind_is_refused(
+    location: Location, local: Path, tmp_path: Path
+) -> None:
+    url, options = location
+    copy(local, url, **options)
+    before = names(location)
+    with Writer(tmp_path / "a", DatasetDescription("other", ENVIRONMENT)) as writer:
+        writer.add(Stream(3).batch())
+    with Writer(tmp_path / "b", ABOUT) as writer:
+        writer.add(Stream(3).batch().exclude("frame"))
+    for name, text in (
+        ("a", "task is 'other', but 'stream' there"),
+        ("b", r"\('frame',\) is missing, but in the dataset int64"),
+    ):
+        with pytest.raises(ValueError, match=f"of another kind than .*{name}: {text}"):
+            copy(tmp_path / name, url, **options)
+    assert names(location) == before
+
+
+def test_bad_places_are_errors_that_name_them(
+    local: Path, tmp_path: Path, server: dict[str, Any]
+) -> None:
+    with pytest.raises(FileNotFoundError, match="none has no batches of a dataset"):
+        copy(tmp_path / "none", tmp_path / "copy")
+    with pytest.raises(FileNotFoundError, match="memory://none has no batches"):
+        open_dataset("memory://none")
+    with pytest.raises(ValueError, match="options for URLs: endpoint_url"):
+        copy(local, tmp_path / "copy", endpoint_url="x")
+    with pytest.raises(ValueError, match="is no URL: endpoint_url are for URLs"):
+        open_dataset(local, endpoint_url="x")
+    with pytest.raises(OSError, match=r"nothing://x cannot be .*Protocol not known"):
+        copy(local, "nothing://x")
+    with pytest.raises(OSError, match="bucket does not exist"):
+        copy(local, "s3://none/x", **server)
+    gone = server | {
+        "endpoint_url": "http://127.0.0.1:9",
+        "config_kwargs": {"retries": {"max_attempts": 0}},
+    }
+    with pytest.raises(OSError, match="s3://bucket/x cannot be read or written"):
+        open_dataset("s3://bucket/x", **gone)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    with pytest.raises(FileExistsError, match="full holds no dataset, but notes"):
+        copy(local, tmp_path / "full")
+    sorted(local.glob("*.parquet"))[1].unlink()
+    with pytest.raises(DatasetError, match="d lacks batch 1 of the run"):
+        copy(local, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_missing_package_is_named(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    classes = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(classes, "s3", raising=False)
+    for use in (
+        lambda: copy(local, "s3://bucket/x"),
+        lambda: open_dataset("s3://bucket/x"),
+    ):
+        with pytest.raises(ImportError, match=r"s3fs.*marl-collect\[cloud\]"):
+            use()
+
+
+def test_a_file_that_changes_while_it_is_fetched_is_an_error(
+    store: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, options = store
+    copy(local, url, **options)
+    place, _ = fsspec.url_to_fs(url, **options)  # The same instance for all.
+    get_file = place.get_file
+
+    def cut(source: str, target: str, **settings: Any) -> None:
+        get_file(source, target, **settings)
+        os.truncate(target, 100)
+
+    monkeypatch.setattr(place, "get_file", cut)
+    with pytest.raises(OSError, match=r"parquet was changed while it was copied"):
+        opened(store)
+    assert not [path for path in caches.rglob("*") if "parquet" in path.name]
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/d", Path("s3://bucket/d")])
+def test_urls_are_not_written_to(
+    path: str | Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    episodes = open_dataset(local).trajectories
+    before = os.listdir()
+    for use in (lambda: Writer(path, ABOUT), lambda: episodes.save(path)):
+        with pytest.raises(
+            ValueError, match="`marl-collect copy FOLDER s3://bucket/d`"
+        ):
+            use()
+    assert os.listdir() == before
