@@ -120,12 +120,13 @@ class _Place:
             return cls(root, fsspec.filesystem("file"), root, is_local=True)
         try:
             with _named(url):
-                return cls(url, *fsspec.url_to_fs(url, **options), is_local=False)
+                store, root = fsspec.url_to_fs(url, **options)
         except ImportError as error:
             raise ImportError(
                 f"{url} needs a package that is not installed: {error} For S3: "
                 'pip install "marl-collect[cloud]"'
             ) from error
+        return cls(url, store, root, is_local=False)
 
     def path(self, name: str) -> str:
         """Return the path of a file."""
