@@ -34,6 +34,7 @@ TABLE = (
     "torchrl_policies",
     "models",
     "recurrent",
+    "learners",
     "convolutions",
     "assignment",
     "pool_weights",

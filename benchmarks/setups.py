@@ -21,7 +21,7 @@ from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.models.saved_policy import CONFIG
-from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.plots import plot_curves
 from marl_collect.training.report import LEGEND, markdown
 from marl_collect.training.results import RANDOM, Run, read_random, read_runs
 from marl_collect.training.run_folder import EVALUATIONS, RESULT
@@ -192,12 +192,7 @@ def section(name: str) -> str:
     picture.parent.mkdir(exist_ok=True)
     title = name.replace("_", " ")
     plot_curves(runs, title, picture, random, study.baselines)
-    scores = picture.with_name(f"{name}_scores.png")
-    plot_scores(runs, title, scores, random)
-    folder = picture.parent.name
-    text = markdown(
-        runs, title, random, f"{folder}/{picture.name}", f"{folder}/{scores.name}"
-    )
+    text = markdown(runs, title, random, f"{picture.parent.name}/{picture.name}")
     heading, remainder = text.split("\n", 1)
     ours = study.command.startswith("workloads.")  # Not in the installed package.
     path = "PYTHONPATH=benchmarks " if ours else ""

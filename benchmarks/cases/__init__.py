@@ -8,6 +8,7 @@ module             its question
 =================  ============================================================
 ``policy_step``    what a policy costs per frame, called and fused
 ``models``         networks: ours, TorchRL's, and a loop of torch modules
+``learners``       what a gradient step costs
 ``assignment``     what several policies cost, compared with one
 ``pool_weights``   what an update costs while a pool keeps past versions
 ``envs``           steps and resets of environments, and of their library's loop

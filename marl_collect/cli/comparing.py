@@ -103,12 +103,7 @@ def show_report(folder: Path) -> int:
     """Write the report of a folder, print its tables, and return the exit code."""
     _check_extras(video=False)
     with user_errors(ValueError, OSError):
-        from marl_collect.training.comparison import (
-            CURVES,
-            REPORT,
-            SCORES,
-            write_report,
-        )
+        from marl_collect.training.comparison import CURVES, REPORT, write_report
         from marl_collect.training.report import (
             TERMINAL_LEGEND,
             findings,
@@ -128,7 +123,7 @@ def show_report(folder: Path) -> int:
     out.print()
     out.print(TERMINAL_LEGEND, style="dim")
     out.print(
-        ", ".join(str(folder / name) for name in (REPORT, CURVES, SCORES)),
+        ", ".join(str(folder / name) for name in (REPORT, CURVES)),
         soft_wrap=True,
     )
     return 0

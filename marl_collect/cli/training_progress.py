@@ -10,7 +10,6 @@ from rich.console import Console, Group, RenderableType
 from marl_collect.cli.progress import line, progress_bar, remaining
 from marl_collect.files.log_file import add_line
 from marl_collect.programs.interruption import FINISHING
-from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.learner import NotFiniteError
 from marl_collect.training.options import Setup
@@ -75,13 +74,6 @@ class TrainingProgress(Watcher):
             self._printed = now
             text = f"  {frames:,} frames: {self._metrics}"
             self._print(text, shown=not self._console.is_terminal)
-
-    def measured(self, costs: Costs) -> None:
-        """Print the costs of a gradient step, which were measured in training."""
-        self._print(
-            f"  A gradient step of {costs.minibatch_frames:,} frames takes "
-            f"{costs.forward_ms + costs.backward_ms:,.0f} ms, measured in training."
-        )
 
     def interrupted(self) -> None:
         """Print that the run ends soon."""

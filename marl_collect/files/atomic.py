@@ -56,12 +56,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     Several processes may write the same path at once; the last one wins. An error
     leaves nothing behind. A process that is killed leaves a hidden file
-    ``.NAME.HEX.new``, which the next call for the same path removes.
+    ``.NAME.HEX.new``, which the next call for the same path removes. A device or a pipe
+    is written in place: a rename would replace ``/dev/null`` by a file.
 
     Raises:
         OSError: if it cannot be written; names the file.
     """
     data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with named_if_full(path):
+            path.write_bytes(data)
+        return
     _remove_leftovers(path)
     with named_if_full(path):
         while not _write(path, data):

@@ -16,7 +16,6 @@ file                          contents
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``checkpoint.py``             saves and resumes a training loop
 ``evaluating.py``             evaluations of a run
-``costs.py``                  parameters, memory and time of a gradient step
 ``allocator.py``              keeps freed memory for the next activations
 ``run_folder.py``             files of a run, TensorBoard's included
 ``comparison.py``             all runs of a comparison

@@ -20,7 +20,7 @@ from marl_collect.training.evaluating import (
 )
 from marl_collect.training.learner import NotFiniteError, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.plots import plot_curves, plot_scores
+from marl_collect.training.plots import plot_curves
 from marl_collect.training.report import LEGEND, markdown, results_json
 from marl_collect.training.results import RANDOM, read_random, read_runs
 from marl_collect.training.run_folder import RunFolder
@@ -33,7 +33,6 @@ from marl_collect.training.trainer import (
 )
 
 CURVES = "curves.png"
-SCORES = "scores.png"
 REPORT = "report.md"
 RESULTS = "marl_eval.json"
 
@@ -285,11 +284,8 @@ def write_report(folder: Path) -> str:
     random = read_random(folder)
     title = runs[0].task
     plot_curves(runs, title, folder / CURVES, random)
-    scored = any(run.best is not None for run in runs)
-    if scored:
-        plot_scores(runs, title, folder / SCORES, random)
     text = json.dumps(results_json(runs), separators=(",", ":"))
     write_atomically(folder / RESULTS, text + "\n")
-    page = markdown(runs, title, random, CURVES, SCORES if scored else None)
+    page = markdown(runs, title, random, CURVES)
     write_atomically(folder / REPORT, f"{page}\n{LEGEND}\n")
     return page

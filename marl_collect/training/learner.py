@@ -19,7 +19,6 @@ from marl_collect.core.seeding import (
     torch_generators,
 )
 from marl_collect.training.algorithms import ALGORITHMS
-from marl_collect.training.costs import Costs, StepMeter
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
 Metrics = dict[str, float]
@@ -77,7 +76,6 @@ class Learner(abc.ABC):
         self.generator = torch.Generator("cpu")
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
-        self._meter: StepMeter | None = None
         self._ends = FirstEnds(description)
 
     @classmethod
@@ -156,16 +154,9 @@ class Learner(abc.ABC):
         set_torch_generators(state)
 
     @final
-    def costs(self) -> Costs | None:
-        """Return the costs of the first gradient steps, or None before them."""
-        if self._meter is None:
-            return None
-        unrolled = [
-            tensor
-            for network in self.unrolled.values()
-            for tensor in (*network.parameters(), *network.buffers())
-        ]
-        return self._meter.costs(self.policy, self.parameters(), unrolled)
+    def _adam(self, lr: float, eps: float = 1e-8) -> torch.optim.Optimizer:
+        """Return Adam of all trained parameters, which updates them in one call."""
+        return torch.optim.Adam(list(self.parameters()), lr=lr, eps=eps, fused=True)
 
     @final
     def _step(
@@ -180,17 +171,9 @@ class Learner(abc.ABC):
             NotFiniteError: if the norm is not finite: the step would make every weight
                 NaN.
         """
-        if self._meter is None:
-            self._meter = StepMeter(list(self.parameters()), self.device)
         self.optimizer.zero_grad()
-        if self._meter.complete:
-            loss, logged = self.loss(minibatch)
-            loss.backward()
-        else:
-            with self._meter.forward(minibatch.numel()):
-                loss, logged = self.loss(minibatch)
-            with self._meter.backward():
-                loss.backward()
+        loss, logged = self.loss(minibatch)
+        loss.backward()
         norm = float(nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm))
         if not math.isfinite(norm):
             raise NotFiniteError(

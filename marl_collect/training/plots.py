@@ -1,4 +1,4 @@
-"""Pictures of a comparison: learning curves, final scores, and sample efficiency."""
+"""Pictures of a comparison: learning curves."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -10,7 +10,7 @@ from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
 from marl_collect.files.atomic import named_if_full
 from marl_collect.training.evaluating import EvaluationRecord
-from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run, by_setup, summarize
+from marl_collect.training.results import Run, by_setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,8 +19,6 @@ _MOST_LINES = 6
 """More setups than this are drawn in one panel per algorithm."""
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _MARKERS = "osD^vP"
-_EFFICIENT = 0.9
-"""Share of the way from random actions to the best setup that counts as learnt."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -207,98 +205,6 @@ def svg(figure: "Figure") -> bytes:
     stream = BytesIO()
     figure.savefig(stream, format="svg")
     return stream.getvalue()
-
-
-@_plain_text
-def plot_scores(
-    runs: Sequence[Run], title: str, path: Path, random: EvaluationRecord | None = None
-) -> None:
-    """Write a picture of final scores with intervals, and of sample efficiency.
-
-    On the left are the returns of the best weights on new episodes: interquartile
-    means with 95 % bootstrap intervals. On the right are the frames after which the
-    mean over seeds first covers 90 % of the way from random actions to the best setup,
-    and a point for each seed whose own evaluations reach it.
-
-    Args:
-        runs: runs of one task, of which some are finished.
-        title: of the picture.
-        path: of the picture; its suffix determines the format. A PDF of the same name
-            is written beside it.
-        random: evaluation of random actions; without it, the lowest evaluation is used.
-    """
-    from matplotlib.figure import Figure
-
-    setups = by_setup([run for run in runs if run.best is not None])
-    scores = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summarize(runs)}
-    order = sorted(scores, key=lambda name: scores[name].value, reverse=True)
-    figure = Figure(figsize=(9, 1.4 + 0.32 * len(order)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    colours = _colours(by_setup(runs))
-    for row, name in enumerate(order):
-        score = scores[name]
-        left.barh(
-            row,
-            score.high - score.low,
-            left=score.low,
-            height=0.6,
-            alpha=0.4,
-            color=colours[name],
-        )
-        left.plot([score.value] * 2, [row - 0.3, row + 0.3], color="black")
-    left.use_sticky_edges = False  # The margin is also beside a bar's left end.
-    left.margins(x=0.1)
-    left.set_yticks(range(len(order)), order, size=8)
-    left.invert_yaxis()
-    left.set_xlabel("return of the team, best weights (95 % interval)", size=8)
-    start = random.team if random is not None else min(_levels(setups), default=0.0)
-    if random is not None:
-        left.axvline(random.team, color="grey", linestyle="--")
-        left.set_title(f"dashed: random actions, {random.team:.1f}", size=8)
-    _draw_efficiency(right, {name: setups[name] for name in order}, colours, start)
-    for axes in (left, right):
-        axes.grid(axis="x", alpha=0.3)
-        axes.tick_params(axis="x", labelsize=7)
-    figure.suptitle(title, size=11)
-    _save(figure, path)
-
-
-def _draw_efficiency(
-    axes: Any, setups: Mapping[str, list[Run]], colours: Mapping[str, str], start: float
-) -> None:
-    """Draw the frames after which setups have covered most of the way to the best."""
-    from matplotlib.ticker import EngFormatter
-
-    means = {name: _mean_curve(group)[:2] for name, group in setups.items()}
-    best = max((max(mean) for _, mean in means.values() if mean), default=start)
-    goal = start + _EFFICIENT * (best - start)
-    furthest = 1
-    for row, name in enumerate(setups):
-        reached = _first(zip(*means[name], strict=True), goal)
-        seeds = [
-            _first([(w.frames, w.team) for w in run.evaluations], goal)
-            for run in setups[name]
-        ]
-        points = [frames for frames in seeds if frames is not None]
-        axes.plot(points, [row] * len(points), "k|", markersize=9)
-        text = "not reached" if reached is None else f"{reached:,}"
-        if len(seeds) > 1:
-            text += f" ({len(points)} of {len(seeds)} seeds)"
-        if reached is not None:
-            axes.barh(row, reached, height=0.6, color=colours[name], alpha=0.4)
-        end = max([reached or 0, *points])
-        furthest = max(furthest, end)
-        axes.text(end, row, f"  {text}", va="center", size=7)
-    axes.set_xlabel(
-        f"frames until {goal:.1f} (bars: mean of seeds, lines: seeds)", size=8
-    )
-    axes.set_xlim(0, 1.7 * furthest)  # Room for the text beside a bar.
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _first(points: Iterable[tuple[int, float]], goal: float) -> int | None:
-    """Return the frames of the first point that reaches a return, or None."""
-    return next((frames for frames, value in points if value >= goal), None)
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -71,9 +71,7 @@ class PPOLearner(Learner):
         # The critic's state after the last batch, with which the next one begins.
         self._state: dict[Any, Tensor] = {}
         self.networks = {"policy": self.policy, "critic": self.critic}
-        self.optimizer = torch.optim.Adam(
-            list(self.parameters()), lr=self.ppo.lr, eps=1e-5
-        )
+        self.optimizer = self._adam(self.ppo.lr, eps=1e-5)
         self._losses = {name: self._make_loss(name) for name in description.groups}
 
     @classmethod

@@ -37,15 +37,19 @@ def _returns(whose: str) -> list[Column]:
     return [column(name) for name in RETURNS]
 
 
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
 SETUP: Column = ("setup", lambda s: s.setup)
 SEEDS: Column = ("seeds", lambda s: str(s.seeds))
 PARAMETERS: Column = (
     "policy parameters",
-    lambda s: f"{s.costs['policy_parameters']:,}",
+    lambda s: _count(s.policy_parameters),
 )
 STEPS: Column = (
     "gradient steps",
-    lambda s: "-" if s.updates is None else f"{s.updates:,}",
+    lambda s: _count(s.updates),
 )
 SPEEDS: list[Column] = [
     ("collected frames/s", lambda s: f"{s.collected:,.0f}"),
@@ -58,16 +62,7 @@ TABLES: dict[str, list[Column]] = {
         *_returns(AGENT),
         ("episode, best weights", lambda s: f"{s.length.value:.0f} frames"),
     ],
-    "costs": [
-        SETUP,
-        PARAMETERS,
-        ("all parameters", lambda s: f"{s.costs['parameters']:,}"),
-        STEPS,
-        ("MB", lambda s: f"{s.costs['memory'] / 1e6:.2f}"),
-        ("forward ms", lambda s: f"{s.costs['forward_ms']:.1f}"),
-        ("backward ms", lambda s: f"{s.costs['backward_ms']:.1f}"),
-        *SPEEDS,
-    ],
+    "costs of a run": [SETUP, PARAMETERS, STEPS, *SPEEDS],
 }
 """The tables of the Markdown page."""
 TERMINAL_TABLES: dict[str, list[Column]] = {
@@ -78,7 +73,7 @@ TERMINAL_TABLES: dict[str, list[Column]] = {
         (LAST_WEIGHTS, lambda s: s.returns[TEAM, LAST_WEIGHTS].parts[0]),
         (SAMPLED_ACTIONS, lambda s: s.returns[TEAM, SAMPLED_ACTIONS].parts[0]),
     ],
-    "costs of a run": [SETUP, PARAMETERS, STEPS, *SPEEDS],
+    "costs of a run": TABLES["costs of a run"],
 }
 """What decides between setups, in the 80 columns of a terminal."""
 _SEEDS = 5
@@ -99,11 +94,6 @@ LEGEND = (
     "weights. Their p-values are multiplied by the number of pairs of setups.\n"
     "- Gradient steps: number per run. It may differ between setups with equal "
     "frames.\n"
-    "- Policy parameters, all parameters: numbers for the policy alone, and for all "
-    "trained networks.\n"
-    "- MB: weights, gradients, optimiser moments, target networks, and the tensors "
-    "that the backward pass of one minibatch keeps.\n"
-    "- Forward ms, backward ms: time for the loss of one minibatch and its gradient.\n"
     "- Collected frames/s, trained frames/s: frames per second of time spent "
     "collecting and training. A frame is one step of one environment, regardless of "
     "the number of agents."
@@ -114,7 +104,7 @@ TERMINAL_LEGEND = (
     "The return of the team is the sum over its agents. Best weights (with a 95 % "
     "interval over seeds) and last weights play new episodes with deterministic "
     "actions; sampled actions are the last hundred training episodes. The report "
-    "explains every column, and adds returns per agent, memory and times."
+    "explains every column, and adds returns per agent."
 )
 
 
@@ -176,7 +166,6 @@ def markdown(
     title: str,
     random: EvaluationRecord | None,
     curves: str | None,
-    scores: str | None = None,
 ) -> str:
     """Return the report as a Markdown page.
 
@@ -185,7 +174,6 @@ def markdown(
         title: of the page's section.
         random: evaluation of random actions, if measured.
         curves: path of the picture relative to the page, if there is one.
-        scores: the same of the picture of final scores.
     """
     summaries = summarize(runs)
     lines = [f"## {title}", "", *_about(runs)]
@@ -193,9 +181,6 @@ def markdown(
         lines += [paragraph, ""]
     if curves is not None:
         lines += [f"![Return of the team over frames]({curves})", ""]
-    if scores is not None and summaries:
-        about = "Final scores with intervals, and frames until they are nearly reached"
-        lines += [f"![{about}]({scores})", ""]
     for name, columns in TABLES.items():
         lines += [
             f"{name.capitalize()}:",

@@ -39,7 +39,8 @@ class Run:
         training: mean return and length of the last hundred training episodes, in
             which actions are sampled; empty if no episode ended.
         seconds: time spent collecting, training and evaluating.
-        costs: see ``Costs``.
+        policy_parameters: number of parameters of the policy; None if the run is not
+            finished.
         updates: gradient steps; None if the run is not finished or older.
     """
 
@@ -52,7 +53,7 @@ class Run:
     last: EvaluationRecord | None
     training: dict[str, float]
     seconds: dict[str, float]
-    costs: dict[str, Any]
+    policy_parameters: int | None = None
     updates: int | None = None
 
     @classmethod
@@ -101,7 +102,7 @@ class Run:
             _record(result["last"]) if finished else None,
             result.get("training", {}),
             result.get("seconds", {}),
-            result.get("costs", {}),
+            result.get("policy_parameters"),
             result.get("updates"),
         )
 
@@ -191,7 +192,7 @@ class Summary:
         length: of the final episodes with the best weights.
         collected: frames per second of time spent collecting.
         trained: frames per second of time spent training.
-        costs: of the first run.
+        policy_parameters: of the first run; None if not recorded.
         scores: return of the team of each run's best weights.
         updates: gradient steps of the first run; None if not recorded.
     """
@@ -202,7 +203,7 @@ class Summary:
     length: Interval
     collected: float
     trained: float
-    costs: dict[str, Any]
+    policy_parameters: int | None
     scores: list[float]
     updates: int | None
 
@@ -243,7 +244,7 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
         length=bootstrap([[record.length for record in best]]),
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
-        costs=runs[0].costs,
+        policy_parameters=runs[0].policy_parameters,
         scores=[record.team for record in best],
         updates=runs[0].updates,
     )

@@ -19,7 +19,6 @@ from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
-from marl_collect.training.costs import Costs
 from marl_collect.training.evaluating import (
     EvaluationRecord,
     evaluate_policy,
@@ -60,9 +59,6 @@ class Watcher:
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         """Handle the metrics of a batch, after training on it."""
-
-    def measured(self, costs: Costs) -> None:
-        """Handle the costs of the first gradient steps."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """Handle an evaluation."""
@@ -139,7 +135,6 @@ class Trainer:
         self._evaluations: list[EvaluationRecord] = []
         self._rows = 0
         self._seconds = {"collecting": 0.0, "training": 0.0, "evaluating": 0.0}
-        self._costs: Costs | None = None
 
     @property
     def finished(self) -> bool:
@@ -226,10 +221,6 @@ class Trainer:
         self._seconds["training"] += time.perf_counter() - before
         del batch
         collector.update_policy_weights_()
-        if self._costs is None:
-            self._costs = learner.costs()
-            if self._costs is not None:
-                self._watcher.measured(self._costs)
         self._log(job, metrics)
 
     def _evaluate_if_due(self, job: _Job) -> None:
@@ -332,7 +323,6 @@ class Trainer:
             "collector": job.collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
-            "costs": self._costs and asdict(self._costs),
             "windows": [asdict(w) for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
@@ -348,7 +338,6 @@ class Trainer:
             job.learner.load_state_dict(state["learner"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
-            self._costs = state["costs"] and Costs(**state["costs"])
             self._evaluations = [EvaluationRecord(**w) for w in state["windows"]]
         except (KeyError, RuntimeError, TypeError) as error:
             raise ValueError(
@@ -369,14 +358,14 @@ class Trainer:
         if saved["frames"] != frames:
             job.learner.policy.load_state_dict(saved["networks"]["policy"])
             best = self._evaluated_by(job.evaluator, saved["frames"], final=True)
-        assert self._costs is not None
+        parameters = sum(p.numel() for p in job.learner.policy.parameters())
         result = {
             "frames": frames,
             "best": asdict(best),
             "last": asdict(last),
             "training": self._training(),
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
-            "costs": asdict(self._costs),
+            "policy_parameters": parameters,
             "updates": job.learner.updates,
         }
         self.folder.write_json(RESULT, result)

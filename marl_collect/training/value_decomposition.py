@@ -106,10 +106,12 @@ class ValueLearner(Learner):
             self.mixer = ObservationMixer(self.leaves, n_agents, shared, self.value)
             self.mixer.to(self.device)
         self.networks = {"policy": self.policy, "mixer": self.mixer}
-        self.optimizer = torch.optim.Adam(list(self.parameters()), lr=self.value.lr)
+        self.optimizer = self._adam(self.value.lr)
         self._loss = self._make_loss()
         self._loss.make_value_estimator(ValueEstimators.TD0, gamma=options.gamma)
-        self._target = SoftUpdate(self._loss, tau=self.value.tau)
+        SoftUpdate(self._loss, tau=self.value.tau)  # Without one, TorchRL warns.
+        self._trained = self._weights("")
+        self._targets = self._weights("target_")
         self._buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(self.value.buffer_frames, device=self.device)
         )
@@ -150,8 +152,15 @@ class ValueLearner(Learner):
             loss, _logged, norm = self._step(self._sample(), self.value.max_grad_norm)
             norms += norm
             losses += float(loss)
-            self._target.step()
+            # One call for all networks. Both lists view the memory of the networks.
+            torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
         return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
+
+    def _weights(self, prefix: str) -> list[Tensor]:
+        """Return the loss's trained weights, or those of its targets, in one order."""
+        names = ("local_value_network_params", "mixer_network_params")
+        weights = [getattr(self._loss, prefix + name) for name in names]
+        return [w.data for params in weights for w in params.values(True, True)]
 
     def _sample(self) -> TensorDictBase:
         # The buffer itself would draw on the learner's device: other frames on a GPU.

@@ -45,6 +45,19 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_pipe_or_a_device_stays_what_it_is(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)  # As /dev/stdout is.
+    for path in (pipe, link):
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        write_atomically(path, "a text")
+        assert os.read(reader, 100) == b"a text"
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]
+
+
 def test_processes_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "file"
     programs = [start_python("-c", MANY, path, letter) for letter in "abc"]

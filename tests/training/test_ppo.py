@@ -364,20 +364,6 @@ def test_pictures_of_few_frames_are_criticised_at_once(
     assert sum(sizes) == 2 * batch.numel()
 
 
-def test_the_first_gradient_steps_tell_the_costs() -> None:
-    learner = learner_of(CountingEnv)
-    assert learner.costs() is None
-    learner.update(batch_of(CountingEnv, learner), 0.0)
-    costs = learner.costs()
-    assert costs is not None
-    assert costs.parameters == sum(p.numel() for p in learner.parameters())
-    assert 0 < costs.policy_parameters < costs.parameters
-    assert costs.memory > 16 * costs.parameters
-    assert costs.minibatch_frames == 16
-    assert costs.forward_ms > 0
-    assert costs.backward_ms > 0
-
-
 @final
 class Named(MultiAgentEnv):
     """One agent in each group, which act for three steps."""

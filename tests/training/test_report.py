@@ -81,13 +81,7 @@ def finished_run() -> Run:
         last=evaluation(200, 20),
         training={"return_team": 30.0, "return_agent": 15.0},
         seconds={"collecting": 1.0, "training": 1.0},
-        costs={
-            "policy_parameters": 1,
-            "parameters": 1,
-            "memory": 1,
-            "forward_ms": 1.0,
-            "backward_ms": 1.0,
-        },
+        policy_parameters=1,
         updates=1,
     )
 
@@ -145,7 +139,7 @@ def test_two_tables_fit_a_terminal_of_80_columns() -> None:
         setup="mappo-centralised-shared-ids",
         best=evaluation(100, -1234.5),
         last=evaluation(200, -2345.6),
-        costs=finished_run().costs | {"policy_parameters": 1_234_567},
+        policy_parameters=1_234_567,
         updates=123_456,
     )
     tables = rich_tables([run], "a_task")
