@@ -26,7 +26,7 @@ os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 import torch
 from cases.case import Case
-from harness.estimates import Estimate
+from harness.estimates import Estimate, number
 from harness.turns import measure
 
 TABLE = (
@@ -68,7 +68,7 @@ def rows(case: Case, rounds: int, seconds: float) -> list[str]:
         lines: list[str] = []
         for name, case_times in times.items():
             nbytes = alternatives[name].nbytes
-            size = "" if nbytes is None else f"{nbytes() / 1e6:,.3g}"
+            size = "" if nbytes is None else number(nbytes() / 1e6)
             ratio = str(Estimate.of_ratios(case_times, next(iter(times.values()))))
             lines.append(
                 f"| {case.name} | {name} | {case.show(case_times)} | {size} | "

@@ -90,7 +90,7 @@ def test_a_row_has_units_sizes_and_ratios() -> None:
     assert Case("", build, "frame", "ms").show([0.002]) == "2.00 ms per frame"
     first, second = micro.rows(case, 2, 0.0)
     assert first.startswith("| a row | first | ")
-    assert first.endswith("MB/s | 3 |  |")
+    assert first.endswith("MB/s | 3.00 |  |")
     assert second.endswith(") |")
 
     def missing(_: ExitStack) -> dict[str, Alternative]:

@@ -27,6 +27,8 @@ _NAME: Final = re.compile(
 )
 _TIME: Final = "%Y%m%d-%H%M%S-%f"
 _ROW_GROUP: Final = 20_000
+_ZSTD: Final = 3
+"""Level of compression: 15 % smaller pictures than with 1, for the same time."""
 _PAGE_BYTES: Final = 2**22
 """Compressed as one: pictures of neighbouring frames resemble each other."""
 
@@ -187,6 +189,7 @@ def write_table(
                     table,
                     file,
                     compression="zstd",
+                    compression_level=_ZSTD,
                     use_dictionary=[RUN],
                     use_byte_stream_split=float_paths(table),
                     write_page_checksum=True,
