@@ -211,8 +211,8 @@ class CollectorBase:
     ) -> None:
         """Publish weights; the next batch is collected with them.
 
-        Changed settings of the policy (``training``, numbers, strings, small tensors)
-        are sent too. All tensors are compared before any is copied.
+        Changed attributes of the policy (``training``, numbers, objects, hooks) are
+        sent too. All tensors are compared before any is copied.
 
         Args:
             policy_or_weights: a module, a state_dict or a TensorDict of parameters;

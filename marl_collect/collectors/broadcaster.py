@@ -23,7 +23,7 @@ from marl_collect.errors import ClosedError
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import PHASE, WEIGHTS_READ, Phase
 from marl_collect.weights.layout import WeightLayout, check_same_weights, lacking
-from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.sending import State
 from marl_collect.weights.shared import PLACES, Handle, Publisher
 from marl_collect.weights.skeleton import split_module
 
@@ -212,7 +212,7 @@ class Published:
     """
 
     version: int = 0
-    settings: Settings | None = None
+    settings: State | None = None
     place: int = 0
     numbers: tuple[int, ...] = ()
 
@@ -232,7 +232,7 @@ class WorkerRecord(Generic[P]):
     """
 
     has: P | None = None
-    settings: Settings | None = None
+    settings: State | None = None
     ordered: P | None = None
     order: int = 0
 
@@ -435,11 +435,13 @@ class WorkerWeights(WeightBroadcaster, Generic[P]):
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if not self._are_published:
             raise RuntimeError("The policy has no weights to update.")
-        self._write_parts(parts, self.policy.settings())
+        # What a factory built has settings of its own.
+        settings = None if any(self._factories) else self.policy.settings()
+        self._write_parts(parts, settings)
 
     @abc.abstractmethod
     def _write_parts(
-        self, parts: Sequence[WeightUpdate], settings: Settings | None
+        self, parts: Sequence[WeightUpdate], settings: State | None
     ) -> None:
         """Write weights with these settings: all parts or none."""
 
@@ -497,7 +499,7 @@ class SharedVector:
         return self.publisher.read(self.newest.place)
 
     def write(
-        self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
+        self, tensors: Sequence[torch.Tensor], version: int, settings: State | None
     ) -> None:
         """Write a new version to the place of the version before the newest."""
         newest = self.newest
@@ -597,7 +599,7 @@ class SharedWeights(WorkerWeights[VectorPlace]):
 
     @override
     def _write_parts(
-        self, parts: Sequence[WeightUpdate], settings: Settings | None
+        self, parts: Sequence[WeightUpdate], settings: State | None
     ) -> None:
         for part in parts:
             if part.workers is not None:

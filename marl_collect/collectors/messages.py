@@ -28,7 +28,7 @@ from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.sending import State
 from marl_collect.weights.shared import Handle
 from marl_collect.weights.skeleton import Skeleton
 
@@ -123,7 +123,7 @@ class Weights:
     place: int | None = None
     ranges: Sequence[int] = ()
     handle: Handle | None = None
-    settings: Settings | None = None
+    settings: State | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.module_settings import Settings, SettingsWatch, structure
+from marl_collect.weights.sending import State, StateWatch
 from marl_collect.weights.skeleton import split_module, weight_tensors
 from marl_collect.weights.tensor_parts import copied_parts
 
@@ -49,15 +49,15 @@ class TrainerPolicy:
         inner = module.module if isinstance(module, TensorDictModule) else None
         self._wrapped = passed if passed is not None and passed is inner else None
         self._walk: WeightWalk | None = None
-        self._watch: SettingsWatch | None = None
+        self._watch: StateWatch | None = None
         if isinstance(module, nn.Module):
             self.layout = WeightLayout.of(
                 module,
                 module.owner if isinstance(module, AssignedPolicies) else _only_policy,
             )
             self._walk = WeightWalk(module)
-            self._watch = SettingsWatch(module)
-            self._structure = structure(module)
+            self._watch = StateWatch(module)
+            self._structure = _structure(module)
         self._hold({} if self._walk is None else self._walk.tensors())
         self._copied = _Copied.of(passed, module)
         self._published = self._marks()
@@ -111,8 +111,6 @@ class TrainerPolicy:
         if not same:
             self._check_structure()
             self._hold(weights)
-            assert self._watch is not None
-            self._watch.rescan()
         if self._copied is not None:
             self._copied.warn_if_trained()
         if self._held_names != layout.names:
@@ -123,7 +121,7 @@ class TrainerPolicy:
         return list(self._held)
 
     def _check_structure(self) -> None:
-        before, now = self._structure, structure(self.module)
+        before, now = self._structure, _structure(self.module)
         if now == before:
             return
         changes = [
@@ -138,7 +136,7 @@ class TrainerPolicy:
             "another network."
         )
 
-    def settings(self) -> Settings | None:
+    def settings(self) -> State | None:
         """Return the changes of the module's settings since the start."""
         return None if self._watch is None else self._watch.changes()
 
@@ -277,6 +275,11 @@ class TrainerPolicy:
     def _marks(self) -> tuple[list[int], list[int]]:
         """Return values that change when a tensor is replaced or written in place."""
         return self._ids, list(map(_VERSION, self._held))
+
+
+def _structure(module: nn.Module) -> dict[str, str]:
+    """Return the class name of every submodule, by path."""
+    return {path: type(inner).__name__ for path, inner in module.named_modules()}
 
 
 @final

@@ -42,7 +42,7 @@ from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.module_settings import Path, apply_settings
+from marl_collect.weights.sending import StateCopy
 from marl_collect.weights.shared import Handle, Reader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
@@ -141,7 +141,7 @@ class RolloutWorker:
         self._tensors: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
         self._written: list[int] = []
-        self._settings: dict[Path, Any] = {}
+        self._copy: StateCopy | None = None
         self._before: Any = None
         self._explanation = ""
         self._slots: dict[int, dict[Key, Any]] = {}
@@ -290,7 +290,9 @@ class RolloutWorker:
         self._reader = handle.attach(self._vector)
         # Before the first call: zero weights would hide differences between paths.
         self._reader.pull(policy.place, range(len(handle.layout.ranges)))
-        return assemble_module(policy.skeleton, handle.layout.views(self._vector))
+        module = assemble_module(policy.skeleton, handle.layout.views(self._vector))
+        self._copy = StateCopy(module)
+        return module
 
     def _built(
         self, policy: messages.FactoryPolicy
@@ -315,11 +317,12 @@ class RolloutWorker:
         return built, layout
 
     def _take(self, weights: messages.Weights) -> None:
-        """Load these weights, and the settings that come with them."""
+        """Load these weights, and the state that comes with them."""
         if weights.handle is not None:
             self._reader = weights.handle.attach(self._vector)
         if weights.settings is not None:
-            apply_settings(self._policy, weights.settings, self._settings)
+            assert self._copy is not None
+            self._copy.apply(weights.settings)
         if self._reader is None or weights.place is None:
             return
         layout = self._layout

@@ -26,7 +26,7 @@ from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.relay import Bytes
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.weights.layout import WeightLayout, lacking
-from marl_collect.weights.module_settings import Settings
+from marl_collect.weights.sending import State
 from marl_collect.weights.shared import WeightWriter
 
 FETCH_SECONDS = 60.0
@@ -189,7 +189,7 @@ class StoredWeights(WorkerWeights[Stored]):
 
     @override
     def _write_parts(
-        self, parts: Sequence[WeightUpdate], settings: Settings | None
+        self, parts: Sequence[WeightUpdate], settings: State | None
     ) -> None:
         for part in parts:
             stored = self._put(part.tensors, part.version, settings)
@@ -197,7 +197,7 @@ class StoredWeights(WorkerWeights[Stored]):
                 self._wants[index] = stored
 
     def _put(
-        self, tensors: Sequence[torch.Tensor], version: int, settings: Settings | None
+        self, tensors: Sequence[torch.Tensor], version: int, settings: State | None
     ) -> Stored:
         """Store the ranges that are not those of the weights written last."""
         layout = self.policy.layout

@@ -46,7 +46,7 @@ from marl_collect.policies.probe import (
     undisturbed,
 )
 from marl_collect.policies.runner import Generators
-from marl_collect.weights.fingerprint import Fingerprint
+from marl_collect.weights.state import ModuleState
 
 Call = Callable[[int], None]
 
@@ -136,7 +136,7 @@ class OwnRows:
         memory: Row,
         parts: Mapping[str, "_Part"],
         flops: float,
-        state: Fingerprint,
+        state: ModuleState,
     ) -> None:
         """Prepare the policy for one agent at a time.
 
@@ -162,7 +162,7 @@ class OwnRows:
     @property
     def is_current(self) -> bool:
         """Whether the policy has the settings and tensors that were copied."""
-        return self._state.holds()
+        return not self._state.changed()
 
     def equals_all_rows(self) -> bool:
         """Return whether the copies compute what the policy does, on random inputs."""
@@ -451,7 +451,7 @@ def own_rows(
     policy = module.policy
     if not isinstance(policy, nn.Module):
         return None
-    state = Fingerprint(policy)
+    state = ModuleState(policy, of_recording=True)
     if why_not_recordable(policy, state):
         return None
     with torch.no_grad(), set_interaction_type(module.how):

@@ -12,7 +12,8 @@ torch.jit.
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from marl_collect.weights.fingerprint import Fingerprint, class_attributes, is_users
+from marl_collect.weights.state import Attribute, class_data, is_users, same_state
 from marl_collect.weights.tensor_parts import is_plain
 
-_WEIGHT = "weight"
+_KNOWN = "known"
 _PLAIN = "plain"
 
 
@@ -35,13 +36,13 @@ class Skeleton:
     Attributes:
         module: pickled with cloudpickle; weights are replaced by numbers.
         trainable: ``requires_grad`` of each parameter, None for a buffer.
-        of_classes: pickled values of attributes of classes that workers import. The
-            process that pickles may have changed them.
+        of_classes: pickled data of classes that workers import. The process that
+            pickles may have changed them.
     """
 
     module: bytes
     trainable: tuple[bool | None, ...]
-    of_classes: bytes
+    of_classes: Mapping[Attribute, bytes]
 
 
 def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -63,8 +64,7 @@ def split_module(module: nn.Module) -> Skeleton:
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
     stream = io.BytesIO()
     try:
-        _Pickler(stream, numbers).dump(module)
-        of_classes = cloudpickle.dumps(_of_classes(module))
+        ModulePickler(stream, numbers).dump(module)
     except Exception as error:
         raise TypeError(
             f"The policy {type(module).__name__} cannot be sent to the workers "
@@ -75,7 +75,7 @@ def split_module(module: nn.Module) -> Skeleton:
         tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
         for tensor in tensors
     )
-    return Skeleton(stream.getvalue(), trainable, of_classes)
+    return Skeleton(stream.getvalue(), trainable, _of_classes(module))
 
 
 def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Module:
@@ -84,42 +84,41 @@ def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.M
         tensor if trainable is None else nn.Parameter(tensor, requires_grad=trainable)
         for tensor, trainable in zip(tensors, skeleton.trainable, strict=True)
     ]
-    module: nn.Module = _Unpickler(io.BytesIO(skeleton.module), weights).load()
+    module: nn.Module = ModuleUnpickler(io.BytesIO(skeleton.module), weights).load()
     for unpickled, weight in zip(weight_tensors(module).values(), weights, strict=True):
         if unpickled is not weight:  # Modules of torch.jit are sent with their tensors.
             unpickled.data = weight.detach()
     modules = dict(module.named_modules())
-    for path, base, name, value in cloudpickle.loads(skeleton.of_classes):
-        kind = type(modules[path]).__mro__[base]
-        known = Fingerprint(vars(kind).get(name), values=True)
-        if known != Fingerprint(value, values=True):
-            setattr(kind, name, value)
+    for attribute, content in skeleton.of_classes.items():
+        assert attribute.base is not None
+        kind = type(modules[attribute.module]).__mro__[attribute.base]
+        value = cloudpickle.loads(content)
+        if not same_state(vars(kind).get(attribute.name), value):
+            setattr(kind, attribute.name, value)
     return module
 
 
-def is_sent_by_name(kind: type) -> bool:
-    """Return whether a worker imports a class, and does not get what is in it."""
-    by_name: bool = cloudpickle.cloudpickle._should_pickle_by_reference(kind)  # noqa: SLF001
-    return by_name
-
-
-def _of_classes(module: nn.Module) -> list[tuple[str, int, str, Any]]:
-    """Return the data in classes that are sent by name.
-
-    Each entry has the path of a module, the index of the class in the ``__mro__`` of
-    the module's class, and an attribute's name and value.
-    """
-    data: list[tuple[str, int, str, Any]] = []
+def _of_classes(module: nn.Module) -> dict[Attribute, bytes]:
+    """Return the data in classes that are sent by name, as far as it can be pickled."""
+    contents: dict[Attribute, bytes] = {}
     seen: set[type] = set()
     for path, inner in module.named_modules():
         for base, kind in enumerate(type(inner).__mro__):
-            if kind in seen or not is_users(kind) or not is_sent_by_name(kind):
+            if kind in seen or not is_users(kind) or not _is_sent_by_name(kind):
                 continue
             seen.add(kind)
-            for name, value in class_attributes(kind):
-                if Fingerprint(value, values=True).is_data:
-                    data.append((path, base, name, value))
-    return data
+            for name, value in class_data(kind).items():
+                # Pickling a user's object can raise anything.
+                with suppress(Exception):
+                    content = cloudpickle.dumps(value)
+                    contents[Attribute(path, name, base)] = content
+    return contents
+
+
+def _is_sent_by_name(kind: type) -> bool:
+    """Return whether a worker imports a class, and does not get what is in it."""
+    by_name: bool = cloudpickle.cloudpickle._should_pickle_by_reference(kind)  # noqa: SLF001
+    return by_name
 
 
 def _reduce_format(value: torch.memory_format) -> tuple[Any, ...]:
@@ -131,22 +130,30 @@ def _reduce_format(value: torch.memory_format) -> tuple[Any, ...]:
 cloudpickle.Pickler.dispatch_table[torch.memory_format] = _reduce_format
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, stream: io.BytesIO, numbers: dict[int, int]) -> None:
+class ModulePickler(cloudpickle.Pickler):
+    """Pickles modules without their weights."""
+
+    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Any]) -> None:
+        """Write to ``stream``.
+
+        Args:
+            stream: gets the bytes.
+            keys: of what is not pickled, such as weights, by its id.
+        """
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self._numbers = numbers
+        self._keys = keys
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, torch.Tensor):
-            return None
-        number = self._numbers.get(id(obj))
-        if number is not None:
-            return (_WEIGHT, number)
-        if obj.device.type not in ("cpu", "meta"):
+        """Return what stands for an object, None if it is pickled."""
+        key = self._keys.get(id(obj))
+        if key is not None:
+            return (_KNOWN, key)
+        if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             return (_PLAIN, obj.detach().cpu().numpy())
         return None
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is pickled."""
         if isinstance(obj, torch.jit.ScriptModule):
             stream = io.BytesIO()
             torch.jit.save(obj, stream)
@@ -200,11 +207,20 @@ def _load_script(code: bytes) -> Any:
     return torch.jit.load(io.BytesIO(code), map_location="cpu")
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, weights: Sequence[torch.Tensor]) -> None:
+class ModuleUnpickler(pickle.Unpickler):
+    """Reads what a ``ModulePickler`` of this package's processes has written."""
+
+    def __init__(self, stream: io.BytesIO, known: Any) -> None:
+        """Read from ``stream``.
+
+        Args:
+            stream: has the bytes.
+            known: what was not pickled, by its key.
+        """
         super().__init__(stream)
-        self._weights = weights
+        self._known = known
 
     def persistent_load(self, pid: Any) -> Any:
+        """Return what was not pickled."""
         kind, value = pid
-        return self._weights[value] if kind == _WEIGHT else torch.from_numpy(value)
+        return self._known[value] if kind == _KNOWN else torch.from_numpy(value)

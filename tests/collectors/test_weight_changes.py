@@ -1,5 +1,6 @@
 """Which changes of a policy an update sends, and which ones it refuses."""
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -313,10 +314,10 @@ def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
 def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:
     module = Sum()
     with KINDS["sync"](policy_of(module)) as collector:
-        module.function = lambda: 1.0
-        with pytest.warns(UserWarning, match=r"'module\.function' \(function\) ch"):
+        module.function = threading.Lock()  # type: ignore[assignment]
+        with pytest.warns(UserWarning, match=r"'module\.function' \(lock\) ch"):
             collector.update_policy_weights_()
-        module.function = lambda: 2.0
+        module.function = threading.Lock()  # type: ignore[assignment]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             collector.update_policy_weights_()

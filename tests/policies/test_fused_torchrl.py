@@ -22,7 +22,7 @@ from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete, one_hot
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
 from marl_collect.policies.fused.branchless import without_branches
-from marl_collect.weights.fingerprint import Fingerprint
+from marl_collect.weights.state import ModuleState
 
 pytest.importorskip("torchrl")
 from torchrl.data import Bounded, Categorical, Composite
@@ -443,9 +443,9 @@ def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> 
     net = MultiAgentMLP(
         5, 4, 3, centralised=False, share_params=share_params, depth=2, num_cells=8
     )
-    state = Fingerprint(net)
+    states = [ModuleState(net), ModuleState(net, of_recording=True)]
     for _ in range(3):
         net(torch.zeros(1, 3, 5))
-        assert state.holds()
+        assert [state.changed() for state in states] == [False, False]
     net.eval()
-    assert not state.holds()
+    assert [state.changed() for state in states] == [True, True]

@@ -160,18 +160,6 @@ def called(net: nn.Module) -> float:
     return float(outputs["prey", "action"].flatten()[0])
 
 
-@pytest.mark.parametrize("change", OUTSIDE)
-def test_what_cannot_reach_workers_is_warned_about(change: str) -> None:
-    net = Sum()
-    with MultiSyncCollector(
-        [CountingEnv] * 2, acting(net), frames_per_batch=8
-    ) as collector:
-        first(collector)
-        OUTSIDE[change](net)
-        with pytest.warns(UserWarning, match=r"'module' reads from outside"):
-            collector.update_policy_weights_()
-
-
 def test_values_that_cannot_be_compared_are_never_repeated() -> None:
     class Draws(Pure):
         def __init__(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
 
-from marl_collect.weights.fingerprint import Fingerprint
+from marl_collect.weights.state import ModuleState
 
 PURE = "pure_forward"
 """The attribute with which a module, function or distribution declares to be pure."""
@@ -65,7 +65,7 @@ _HOOKS = (
 )
 
 
-def why_not_recordable(policy: Any, state: Fingerprint | None = None) -> str | None:
+def why_not_recordable(policy: Any, state: ModuleState | None = None) -> str | None:
     """Return why ``policy`` cannot be recorded; None if it can.
 
     Args:
@@ -73,11 +73,13 @@ def why_not_recordable(policy: Any, state: Fingerprint | None = None) -> str | N
         state: of the policy, to check that all of it can be compared.
     """
     reason = _why_not_pure(policy)
-    if reason is None and state is not None and state.unseen:
-        reason = (
-            f"changes of {state.unseen[0]} cannot be seen: keep plain values, tensors "
-            "or objects with attributes instead"
-        )
+    if reason is None and state is not None:
+        unseen = state.unseen()
+        if unseen is not None:
+            reason = (
+                f"changes of {unseen} cannot be seen: keep plain values, tensors or "
+                "objects with attributes instead"
+            )
     return reason
 
 

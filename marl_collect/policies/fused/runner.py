@@ -3,8 +3,9 @@
 The policy is called once under a recorder, on the memory that it acts on. After that a
 frame costs only the recorded operations: no module, no TensorDict, no allocation.
 Weights are read from the module's own memory. Before a recording is used, its outputs
-are compared with the module's on random observations and equal noise. If it cannot be
-used, the module is called, and ``FusedRunner.explain`` gives the reason.
+are compared with the module's on random observations and equal noise, and now and then
+while it acts (``SpotCheck``). If it cannot be used, the module is called, and
+``FusedRunner.explain`` gives the reason.
 """
 
 import math
@@ -12,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, final
 
 import torch
 from numpy.typing import NDArray
 from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
+from torch import nn
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.signature import PolicySignature
@@ -31,15 +34,19 @@ from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, rec
 from marl_collect.policies.fused.recordable import why_not_recordable
 from marl_collect.policies.fused.rewrite import with_dense_operands, with_log_softmax
 from marl_collect.policies.fused.single_steps import SingleSteps
+from marl_collect.policies.fused.spot_check import NEVER, SpotCheck, outputs_agree
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
-from marl_collect.weights.fingerprint import Fingerprint
+from marl_collect.weights.state import ModuleState
 
 _COPIED = 64
 """Maximum size per environment of strided operands that are copied."""
 
 _COMPARISONS = 3
+_FAILURES = 2
+"""Number of recordings that turn out to be wrong before the module is called."""
+_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -129,12 +136,16 @@ class FusedRunner(PolicyRunner):
         self._expected = expected
         # By what it depends on outside the policy; valid for this state of the policy.
         self._compiled: dict[Any, _Compiled | _Refused] = {}
-        self._state: Fingerprint | None = None
+        self._state: ModuleState | None = None
         self._last_setting: Any = None
         self._current: _Compiled | None = None
         self._how: InteractionType | None = expected
         self._missed = self._frames = 0
         self._budget = RecordingBudget()
+        self._spot_check = SpotCheck()
+        self._compared = NEVER  # The next frame in which the module is called too.
+        self._differed = False
+        self._failures = 0
         self._seconds_of_call = self._seconds_of_run = math.inf
         self._waits = False
         self._noise: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -168,6 +179,11 @@ class FusedRunner(PolicyRunner):
         self._memory = memory
         self._state = None
         self._budget = RecordingBudget()
+        self._spot_check = SpotCheck()
+        policy = self._module.policy
+        self._weights: list[torch.Tensor] = []
+        if isinstance(policy, nn.Module):
+            self._weights = [*policy.parameters(), *policy.buffers()]
         if self._expected is not None:
             with torch.no_grad(), set_interaction_type(self._expected):
                 self._how = self._expected
@@ -201,6 +217,9 @@ class FusedRunner(PolicyRunner):
         self._waits = bool(self.signature.kept) and not self.remembers
         self._missed, self._frames = 0, frames
         self._current = None if self._waits else self._ready()
+        versions = list(map(_VERSION, self._weights))
+        compared = self._spot_check.choose(frames, versions)
+        self._compared = 0 if self._differed else compared
 
     def act(self, frame: int) -> None:
         """Run the recorded operations; call the module if a guard fails."""
@@ -213,9 +232,53 @@ class FusedRunner(PolicyRunner):
             return
         for target, noise in self._noise:
             target[...] = noise[frame]
+        if frame == self._compared:
+            self._compare_frame(compiled, frame)
+        elif not compiled.run():
+            self._missed += 1
+            self._module.act(frame)
+
+    def _compare_frame(self, compiled: _Compiled, frame: int) -> None:
+        """Run the recorded operations and call the module too.
+
+        If both agree, the outputs of the recording stand, like those of all other
+        frames. If they differ in two frames in a row, the policy is recorded anew.
+        """
+        before = {key: array.copy() for key, array in self._memory.items()}
+        generator = torch.get_rng_state()
+        self._compared = NEVER
         if not compiled.run():
             self._missed += 1
             self._module.act(frame)
+            return
+        recorded = {key: array.copy() for key, array in self._memory.items()}
+        drawn = torch.get_rng_state()
+        self._write(before)
+        torch.set_rng_state(generator)
+        self._module.act(frame)
+        assert self._state is not None
+        self._state.changed()  # Counters and caches of the call are no new state.
+        if torch.equal(torch.get_rng_state(), drawn) and outputs_agree(
+            recorded, self._memory
+        ):
+            self._write(recorded)
+            self._differed = False
+            return
+        # Rounding can change a single sampled action.
+        self._compared = frame + 1
+        if self._differed:
+            self._record_anew()
+        self._differed = not self._differed
+
+    def _record_anew(self) -> None:
+        """Record what the module computes now. The second time, call it instead."""
+        self._failures += 1
+        del self._compiled[self._last_setting]
+        self._current = self._ready()
+
+    def _write(self, arrays: Row) -> None:
+        for key, values in arrays.items():
+            self._memory[key][...] = values
 
     def explain(self) -> str:
         """Return whether the policy is fused, and if not, which part prevents it."""
@@ -233,8 +296,11 @@ class FusedRunner(PolicyRunner):
 
     def _ready(self) -> _Compiled | None:
         """Return the program of the current interaction type, recorded if needed."""
-        if self._state is None or not self._state.holds():
-            self._state = Fingerprint(self._module.policy)
+        if self._state is None:
+            self._state = ModuleState(self._module.policy, of_recording=True)
+            self._compiled.clear()
+            self._budget.change()
+        elif self._state.changed():
             self._compiled.clear()
             self._budget.change()
         setting = self._last_setting = self._setting()
@@ -258,12 +324,17 @@ class FusedRunner(PolicyRunner):
             self._compiled[self._last_setting] = _Refused(reason)
 
     def _compile(
-        self, state: Fingerprint, last: _Compiled | None
+        self, state: ModuleState, last: _Compiled | None
     ) -> _Compiled | _Refused:
         """Record the policy and compare; return the reason if that fails."""
         reason = why_not_recordable(self._module.policy, state)
         if torch.is_autocast_enabled("cpu"):
             reason = "autocast is on"
+        if self._failures >= _FAILURES:
+            reason = (
+                "what it computes changes without a change of its weights and "
+                "attributes: keep what its code reads in attributes"
+            )
         if reason is not None:
             return _Refused(reason)
         if not self._budget.allows(self._frames):
@@ -284,8 +355,8 @@ class FusedRunner(PolicyRunner):
             return _Refused(str(error))
         finally:
             self._module.remember(whether=remembers)
-            for key, values in saved.items():
-                self._memory[key][...] = values
+            self._write(saved)
+            state.changed()  # Counters and caches of the calls are no new state.
             seconds = time.perf_counter() - begin
             self._budget.record(seconds, self._seconds_of_call - self._seconds_of_run)
 

@@ -1,0 +1,135 @@
+"""Recordings are compared with their modules while they act, and not too often."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector
+from marl_collect.policies.fused.spot_check import NEVER, SpotCheck, outputs_agree
+
+LEVEL = 0.0
+
+
+@pytest.mark.parametrize("frames", [1, 7, 200, 499, 2000])
+@pytest.mark.parametrize("updates", [False, True])
+def test_every_750_frames_are_compared_but_no_more_than_one_in_250(
+    frames: int, updates: bool
+) -> None:
+    check = SpotCheck()
+    slots = 40_000 // frames
+    compared = []
+    for slot in range(slots):
+        frame = check.choose(frames, [slot if updates else 0])
+        if slot < 10:
+            assert frame == 0
+        if frame != NEVER:
+            assert 0 <= frame < frames
+            compared.append(slot * frames + frame)
+    gaps = np.diff([*compared, slots * frames])
+    assert gaps.max() <= 750 + frames
+    assert len(compared) <= 10 + slots * frames / 250
+
+
+def test_updates_are_compared_in_their_first_frame() -> None:
+    check = SpotCheck()
+    frames = [check.choose(600, [slot // 2]) for slot in range(100)]
+    assert set(frames[10::2]) == {0}
+
+
+def test_an_empty_slot_has_no_frame_to_compare() -> None:
+    assert SpotCheck().choose(0, []) == NEVER
+
+
+@pytest.mark.parametrize(
+    ("key", "recorded", "called", "agree"),
+    [
+        ("action", np.array([1, 2]), np.array([1, 2]), True),
+        ("action", np.array([1, 2]), np.array([1, 3]), False),
+        ("loc", np.array([1.0, 1e-6]), np.array([1.00005, 2e-6]), True),
+        ("loc", np.array([1.0, 0.0]), np.array([1.0, 2e-5]), False),
+        ("loc", np.array([np.nan, np.inf]), np.array([np.nan, np.inf]), True),
+        ("loc", np.array([np.nan]), np.array([0.0]), False),
+        ("loc", np.array([], np.float32), np.array([], np.float32), True),
+        ("log_prob", np.array([3.0]), np.array([3.005]), True),
+        ("log_prob", np.array([3.0]), np.array([3.05]), False),
+    ],
+)
+def test_rounding_is_no_difference(
+    key: str, recorded: Any, called: Any, agree: bool
+) -> None:
+    assert outputs_agree({("g", key): recorded}, {("g", key): called}) is agree
+
+
+class ReadsOutside(nn.Module):
+    pure_forward = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        noise = torch.rand(x.shape[0], x.shape[1], 2)
+        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+        return LEVEL + 0.1 * noise + 0.01 * self.layer(x).tanh(), hunters
+
+
+def acting(net: nn.Module) -> TensorDictModule:
+    keys = [("prey", "action"), ("hunter", "action")]
+    return TensorDictModule(net, in_keys=[("prey", "observation")], out_keys=keys)
+
+
+@pytest.fixture(autouse=True)
+def _outside() -> Any:
+    yield
+    globals().update(LEVEL=0.0)
+
+
+def levels(collector: Collector) -> list[float]:
+    return collector.next()["prey", "action"][:, :, 0, 0].flatten().round().tolist()
+
+
+def test_what_changes_outside_acts_after_750_frames_and_is_called_the_second_time() -> (
+    None
+):
+    with Collector(CountingEnv, acting(ReadsOutside()), frames_per_batch=100) as it:
+        for _ in range(12):
+            assert set(levels(it)) == {0.0}
+        globals().update(LEVEL=3.0)
+        late = [level for _ in range(9) for level in levels(it)]
+        change = late.index(3.0)
+        assert change <= 750
+        assert set(late[change:]) == {3.0}
+        assert it.explain()[0].startswith("Fused")
+        globals().update(LEVEL=5.0)
+        late = [level for _ in range(9) for level in levels(it)]
+        assert set(late[late.index(5.0) :]) == {5.0}
+        assert "changes without a change of its weights" in it.explain()[0]
+        globals().update(LEVEL=7.0)
+        assert set(levels(it)) == {7.0}
+
+
+def test_comparisons_change_no_frame_and_count_as_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outputs and random numbers are those of the recording in all frames."""
+    batches = []
+    for compares in (True, False):
+        if not compares:
+            monkeypatch.setattr(SpotCheck, "choose", lambda *_: NEVER)
+        torch.manual_seed(0)
+        net = ReadsOutside()
+        with Collector([CountingEnv] * 2, acting(net), frames_per_batch=20) as it:
+            it.next()
+            recorded = net.calls
+            torch.manual_seed(1)
+            batches.append(torch.stack([it.next().clone() for _ in range(5)]))
+            assert net.calls - recorded == (5 if compares else 0)
+            assert it.explain()[0].startswith("Fused")
+    assert torch.equal(batches[0]["prey", "action"], batches[1]["prey", "action"])
