@@ -167,8 +167,10 @@ bench: $(STAMP_ALL)
 fuzz: $(STAMP_ALL)
 	$(BIN)/python tests/oracle/oracle_fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
+DAMAGES ?= 3000
 fuzz-storage: $(STAMP_ALL)
-	PYTHONPATH=benchmarks $(BIN)/python tests/storage/storage_fuzz.py $(ARGS)
+	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 \
+		tests/storage/parquet/test_parquet_damage.py
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)

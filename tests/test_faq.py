@@ -145,7 +145,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
         "compare", "simple_spread_v3", "--set", "lr=3"
     ),
     "has runs already": runs_already,
-    "... but no journal.jsonl": other_files,
+    "holds no dataset, but": other_files,
     "A video needs imageio": lambda _: without(
         "imageio", lambda: write_video("x.mp4", iter([]))
     ),

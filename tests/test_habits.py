@@ -78,7 +78,7 @@ def things(folder: Path, stack: ExitStack) -> Iterator[Any]:
     yield dataset.trajectories
     yield dataset.transitions
     yield dataset.loader(batch_size=2)
-    about = dataset.contents.description
+    about = dataset.description
     writer = Writer(folder.with_name("more"), about)
     yield writer
     episode_writer = EpisodeWriter(writer, 2)

@@ -44,15 +44,14 @@ TESTS: Final = {
         WEIGHTS + "test_damage_is_an_error_that_names_the_file_or_changes_no_weight",
         CHECKPOINT + "test_a_checkpoint_with_a_flipped_bit_is_not_resumed",
     ],
-    "Datasets are memory-mapped arrays and JSON.": [
+    "Datasets are Parquet files.": [
         "storage/test_storage_writer.py::test_reading_unpickles_nothing",
     ],
     "Opening one runs no code.": [
         "storage/test_storage_writer.py::test_reading_unpickles_nothing",
         TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
     ],
-    "No links in a dataset or a run folder are followed by `view`.": [
-        "storage/test_storage_damage.py::test_links_are_not_followed",
+    "No links in a run folder are followed by `view`.": [
         "cli/test_cli_view_runs.py::test_no_link_of_a_run_is_followed",
     ],
     "`marl-collect view` listens on 127.0.0.1 only.": [
@@ -91,9 +90,9 @@ TESTS: Final = {
     "`marl_collect.interop.benchmarl.Experiment.reload_from_file` unpickles "
     "`config.pkl`, which BenchMARL writes beside its checkpoints; BenchMARL loads "
     "the checkpoint itself.": ["interop/test_benchmarl.py::test_a_checkpoint_resumes"],
-    "The lock of a dataset or a run folder can be opened by its owner only, so other "
+    "The lock of a run folder can be opened by its owner only, so other "
     "users of the machine cannot block a writer.": [
-        "storage/test_storage_writer.py::test_nobody_else_can_open_the_lock",
+        "files/test_locks.py::test_nobody_else_can_open_a_lock",
     ],
 }
 ADVICE: Final = {

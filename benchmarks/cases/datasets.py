@@ -1,7 +1,7 @@
 """Forms of datasets of images: their sizes, writing, sampling and offline training.
 
 The forms hold the same complete episodes of coins. Writing ends when the files are on
-the disk. Minari is an export of the raw dataset, so reading it is included. A
+the disk. Minari is an export of the dataset, so reading it is included. A
 transition is a frame and the following observation, with all keys. Rates are in bytes
 of tensors in memory, which have every observation twice. Minari is read with its own
 reader, which reads whole episodes.
@@ -43,7 +43,6 @@ FRAMES = 2000
 REPEATS = 50
 """Of FRAMES frames, in the large dataset."""
 SAMPLE, SEQUENCE = 256, 50
-COMPRESSIONS: tuple[Any, ...] = ("none", "lz4", "zstd")
 MINARI_ID = "forms-v0"
 Read = Callable[[np.ndarray], Any]
 """Reads the frames with these ascending numbers."""
@@ -124,10 +123,9 @@ def size_in_memory(tensors: TensorDict) -> int:
     return sum(tensor.nbytes for tensor in flatten(tensors).values())
 
 
-def write_dataset(path: Path, compression: Any) -> Path:
+def write_dataset(path: Path) -> Path:
     """Write a dataset of this package."""
-    about = recorded().contents.description
-    with Writer(path, about, compression=compression) as writer:
+    with Writer(path, recorded().description) as writer:
         writer.add(frames().unsqueeze(0))
     return path
 
@@ -139,25 +137,18 @@ def write_memmap(path: Path) -> Path:
     return path
 
 
-@functools.cache
-def raw() -> Dataset:
-    """Return the uncompressed dataset that is exported."""
-    return open_dataset(write_dataset(folder() / "raw", "none"))
-
-
 def export(_path: Path) -> Path:
-    """Export the raw dataset; Minari has one folder for all its datasets."""
+    """Export the dataset; Minari has one folder for all its datasets."""
     shutil.rmtree(folder() / "minari" / MINARI_ID, ignore_errors=True)
-    return export_minari(raw(), MINARI_ID)
+    return export_minari(recorded(), MINARI_ID)
 
 
 def forms() -> dict[str, Form]:
     """Return the forms whose packages are installed, by name."""
     forms = {
-        f"dataset, {name}": Form(partial(write_dataset, compression=name), read_dataset)
-        for name in ("lz4", "zstd", "none")
+        "dataset": Form(write_dataset, read_dataset),
+        "TensorDict memmap": Form(write_memmap, read_memmap),
     }
-    forms["TensorDict memmap"] = Form(write_memmap, read_memmap)
     if importlib.util.find_spec("minari"):
         forms["Minari, gzip"] = Form(export, read_minari)
     return forms
@@ -172,7 +163,6 @@ def written(name: str) -> Path:
 def writing(_: ExitStack) -> dict[str, Alternative]:
     """Return the writing of each form; it ends when the files are on the disk."""
     nbytes = size_in_memory(frames())
-    raw()  # Written before the exports are measured.
     alternatives = {}
     for name, form in forms().items():
         target = folder() / f"{name}, again"
@@ -229,25 +219,20 @@ def sequences(_: ExitStack) -> dict[str, Alternative]:
 
 
 @functools.cache
-def large(compression: Any) -> Dataset:
+def large() -> Dataset:
     """Return the large dataset, written once."""
-    path = folder() / f"large, {compression}"
+    path = folder() / "large"
     batch = recorded().trajectories.transitions[:FRAMES]
-    about = recorded().contents.description
+    about = recorded().description
     for _ in range(REPEATS):  # One run each, because trajectories would repeat.
-        with Writer(path, about, compression=compression) as writer:
+        with Writer(path, about) as writer:
             writer.add(batch.unsqueeze(0))
     return open_dataset(path)
 
 
 def large_sampling(_: ExitStack) -> dict[str, Alternative]:
     """Return the reading of random transitions from the large dataset."""
-    return {
-        f"dataset, {name}": Alternative.once(
-            partial(large(name).transitions.sample, SAMPLE)
-        )
-        for name in ("lz4", "zstd")
-    }
+    return {"dataset": Alternative.once(partial(large().transitions.sample, SAMPLE))}
 
 
 def large_sequences(_: ExitStack) -> dict[str, Alternative]:
@@ -264,15 +249,15 @@ def large_sequences(_: ExitStack) -> dict[str, Alternative]:
 
         return Alternative(call)
 
-    return {f"dataset, {name}": sequence(large(name)) for name in ("lz4", "zstd")}
+    return {"dataset": sequence(large())}
 
 
 def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
     """Return reading and learning; the dataset's largest key is the input."""
-    dataset = large("lz4")
-    fields = [f for f in dataset.contents.keys if f.key[0] != "next"]
+    dataset = large()
+    fields = [f for f in dataset.keys if f.key[0] != "next"]
     image = max(fields, key=lambda f: f.nbytes).key
-    group = dataset.contents.description.environment.groups[image[0]]
+    group = dataset.description.environment.groups[image[0]]
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 8, 4),
         torch.nn.ReLU(),

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from cases.case import Case
 from cases.datasets import folder, size
-from cases.vectors import BATCH, batch, collected, dataset
+from cases.vectors import BATCH, add_again, batch, collected, dataset
 from marl_collect.core.tensordicts import flatten
 from marl_collect.files.atomic import sync
 from marl_collect.storage import Writer
@@ -339,7 +339,7 @@ def appending(stack: ExitStack, name: str) -> dict[str, Alternative]:
     first_batch, values = batch(0), columns(0)
     return {
         "dataset": Alternative(
-            Alternative.once(lambda: writer.add(first_batch)).call,
+            Alternative.once(partial(add_again, writer, first_batch)).call,
             nbytes=lambda: dataset_size,
         ),
         name: Alternative(

@@ -30,7 +30,6 @@ from marl_collect.storage import (
     Writer,
     copy,
     open_dataset,
-    save,
 )
 from marl_collect.storage.files import sync_tree
 
@@ -128,8 +127,14 @@ def adding(stack: ExitStack) -> dict[str, Alternative]:
 
     return {
         "torch.save and fsync": Alternative.once(save_synced),
-        "dataset": Alternative.once(lambda: writer.add(first_batch)),
+        "dataset": Alternative.once(partial(add_again, writer, first_batch)),
     }
+
+
+def add_again(writer: Writer, first_batch: TensorDict) -> None:
+    """Add a batch with other trajectories than before."""
+    first_batch["collector", "traj_ids"] += 10_000
+    writer.add(first_batch)
 
 
 def copying(_: ExitStack) -> dict[str, Alternative]:
@@ -185,7 +190,7 @@ def exporting(_: ExitStack) -> dict[str, Alternative]:
     episodes_dataset, target = short_episodes(), folder() / "short, saved"
     return {
         "save": Alternative(
-            lambda: (save(episodes_dataset.trajectories, target), 1.0)[1],
+            Alternative.once(partial(episodes_dataset.trajectories.save, target)).call,
             partial(remove, target),
         )
     }

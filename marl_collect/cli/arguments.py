@@ -48,18 +48,12 @@ Settings = Annotated[
         help="Keyword argument for the environment; VALUE is JSON or text. Repeatable.",
     ),
 ]
-Compression = Annotated[
-    str,
-    typer.Option(
-        help="Lossless compression of images and other large frames: `lz4`, `zstd` "
-        "(smaller, slower) or `none`."
-    ),
-]
 Cache = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that keeps what is read from a URL for later commands and for "
-        "`open_dataset(cache=)`."
+        help="Folder for decoded frames and for what is fetched from URLs, as for "
+        "`open_dataset(cache=)`.  [default: .cache in the dataset's folder]",
+        show_default=False,
     ),
 ]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import Compression, Settings
+from marl_collect.cli.arguments import Settings
 from marl_collect.cli.collecting import batch_frames, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -118,7 +118,6 @@ def collect(  # noqa: PLR0913 - one argument per option
         ),
     ] = None,
     env: Settings = None,
-    compression: Compression = "lz4",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the folder.")
     ] = False,
@@ -131,15 +130,12 @@ def collect(  # noqa: PLR0913 - one argument per option
 
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """
-    from marl_collect.storage.packed import check_compression
-
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
     with user_errors(ValueError, ImportError, OSError):
         if frames is not None and episodes is not None:
             raise ValueError("Pass either --frames or --episodes, not both.")
         acting = PolicyRequest(policy or "", centralised, share_params, seed)
         what = what_to_play(task, acting, env, max_frames_per_traj, default="mlp")
-        check_compression(compression)
     amount = None if episodes is not None else frames or _FRAMES
     settings = {
         "frames": amount,
@@ -150,6 +146,5 @@ def collect(  # noqa: PLR0913 - one argument per option
         "num_workers": workers,
         "envs_per_worker": envs_per_worker,
         "seed": seed,
-        "compression": compression,
     }
     raise typer.Exit(run(what, out, settings, quiet=quiet))

@@ -7,7 +7,7 @@ is finished, and the folder is printed.
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from marl_collect.programs.interruption import Interruption
 
 if TYPE_CHECKING:
     from marl_collect.collectors import MultiSyncCollector
-    from marl_collect.storage import Writer
+    from marl_collect.storage import EndedEpisode, Writer
 
 
 def batch_frames(
@@ -35,7 +35,7 @@ def batch_frames(
         frames_per_batch: that the user wants; None chooses equal batches whose total
             exceeds ``frames`` as little as possible.
     """
-    from marl_collect.storage.episode_writer import BATCH_FRAMES
+    from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES
 
     if frames is None:
         size = frames_per_batch or BATCH_FRAMES
@@ -87,6 +87,9 @@ class _Job:
         self._settings = settings
         self._writer: Writer | None = None
         self._started = self._seconds = 0.0
+        self._episodes = self._episode_frames = 0
+        self._returns: dict[str, list[float]] = {}
+        """Sum over all episodes of each agent's return, by group."""
 
     def run(
         self, factory: Callable[[], Any], interruption: Interruption, *, quiet: bool
@@ -95,11 +98,11 @@ class _Job:
         # These imports load torch, which takes seconds. Ctrl-C works during them too.
         from marl_collect.cli.progress import ProgressDisplay, live
         from marl_collect.parallel_env.describe import describe
-        from marl_collect.storage.appending import check_target
-        from marl_collect.storage.recording import RecordArguments, collect_into
+        from marl_collect.storage.parquet.files import check_target
+        from marl_collect.storage.parquet.recording import RecordArguments, collect_into
 
         what, settings = self._what, self._settings
-        check_target(self._path)
+        check_target(self._path.absolute())
         unit: Literal["frames", "episodes"] = (
             "episodes" if settings["frames"] is None else "frames"
         )
@@ -108,6 +111,10 @@ class _Job:
         def started(collector: "MultiSyncCollector", writer: "Writer") -> None:
             self._writer, self._started = writer, time.perf_counter()
             display.count(collector.steps_so_far)
+
+        def add(episodes: "Sequence[EndedEpisode]") -> None:
+            display.add(episodes)
+            self._add(episodes)
 
         def ended() -> None:
             self._seconds = time.perf_counter() - self._started
@@ -129,7 +136,7 @@ class _Job:
             collect_into(
                 arguments,
                 on_start=started,
-                on_episodes=display.add,
+                on_episodes=add,
                 on_end=ended,
                 interruption=interruption,
             )
@@ -139,28 +146,41 @@ class _Job:
         from rich.filesize import decimal
 
         from marl_collect.cli.summary import facts, returns_table
-        from marl_collect.storage.files import size_of
+        from marl_collect.storage.parquet.files import list_files
 
         assert self._writer is not None
-        added = self._writer.added
+        frames, episodes = self._writer.frames, self._episodes
         if quiet:
             out.print(str(self._path), soft_wrap=True)
             return
-        length = added.mean_length
         rows = [
-            ("frames", f"{added.frames:,}"),
-            ("frames/s", f"{added.frames / self._seconds:,.0f}, writing included"),
-            ("episodes", f"{added.episodes:,}"),
-            ("mean length", "-" if length is None else f"{length:,.1f} frames"),
+            ("frames", f"{frames:,}"),
+            ("frames/s", f"{frames / self._seconds:,.0f}, writing included"),
+            ("episodes", f"{episodes:,}"),
+            (
+                "mean length",
+                f"{self._episode_frames / episodes:,.1f} frames" if episodes else "-",
+            ),
             ("seed", str(self._settings["seed"])),
             ("written to", str(self._path)),
-            ("size in memory", decimal(added.nbytes)),
-            ("folder", decimal(size_of(self._path))),
+            (
+                "folder",
+                decimal(sum(f.path.stat().st_size for f in list_files(self._path))),
+            ),
         ]
-        if added.episodes:
-            environment = self._writer.contents.description.environment
-            out.print(returns_table(environment, added))
+        if episodes:
+            environment = self._writer.description.environment
+            out.print(returns_table(environment, episodes, self._returns))
         out.print(facts(rows))
+
+    def _add(self, episodes: "Sequence[EndedEpisode]") -> None:
+        for episode in episodes:
+            self._episodes += 1
+            self._episode_frames += episode.length
+            for name, returns in episode.returns.items():
+                sums = self._returns.setdefault(name, [0.0] * len(returns))
+                for agent, value in enumerate(returns):
+                    sums[agent] += value
 
     def report_interruption(self) -> None:
         """Print what was kept after a signal."""
@@ -183,7 +203,7 @@ class _Job:
         raise fail(f"{message}\n{self._kept()}") from error
 
     def _kept(self) -> str:
-        frames = 0 if self._writer is None else self._writer.added.frames
+        frames = 0 if self._writer is None else self._writer.frames
         if not frames:
             return "no batch was complete, so nothing was written."
         return f"{frames:,} frames in complete batches are in {self._path}."

@@ -12,7 +12,7 @@ from marl_collect.cli.tasks import parse_settings
 from marl_collect.files.atomic import named_if_full
 
 if TYPE_CHECKING:
-    from marl_collect.storage.index import Index
+    from marl_collect.storage import Dataset
 
 
 def inspect(
@@ -54,35 +54,31 @@ def inspect(
         ranges_table,
     )
     from marl_collect.storage import open_dataset
-    from marl_collect.storage.files import size_of
 
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path, cache=cache)
-        episodes = list(dataset.episodes())
-        statistics = dataset.statistics
-        panels = episode_panels(episodes) if episodes else reward_panels(dataset)
-    contents = dataset.contents
-    totals = contents.totals
-    length = totals.mean_length
+        episodes, statistics = dataset.trajectories, dataset.statistics
+        panels = episode_panels(episodes) if len(episodes) else reward_panels(dataset)
+    description, lengths = dataset.description, statistics.lengths
+    size = sum(file.path.stat().st_size for file in dataset.files)
     rows = [
-        ("task", contents.description.task),
-        ("environment", str(dict(contents.description.env_kwargs) or "no arguments")),
-        ("batches", f"{len(dataset):,}"),
-        ("frames", f"{totals.frames:,}"),
-        ("size in memory", decimal(totals.nbytes)),
-        ("folder", decimal(size_of(path)) if path.exists() else dataset.name),
-        ("episodes", f"{totals.episodes:,}"),
-        ("mean length", "-" if length is None else f"{length:,.1f} frames"),
+        ("task", description.task),
+        ("environment", str(dict(description.env_kwargs) or "no arguments")),
+        ("frames", f"{len(dataset):,}"),
+        ("size in memory", decimal(dataset.nbytes)),
+        ("files", f"{len(dataset.files):,} with {decimal(size)}"),
+        ("episodes", f"{len(episodes):,}"),
+        ("mean length", "-" if lengths is None else f"{lengths.mean:,.1f} frames"),
     ]
-    rows += _runs(contents)
+    rows += _runs(dataset)
     out.print(facts(rows))
-    environment = contents.description.environment
+    environment = description.environment
     out.print(groups_table(environment))
     if keys:
-        out.print(keys_table(contents.keys))
+        out.print(keys_table(dataset.keys))
     ranges = statistics.ranges if keys else statistics.main_ranges(environment)
     out.print(ranges_table(ranges))
-    if totals.episodes:
+    if lengths is not None:
         out.print(episodes_table(environment, statistics))
         panels_shown = {
             "Team returns": panels[0][1],
@@ -96,8 +92,8 @@ def inspect(
         with user_errors(ImportError, ValueError, OSError):
             if not panels:
                 raise ValueError("Nothing to plot: the dataset has no frames.")
-            what = "episodes" if totals.episodes else "frames"
-            plot_histograms(panels, contents.description.task, what, plot)
+            what = "episodes" if len(episodes) else "frames"
+            plot_histograms(panels, description.task, what, plot)
         out.print(f"histograms: {plot}", soft_wrap=True)
     if card is not None:
         with user_errors(OSError), named_if_full(card):
@@ -105,19 +101,22 @@ def inspect(
         out.print(f"card: {card}", soft_wrap=True)
 
 
-def _runs(contents: "Index") -> list[tuple[str, str]]:
+def _runs(dataset: "Dataset") -> list[tuple[str, str]]:
     """Return what is printed about the runs of a dataset."""
+    from marl_collect.storage.parquet.card import new_versions
+
     rows: list[tuple[str, str]] = []
-    for number, run in enumerate(contents.runs):
-        frames = contents.run_frames(number)
+    versions = new_versions(dataset.runs)
+    for number, (run, frames) in enumerate(
+        zip(dataset.runs, dataset.run_frames, strict=True)
+    ):
         policy = ", ".join(f"{k}={v}" for k, v in run.policy.items()) or "not described"
         rows.append(
             (f"run {number}", f"{frames:,} frames, {run.started}, seed {run.seed}")
         )
         rows.append(("", f"policy: {policy}"))
-        versions = contents.new_versions(number)
-        if versions:
-            rows.append(("", f"versions: {versions}"))
+        if versions[number]:
+            rows.append(("", f"versions: {versions[number]}"))
     return rows
 
 
@@ -138,7 +137,7 @@ def copy(
 ) -> None:
     """Copy a dataset to or from an object store, or to another folder.
 
-    Only batches missing from the target are copied: run the command again after an
+    Only files missing from the target are copied: run the command again after an
     interruption, or when the dataset has grown. The target is always a complete
     dataset.
     """
@@ -146,8 +145,8 @@ def copy(
 
     with user_errors(OSError, ValueError, ImportError):
         settings = parse_settings(option or [], "--option")
-        batches = write(source, target, storage_options=settings)
-    out.print(f"{batches:,} batches: {target}", soft_wrap=True)
+        count = write(source, target, **settings)
+    out.print(f"{count:,} files: {target}", soft_wrap=True)
 
 
 def export(
@@ -205,8 +204,7 @@ def import_(
         display = ProgressDisplay(f"import {source}", 0)
         with live(display, err):
             dataset = import_vault(source, target, progress=display.convert)
-    totals = dataset.contents.totals
-    _report(totals.episodes, totals.frames, target)
+    _report(len(dataset.trajectories), len(dataset), target)
 
 
 def _check_format(name: str, expected: str, what: str) -> None:

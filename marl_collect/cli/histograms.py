@@ -11,8 +11,7 @@ from rich.table import Table
 from marl_collect.errors import imports_of
 from marl_collect.files.atomic import named_if_full, require_folder
 from marl_collect.programs.printable import printable
-from marl_collect.storage.dataset import Dataset
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage import Dataset, Trajectories
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,22 +45,23 @@ Panel = tuple[str, Sequence[float]]
 """The name of a histogram, and its values."""
 
 
-def episode_panels(episodes: Sequence[EndedEpisode]) -> list[Panel]:
+def episode_panels(episodes: Trajectories) -> list[Panel]:
     """Return team returns, returns per group, and lengths of at least one episode."""
-    groups = list(episodes[0].returns)
-    panels: list[Panel] = [("team return", [e.team_return for e in episodes])]
-    if len(groups) > 1:
+    panels: list[Panel] = [("team return", episodes.returns.tolist())]
+    returns = episodes.agent_returns
+    if len(returns) > 1:
         panels += [
-            (f"return of {g}", [sum(e.returns[g]) for e in episodes]) for g in groups
+            (f"return of {group}", values.sum(1).tolist())
+            for group, values in returns.items()
         ]
-    return [*panels, ("length in frames", [float(e.length) for e in episodes])]
+    return [*panels, ("length in frames", episodes.lengths.astype(float).tolist())]
 
 
 def reward_panels(dataset: Dataset) -> list[Panel]:
     """Return the rewards of frames, summed over each group; empty without frames."""
-    keys = {field.key for field in dataset.contents.keys}
+    keys = {field.key for field in dataset.keys}
     panels: list[Panel] = []
-    for name in dataset.contents.description.environment.groups:
+    for name in dataset.description.environment.groups:
         key = ("next", name, "reward")
         if key in keys:
             rewards = dataset.transitions.select(key)[:][key].sum((1, 2))

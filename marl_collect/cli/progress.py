@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage import EndedEpisode
 
 _PER_SECOND = 8
 """How often a display is drawn."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
-from marl_collect.storage.index import KeyField, Totals
-from marl_collect.storage.statistics import Range, Statistics, Summary
+from marl_collect.storage.parquet.card import GROUP_COLUMNS, group_rows, number
+from marl_collect.storage.parquet.columns import Column
+from marl_collect.storage.parquet.statistics import Range, Statistics, Summary
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
@@ -20,19 +20,26 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def returns_table(environment: EnvDescription, totals: Totals) -> Table:
-    """Return a table of each agent's mean return, and their sum."""
-    table = Table(title=f"Mean return of {totals.episodes:,} episodes")
+def returns_table(
+    environment: EnvDescription, episodes: int, returns: Mapping[str, Sequence[float]]
+) -> Table:
+    """Return a table of each agent's mean return, and their sum.
+
+    Args:
+        environment: of the dataset.
+        episodes: how many.
+        returns: sum over all episodes of each agent's return, by group.
+    """
+    table = Table(title=f"Mean return of {episodes:,} episodes")
     table.add_column("group")
     table.add_column("agent")
     table.add_column("return", justify="right")
-    for name, means in totals.mean_returns.items():
-        for agent, mean in zip(environment.groups[name].agents, means, strict=True):
-            table.add_row(name, agent, f"{mean:,.3f}")
+    for name, sums in returns.items():
+        for agent, total in zip(environment.groups[name].agents, sums, strict=True):
+            table.add_row(name, agent, f"{total / episodes:,.3f}")
     table.add_section()
-    table.add_row(
-        "all", "team sum", f"{totals.mean_team_return or 0:,.3f}", style="bold"
-    )
+    team = sum(map(sum, returns.values())) / episodes
+    table.add_row("all", "team sum", f"{team:,.3f}", style="bold")
     return table
 
 
@@ -85,7 +92,7 @@ def groups_table(environment: EnvDescription) -> Table:
     return table
 
 
-def keys_table(keys: Sequence[KeyField], *, title: str = "Keys of a batch") -> Table:
+def keys_table(keys: Sequence[Column], *, title: str = "Keys of a batch") -> Table:
     """Return a table of keys with the shape and dtype of one frame."""
     table = Table(title=title)
     for column in ("key", "shape of a frame", "dtype"):
@@ -96,8 +103,8 @@ def keys_table(keys: Sequence[KeyField], *, title: str = "Keys of a batch") -> T
     return table
 
 
-def environment_keys(environment: EnvDescription) -> list[KeyField]:
+def environment_keys(environment: EnvDescription) -> list[Column]:
     """Return the keys that an environment reads and writes, as in a batch."""
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
-    return [KeyField(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
+    return [Column(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]

@@ -191,7 +191,7 @@ def _episodes(
     from marl_collect.storage import open_dataset
 
     trajectories = open_dataset(path, cache=cache).trajectories
-    about = trajectories.contents.description
+    about = trajectories.description
     find = partial(_factory, trajectories.name, about.task, about.env_kwargs, typed)
     if task is not None:
         factory = find(task)

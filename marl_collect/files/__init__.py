@@ -1,4 +1,4 @@
-"""Files: changed atomically, descriptions of environments in JSON, logs.
+"""Files: changed atomically, descriptions of environments in JSON, logs, locks.
 
 Everything outside of the engine uses this room; the engine does not.
 """

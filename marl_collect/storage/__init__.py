@@ -32,7 +32,7 @@ file                      content
 ``files.py``              durable file changes, locks
 ========================  =====================================================
 
-``docs/storage.md`` says how to use it, ``docs/storage_format.md`` describes the files.
+``docs/storage.md`` says how to use it.
 """
 
 from typing import TYPE_CHECKING
@@ -41,27 +41,28 @@ from marl_collect import lazy
 
 if TYPE_CHECKING:
     from marl_collect.storage.checks import DatasetError as DatasetError
-    from marl_collect.storage.copying import copy as copy
-    from marl_collect.storage.dataset import Dataset as Dataset
-    from marl_collect.storage.dataset import concatenate as concatenate
-    from marl_collect.storage.dataset import open_dataset as open_dataset
     from marl_collect.storage.description import (
         DatasetDescription as DatasetDescription,
     )
-    from marl_collect.storage.description import Metadata as Metadata
     from marl_collect.storage.description import RunDescription as RunDescription
-    from marl_collect.storage.episode_writer import EpisodeWriter as EpisodeWriter
-    from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.minari import export_minari as export_minari
-    from marl_collect.storage.moments import Moments as Moments
-    from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
-    from marl_collect.storage.recording import record as record
-    from marl_collect.storage.rewriting import save as save
-    from marl_collect.storage.selection import Trajectories as Trajectories
-    from marl_collect.storage.statistics import Statistics as Statistics
-    from marl_collect.storage.transitions import Transitions as Transitions
+    from marl_collect.storage.parquet.copying import copy as copy
+    from marl_collect.storage.parquet.dataset import Dataset as Dataset
+    from marl_collect.storage.parquet.dataset import open_dataset as open_dataset
+    from marl_collect.storage.parquet.episode_writer import (
+        EpisodeWriter as EpisodeWriter,
+    )
+    from marl_collect.storage.parquet.episodes import EndedEpisode as EndedEpisode
+    from marl_collect.storage.parquet.moments import Moments as Moments
+    from marl_collect.storage.parquet.recording import (
+        BackgroundWriter as BackgroundWriter,
+    )
+    from marl_collect.storage.parquet.recording import record as record
+    from marl_collect.storage.parquet.statistics import Statistics as Statistics
+    from marl_collect.storage.parquet.trajectories import Trajectories as Trajectories
+    from marl_collect.storage.parquet.transitions import Transitions as Transitions
+    from marl_collect.storage.parquet.writer import Writer as Writer
     from marl_collect.storage.vault import import_vault as import_vault
-    from marl_collect.storage.writer import Writer as Writer
 
 __getattr__, __dir__ = lazy.attach(__name__)

@@ -11,8 +11,9 @@ from typing import Any, Final, final
 
 from marl_collect.core.closing import Closing
 from marl_collect.files.atomic import named_if_full
+from marl_collect.files.locks import LOCK, FolderLock
 from marl_collect.storage.checks import Folder
-from marl_collect.storage.files import LOCK, FolderLock, begin_sync
+from marl_collect.storage.files import begin_sync
 from marl_collect.storage.frames import segment_name
 from marl_collect.storage.index import (
     JOURNAL,

@@ -1,21 +1,17 @@
 """Folders that reach the disk completely or not at all, and locks."""
 
 import ctypes
-import errno
-import fcntl
 import os
 import shutil
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final, final
+from typing import Final
 
-from marl_collect.core.closing import Closing
 from marl_collect.files.atomic import sync, sync_folder
+from marl_collect.files.locks import LOCK, FolderLock
 from marl_collect.storage.remote import check_local
 
-LOCK: Final = ".lock"
 _SYNC_FILE_RANGE_WRITE: Final = 2
 """From ``<fcntl.h>``."""
 
@@ -120,87 +116,3 @@ def _check_free(target: Path, what: str, *, or_empty: bool) -> None:
     if os.path.lexists(target):
         free = "a new or empty folder" if or_empty else "a path that does not exist"
         raise FileExistsError(f"{target} exists: {what} to {free}.")
-
-
-@final
-class FolderLock(Closing):
-    """Limits a folder to one writer; the system releases it when the process ends.
-
-    A forked process does not hold the lock and cannot release it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Take the lock.
-
-        Args:
-            path: of the lock's file, in the folder.
-
-        Raises:
-            BlockingIOError: if this or another process has the lock.
-        """
-        self._file = _open_locked(path)
-        self._owner = os.getpid()
-        _LOCKS.add(self)
-
-    @property
-    def held(self) -> bool:
-        """Whether this process has the lock: False after ``close`` and in a fork."""
-        return not self._file.closed and self._owner == os.getpid()
-
-    def close(self) -> None:
-        """Release the lock; in a fork it stays with the process that took it."""
-        if self.held:
-            # This also releases copies held by forks.
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
-
-
-def _lock(descriptor: int, mode: int, message: str) -> None:
-    """Lock a file; raise a ``BlockingIOError`` if another process has locked it."""
-    try:
-        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        raise BlockingIOError(error.errno, message) from error
-
-
-def _open_locked(path: Path) -> IO[bytes]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    while True:
-        # Who may open the file may lock it, so nobody else may, whatever the umask.
-        file = os.fdopen(os.open(path, flags, 0o600), "r+b")
-        with suppress(PermissionError):  # Another's file.
-            os.fchmod(file.fileno(), 0o600)  # Older versions made it readable.
-        try:
-            _lock(
-                file.fileno(),
-                fcntl.LOCK_EX,
-                f"{path.parent} is being written to by another process. Wait for it, "
-                "or write to another folder.",
-            )
-            if _is_at(file, path):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # The file was removed by its last holder: lock the new one.
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-_LOCKS: Final[weakref.WeakSet[FolderLock]] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    """Close copies of locks, which a child would hold after its parent has ended."""
-    for lock in list(_LOCKS):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_release_in_child)

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import imports_of
-from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.description import DatasetDescription
-from marl_collect.storage.episodes import Progress, no_progress
 from marl_collect.storage.files import completed
-from marl_collect.storage.selection import Trajectories
+from marl_collect.storage.parquet.dataset import Dataset
+from marl_collect.storage.parquet.episodes import Progress, no_progress
+from marl_collect.storage.parquet.trajectories import Trajectories
 
 _FILE: Final = "main_data.hdf5"
 _METADATA: Final = "metadata.json"
@@ -120,9 +120,9 @@ def _write_episodes(
 ) -> None:
     import h5py
 
-    groups = list(trajectories.contents.description.environment.groups)
-    several_runs = len(trajectories.contents.runs) > 1
-    runs, seeds = trajectories.runs.tolist(), trajectories.seeds
+    groups = list(trajectories.description.environment.groups)
+    several_runs = len(trajectories.runs) > 1
+    runs, seeds = trajectories.run_numbers.tolist(), trajectories.seeds
     done, total = 0, int(trajectories.lengths.sum())
     progress(0, total, ())
     # The newest version of the file format needs far fewer bytes per array.
@@ -168,8 +168,8 @@ def _check_room(nbytes: int, folder: Path) -> None:
 def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
     from minari.serialization import serialize_space
 
-    contents = trajectories.contents
-    observed, acting = _spaces(contents.description.environment)
+    about = trajectories.description
+    observed, acting = _spaces(about.environment)
     return {
         "dataset_id": dataset_id,
         "minari_version": _VERSION,
@@ -179,10 +179,10 @@ def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
         "total_steps": int(trajectories.lengths.sum()),
         "observation_space": serialize_space(observed),
         "action_space": serialize_space(acting),
-        "env_spec": _env_spec(contents.description),
+        "env_spec": _env_spec(about),
         _OURS: {
-            **contents.description.to_json(),
-            "runs": [run.to_json() for run in contents.runs],
+            **about.to_json(),
+            "runs": [run.to_json() for run in trajectories.runs],
         },
     }
 
@@ -219,7 +219,7 @@ def _sources(
                 f"{'/'.join(leaf)} has the dtype {dtype}, which Minari lacks: leave "
                 "the key out with select()."
             )
-    environment = trajectories.contents.description.environment
+    environment = trajectories.description.environment
     observed, acting = _spaces(environment)
     sources: dict[Key, _Source] = {
         ("terminations",): (_flat, ("next", "terminated")),

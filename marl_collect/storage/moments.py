@@ -3,46 +3,16 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import Final
 
 from marl_collect.core.description import Key
 from marl_collect.files.atomic import write_atomically
 from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
 from marl_collect.storage.index import Index
+from marl_collect.storage.parquet.moments import Moments
 from marl_collect.storage.remote import RemoteFolder
 
-if TYPE_CHECKING:
-    import torch
-
 MOMENTS: Final = "moments.json"
-
-
-@final
-@dataclass(frozen=True)
-class Moments:
-    """Describes the values of a key.
-
-    Attributes:
-        mean: of each element.
-        std: standard deviation of each element.
-    """
-
-    mean: "torch.Tensor"
-    std: "torch.Tensor"
-
-    @classmethod
-    def of(cls, count: int, total: "torch.Tensor", squares: "torch.Tensor") -> Self:
-        """Return the moments of values, from their number and sums in float64."""
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0)
-        return cls(mean.float(), variance.sqrt().float())
-
-    @property
-    def plausible(self) -> bool:
-        """Whether values without NaN and infinity can have these moments."""
-        finite = self.mean.isfinite().all() and self.std.isfinite().all()
-        return bool(finite and (self.std >= 0).all())
 
 
 def load_moments(folder: Folder, index: Index) -> dict[Key, Moments]:
@@ -78,7 +48,7 @@ def _parse(content: bytes, index: Index) -> dict[Key, Moments]:
             torch.tensor(values, dtype=torch.float32, device="cpu") for values in lists
         )
         moments[key] = Moments(*(tensor.view(shapes[key]) for tensor in tensors))
-        if not moments[key].plausible:
+        if not _plausible(moments[key]):
             raise DatasetError(f"the moments of {key!r} are impossible.")
     return moments
 
@@ -94,10 +64,16 @@ def save_moments(folder: Folder, index: Index, moments: Mapping[Key, Moments]) -
     items = [
         {"key": key} | {name: t.flatten().tolist() for name, t in vars(m).items()}
         for key, m in moments.items()
-        if m.plausible
+        if _plausible(m)
     ]
     # The journal has checksums of all frames.
     journal = [index.size, index.checksum]
     content = json.dumps({"journal": journal, "moments": items})
     with suppress(OSError):  # The folder may be read-only, or the disk full.
         write_atomically(folder.path / MOMENTS, content)
+
+
+def _plausible(moments: Moments) -> bool:
+    """Whether values without NaN and infinity can have these moments."""
+    finite = moments.mean.isfinite().all() and moments.std.isfinite().all()
+    return bool(finite and (moments.std >= 0).all())

@@ -11,7 +11,8 @@ from marl_collect.storage.checks import Folder
 from marl_collect.storage.frames import StoredFrames
 from marl_collect.storage.index import Index
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.moments import Moments, load_moments, save_moments
+from marl_collect.storage.moments import load_moments, save_moments
+from marl_collect.storage.parquet.moments import Moments
 from marl_collect.storage.spans import Spans, draw, item_numbers
 
 if TYPE_CHECKING:

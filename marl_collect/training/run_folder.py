@@ -29,9 +29,9 @@ from typing import IO, Any, final
 
 from marl_collect.core.closing import Closing
 from marl_collect.files.atomic import named_if_full, sync, write_atomically
+from marl_collect.files.locks import LOCK, FolderLock
 from marl_collect.models.saved_policy import CONFIG as CONFIG  # noqa: PLC0414 - exports
 from marl_collect.models.saved_policy import read_tensors, write_tensors
-from marl_collect.storage.files import LOCK, FolderLock
 
 PROGRESS = "progress.csv"
 EVALUATIONS = "evaluations.json"

@@ -209,5 +209,5 @@ def test_forms_and_formats_hold_the_data_of_the_episodes(
     cases = [c for c in micro.find_cases("datasets") if c.name != learning]
     for case in [*cases, *micro.find_cases("formats")]:
         lines = micro.rows(case, 1, 0.0)
-        assert len(lines) >= 2, case.name
+        assert lines, case.name
         assert not any("not installed" in line for line in lines)

@@ -80,21 +80,21 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) ->
     )
     assert process.returncode == 0, process.stderr
     dataset = open_dataset(tmp_path / "runs" / "multiwalker_v9-1")
-    assert [batch.shape for batch in dataset] == [(2, 100), (2, 100)]
-    batch = dataset[0]
-    assert batch["walker", "observation"].shape == (2, 100, 3, 31)
-    assert batch["walker", "action"].shape == (2, 100, 3, 4)
-    assert batch["next", "walker", "reward"].any()
-    (run,) = dataset.contents.runs
+    frames = dataset.transitions[:]
+    assert frames["walker", "observation"].shape == (400, 3, 31)
+    assert frames["walker", "action"].shape == (400, 3, 4)
+    assert frames["next", "walker", "reward"].any()
+    (run,) = dataset.runs
     assert run.seed == 3
     assert run.policy["centralised"] is True
-    totals = dataset.contents.totals
+    episodes = dataset.trajectories
     output = re.sub(r"[\s│]+", " ", process.stdout)
-    assert f"frames {totals.frames}" in output
+    assert "frames 400" in output
     assert "frames/s" in output
-    assert f"episodes {totals.episodes}" in output
-    assert f"walker_2 {totals.mean_returns['walker'][2]:,.3f}" in output
-    assert f"team sum {totals.mean_team_return:,.3f}" in output
+    assert f"episodes {len(episodes)}" in output
+    third = episodes.agent_returns["walker"].mean(0)[2]
+    assert f"walker_2 {third:,.3f}" in output
+    assert f"team sum {episodes.returns.mean():,.3f}" in output
     assert "runs/multiwalker_v9-1" in output
 
 
@@ -107,10 +107,10 @@ def test_workers_do_not_change_the_data_and_a_second_run_appends(
         process = collect(tmp_path, *options, *workers, "--seed", seed, "--out", "d")
         assert (process.stdout, process.stderr) == ("d\n", "")
     dataset = open_dataset(tmp_path / "d")
-    assert [run.seed for run in dataset.contents.runs] == [7, 8]
-    for batch, seed in zip(dataset, spread, strict=True):
+    assert [run.seed for run in dataset.runs] == [7, 8]
+    for seed, frames in zip(spread, dataset.transitions[:].split(40), strict=True):
         collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
-        assert (batch == collector.next()).all()
+        assert (frames == collector.next().reshape(-1)).all()
 
 
 @pytest.mark.parametrize("amount", ["--frames", "--episodes"])
@@ -131,7 +131,7 @@ def test_the_speed_includes_the_end_of_writing(
     arguments = ["collect", COUNTING, amount, "40", "--policy", "random"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
     assert result.exit_code == 0, result.output
-    frames = open_dataset(out).contents.totals.frames
+    frames = len(open_dataset(out))
     assert re.search(rf"frames/s +{frames / 100:,.0f}, writing", result.output)
 
 
@@ -150,7 +150,7 @@ def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
     run_python("-c", RECORD, cwd=tmp_path, check=True)
     expected = open_dataset(tmp_path / "e")
     assert len(dataset.trajectories) == len(expected.trajectories) == 5
-    assert dataset.contents.totals == expected.contents.totals
+    assert dataset.trajectories.episodes == expected.trajectories.episodes
     assert (dataset.transitions[:] == expected.transitions[:]).all()
     assert re.search(r"episodes +5 *\n", process.stdout)
 
@@ -158,19 +158,16 @@ def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> None:
     options = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
     command = start(tmp_path, COUNTING, *options, "--policy", "random", "--out", "d")
-    journal = tmp_path / "d" / "journal.jsonl"
-    wait_for(
-        command, lambda: journal.exists() and journal.read_text().count('"batch"') > 3
-    )
+    wait_for(command, lambda: len(list((tmp_path / "d").glob("*.parquet"))) > 3)
     output = interrupt(command)
     assert command.returncode == 130
     dataset = open_dataset(tmp_path / "d")
-    frames = dataset.contents.totals.frames
-    assert frames == 200 * len(dataset) >= 800
+    frames = len(dataset)
+    assert frames % 200 == 0
+    assert frames >= 800
     assert f"{frames:,} frames in complete batches are in d" in output
-    assert all(batch["next", "done"].shape == (2, 100, 1) for batch in dataset)
-    names = {path.name for path in (tmp_path / "d").iterdir()}
-    assert names == {"journal.jsonl", "data-000000", ".lock"}
+    names = [path.name for path in (tmp_path / "d").iterdir()]
+    assert len([name for name in names if name.endswith(".parquet")]) == 1
 
 
 IN_TURN = """
@@ -285,7 +282,7 @@ def test_an_environment_that_raises_is_reported_and_batches_are_kept(
     assert "20 frames in complete batches are in d" in process.stderr
     assert "Traceback (most recent call last)" in process.stderr  # of the worker
     assert "collecting.py" not in process.stderr  # none of the command
-    assert open_dataset(tmp_path / "d").contents.totals.frames == 20
+    assert len(open_dataset(tmp_path / "d")) == 20
 
 
 def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
@@ -294,5 +291,5 @@ def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]
     process = collect(tmp_path, *options, "--policy", "weights.pt")
     assert process.returncode == 0, process.stderr
-    (run,) = open_dataset(tmp_path / "d").contents.runs
+    (run,) = open_dataset(tmp_path / "d").runs
     assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")

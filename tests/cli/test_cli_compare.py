@@ -28,7 +28,7 @@ from workloads.counting import CountingEnv
 from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
-from marl_collect.storage.files import FolderLock
+from marl_collect.files.locks import FolderLock
 from marl_collect.training.comparison import (
     Comparison,
     check_settings,

@@ -60,7 +60,7 @@ def test_free_folder_returns_the_first_unused_number(tmp_path: Path) -> None:
 
 def test_the_returns_line_shows_the_team_and_each_agent() -> None:
     def episode(*returns: float) -> EndedEpisode:
-        return EndedEpisode(0, 3, 4, terminated=True, returns={"g": returns})
+        return EndedEpisode(0, 4, terminated=True, returns={"g": returns})
 
     line = returns_line([episode(1.0, 2.0), episode(3.0, 4.0)])
     assert line == "mean return of the last 2 episodes: team 5.00 · g 2.00 3.00"
@@ -91,7 +91,7 @@ def test_a_conversion_shows_its_progress_in_80_columns() -> None:
     with console.capture() as captured:
         console.print(display)
     assert "0/400 frames" in captured.get()
-    display.convert(100, 400, [EndedEpisode(0, 99, 100, True, {"g": (1.5,)})])
+    display.convert(100, 400, [EndedEpisode(0, 100, True, {"g": (1.5,)})])
     with console.capture() as captured:
         console.print(display)
     text = Text.from_ansi(captured.get()).plain

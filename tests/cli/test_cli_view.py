@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from support.processes import SOON, wait_until
-from support.scripts import LIMIT, run_python, start_python
+from support.scripts import LIMIT, start_python
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
@@ -105,24 +105,6 @@ def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> Non
         assert len(lines["values"][0]) == answer["length"] == len(frames)
         action = frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0]
         assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
-
-
-def test_a_page_needs_no_torch_until_it_draws_an_episode(data: Path) -> None:
-    program = """
-import json, sys
-from contextlib import ExitStack
-from marl_collect.cli import view
-view.find_factory = lambda *_, **__: None  # Other tasks may need torch.
-episodes = lambda path: view._episodes(path, None)
-answers, _ = view._contents(sys.argv[1], episodes, (), ExitStack(), saved=False)
-part = answers["/about"](), answers["/episodes"](0), answers["/episode"](2, 0)
-print(json.dumps([*part, sorted({"torch", "tensordict"}.intersection(sys.modules))]))
-"""
-    result = run_python("-c", program, data, interpreter=True)
-    about, listed, episode, loaded = json.loads(result.stdout)
-    assert loaded == []
-    assert about["episodes"] == len(listed["number"]) == 4
-    assert episode["length"] == listed["length"][2]
 
 
 def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:

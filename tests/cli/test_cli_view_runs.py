@@ -167,7 +167,7 @@ def test_a_comparison_that_begins_has_a_page(tmp_path: Path) -> None:
 
 def test_a_folder_of_datasets_has_their_title(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "journal.jsonl").touch()
+    (tmp_path / "data" / "x.parquet").touch()
     about = Runs(tmp_path).about()
     assert (about["title"], about["datasets"]) == ("Datasets", ["data"])
     write_run(tmp_path)

@@ -407,7 +407,7 @@ def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None
     record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **options)
     recorded = open_dataset(tmp_path / "data")[0]
     assert (recorded["hunter", "policy_id"] >= 0).all()
-    (run,) = open_dataset(tmp_path / "data").contents.runs
+    (run,) = open_dataset(tmp_path / "data").runs
     assert run.policy["names"] == list(team())
 
 

@@ -58,7 +58,7 @@ def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path) -
         assert done[-1]
         assert not done[:-1].any()
         assert len(episode["collector", "traj_ids"].unique()) == 1
-    assert dataset.contents.totals.frames == sum(length for length, _ in played)
+    assert len(dataset) == sum(length for length, _ in played)
 
 
 def test_recorded_data_equal_the_collectors(tmp_path: Path) -> None:
@@ -77,11 +77,10 @@ def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
     dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
-    contents = dataset.contents
-    assert contents.totals.frames == 40
-    assert contents.description.task == "count"
-    assert contents.description.env_kwargs == {"n": 2}
-    (run,) = contents.runs
+    assert len(dataset) == 40
+    assert dataset.description.task == "count"
+    assert dataset.description.env_kwargs == {"n": 2}
+    (run,) = dataset.runs
     assert run.seed == 1
     assert run.options["max_frames_per_traj"] == 4
     assert run.policy["parameters"] == sum(p.numel() for p in policy.parameters())
@@ -89,11 +88,11 @@ def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     with torch.no_grad():
         next(policy.parameters()).add_(1)
     record(tmp_path / "a", CountingEnv, policy, frames=40, **about)
-    runs = open_dataset(tmp_path / "a").contents.runs
+    runs = open_dataset(tmp_path / "a").runs
     digests = [run.policy["sha256"] for run in runs]
     assert digests[0] == digests[1] != digests[2]
     assert len({run.seed for run in runs}) == 3
-    assert record(tmp_path / "b", CountingEnv, episodes=1).contents.runs[0].policy == {
+    assert record(tmp_path / "b", CountingEnv, episodes=1).runs[0].policy == {
         "kind": "random"
     }
 
@@ -139,7 +138,7 @@ def test_an_error_closes_the_writer_and_keeps_what_was_written(
     def write() -> None:
         for number, batch in batches:
             if number == 10:
-                monkeypatch.setattr(os, "fdatasync", fail)
+                monkeypatch.setattr(os, "fsync", fail)
             episodes.extend(episode_writer.add(batch))
 
     with pytest.raises(OSError, match="broken disk"):

@@ -87,13 +87,13 @@ def test_a_vault_is_described(tmp_path: Path) -> None:
     arrays = make_arrays(1, 12)
     source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
     dataset = import_vault(source, tmp_path / "d")
-    description = dataset.contents.description
+    description = dataset.description
     assert description.task == "2s3z"
     group = description.environment.groups["agents"]
     assert group.agents == ("agent_0", "agent_1")
     assert group.action == spaces.Discrete(4)
     assert group.observation == spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    (run,) = dataset.contents.runs
+    (run,) = dataset.runs
     assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
     assert dataset.transitions.sample(8)["agents", "observation"].shape == (8, N, 3)
 
@@ -157,7 +157,7 @@ def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
     arrays["actions"] = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N)
     source = write_vault(tmp_path / "v" / "u", arrays)
     dataset = import_vault(source, tmp_path / "d")
-    environment = dataset.contents.description.environment
+    environment = dataset.description.environment
     group = environment.groups["agents"]
     assert group.action == spaces.Discrete(3)
     assert group.observation.shape == (4, 4, 3)
@@ -175,7 +175,7 @@ def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
     actions = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 4, N, 3)
     source = write_vault(tmp_path / "v" / "u", arrays | {"actions": actions})
     dataset = import_vault(source, tmp_path / "d")
-    group = dataset.contents.description.environment.groups["agents"]
+    group = dataset.description.environment.groups["agents"]
     assert group.action == spaces.Box(-np.inf, np.inf, (3,), np.float32)
     (episode,) = dataset.trajectories
     assert np.array_equal(episode["agents", "action"], actions[0, :3])

@@ -50,14 +50,13 @@ class Episodes:
         trajectories: Trajectories,
         find_factory: Callable[[], Callable[[], Any] | str],
     ) -> None:
-        self._list, self._table = trajectories, trajectories.episodes
-        self._contents = contents = trajectories.contents
+        self._list = trajectories
         self._find_factory = find_factory
-        groups = contents.description.environment.groups
+        groups = trajectories.description.environment.groups
         self._agents = [
             (name, i) for name, g in groups.items() for i in range(g.n_agents)
         ]
-        self._shapes = {field.key: tuple(field.shape) for field in contents.keys}
+        self._shapes = {field.key: tuple(field.shape) for field in trajectories.keys}
         self._stored = list(self._stored_pictures())
         # Requests for the pictures of an episode come one after the other.
         self._episode = lru_cache(1)(trajectories.arrays)
@@ -69,12 +68,12 @@ class Episodes:
 
     def about(self) -> dict[str, Any]:
         """Return what the page shows besides the list."""
-        contents = self._contents
-        groups = contents.description.environment.groups
+        description = self._list.description
+        groups = description.environment.groups
         return {
-            "title": contents.description.task,
+            "title": description.task,
             "name": self._list.name,
-            "frames": contents.totals.frames,
+            "frames": int(self._list.lengths.sum()),
             "episodes": len(self._list),
             "agents": [
                 {"name": groups[group].agents[row], "group": group}
@@ -92,15 +91,15 @@ class Episodes:
         """
         numbers = np.arange(len(self._list)) if chosen is None else chosen
         part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
-        table = self._table
-        returns = np.concatenate([table.returns[g][part] for g in table.returns], 1)
+        returns = self._list.agent_returns.values()
+        by_agent = np.concatenate([values[part] for values in returns], 1)
         return {
             "next": begin + len(part) if begin + len(part) < len(numbers) else None,
             "number": part.tolist(),
-            "length": table.length[part].tolist(),
-            "terminated": table.terminated[part].tolist(),
-            "team": _plain(table.team_returns[part]),
-            "returns": _plain(returns),
+            "length": self._list.lengths[part].tolist(),
+            "terminated": self._list.terminated[part].tolist(),
+            "team": _plain(self._list.returns[part]),
+            "returns": _plain(by_agent),
             "policies": self._policies[1][part].tolist(),
         }
 
@@ -108,10 +107,10 @@ class Episodes:
         """Return ``FRAMES`` frames of an episode, from frame ``begin`` on."""
         frames = self._episode(number)
         end = begin + FRAMES
-        run = int(self._list.runs[number])
+        run = int(self._list.run_numbers[number])
         return {
             "begin": begin,
-            "length": int(self._table.length[number]),
+            "length": int(self._list.lengths[number]),
             "frames": FRAMES,
             "seed": self._seeds[number],
             "run": run,
@@ -151,7 +150,7 @@ class Episodes:
 
     def pictures(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield source and frame of every picture of an episode that can be drawn."""
-        last = int(self._table.length[number]) - 1
+        last = int(self._list.lengths[number]) - 1
         try:
             # All of them, because the last one may be the first that cannot be drawn.
             drawn = self.picture(number, 0, last)
@@ -164,7 +163,7 @@ class Episodes:
 
     def parts(self, number: int) -> range:
         """Return the first frames of the parts in which an episode is sent."""
-        return range(0, int(self._table.length[number]), FRAMES)
+        return range(0, int(self._list.lengths[number]), FRAMES)
 
     def known(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
         """Return these episodes; without any, the best, the median and the worst.
@@ -179,7 +178,7 @@ class Episodes:
                     f"There is no episode {number}: {self._list.name} has {n} "
                     "complete episodes, numbered from 0."
                 )
-        order = np.argsort(-self._table.team_returns, kind="stable").tolist()
+        order = np.argsort(-self._list.returns, kind="stable").tolist()
         typical = [order[i] for i in (0, n // 2, -1)] if n else []
         return chosen or tuple(dict.fromkeys(typical))
 
@@ -194,7 +193,7 @@ class Episodes:
     @cached_property
     def _policies(self) -> tuple[list[str], NDArray[np.int64]]:
         """Names of policies, and which each agent has in each episode, ``[n, a]``."""
-        runs = self._list.runs
+        runs = self._list.run_numbers
         whose = np.zeros((len(runs), len(self._agents)), np.int64)
         labels: dict[str, int] = {}
         first = {
@@ -215,7 +214,7 @@ class Episodes:
         return list(labels), whose
 
     def _names(self, run: int) -> list[str]:
-        names = self._contents.runs[run].policy.get("names")
+        names = self._list.runs[run].policy.get("names")
         return [str(name) for name in names] if isinstance(names, list) else []
 
     def _name(self, run: int, policy_id: int) -> str:
@@ -227,7 +226,7 @@ class Episodes:
         )
 
     def _label(self, run: int) -> str:
-        policy = self._contents.runs[run].policy
+        policy = self._list.runs[run].policy
         if policy.get("kind") == "random":
             return _RANDOM
         kind = str(policy.get("kind", f"policy of run {run}"))
@@ -257,7 +256,7 @@ class Episodes:
         if (group, "action_mask") in self._shapes:
             legal = frames[group, "action_mask"][begin:end, row]
             agent["legal"] = [_bits(frame) for frame in legal]
-        space = self._contents.description.environment.groups[group].action
+        space = self._list.description.environment.groups[group].action
         if isinstance(space, spaces.Discrete):
             agent["n_actions"] = int(space.n)
         if (group, POLICY_ID) in self._shapes:
@@ -275,7 +274,7 @@ class Episodes:
         end: int,
     ) -> list[dict[str, Any]]:
         """Return the numbers over time of each key of an agent, or of the root."""
-        groups = self._contents.description.environment.groups
+        groups = self._list.description.environment.groups
         pictures = {key for key, _ in self._stored}
         lines = []
         for key in self._shapes:
@@ -307,8 +306,8 @@ class Episodes:
 
         They are ``[height, width, channels]``, or stacks of such, oldest first.
         """
-        groups = self._contents.description.environment.groups
-        for field in self._contents.keys:
+        groups = self._list.description.environment.groups
+        for field in self._list.keys:
             per_agent = field.key[0] in groups
             shape = field.shape[1:] if per_agent else field.shape
             picture = field.dtype == "uint8" and len(shape) in (3, 4)

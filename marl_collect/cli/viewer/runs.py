@@ -11,7 +11,6 @@ from zlib import crc32
 
 from marl_collect.files.log_file import LOG
 from marl_collect.programs.printable import printable
-from marl_collect.storage.index import JOURNAL
 from marl_collect.training.plots import Table, curves, svg, table_curves
 from marl_collect.training.results import RANDOM, Run, read_random
 from marl_collect.training.run_folder import (
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RUN_FILES: Final = (CONFIG, EVALUATIONS, RESULT)
-_FILES: Final = {*_RUN_FILES, PROGRESS, RANDOM, LOG, JOURNAL}
+_FILES: Final = {*_RUN_FILES, PROGRESS, RANDOM, LOG}
+_DATASET: Final = ".parquet"
+"""Suffix of the files of a dataset."""
 _HIDDEN: Final = ("episodes", "return_agent", "seconds_")
 """Columns of ``progress.csv`` that are not drawn, or their beginnings."""
 _LINES: Final = 12
@@ -80,7 +81,7 @@ class Runs:
         self._datasets += [
             path.parent
             for path in files
-            if path.name == JOURNAL and path.parent not in self._datasets
+            if path.suffix == _DATASET and path.parent not in self._datasets
         ]
         drawings, rows = self._read(files)
         logs = [path for path in files if path.name == LOG]
@@ -122,7 +123,9 @@ class Runs:
                 below.clear()
                 continue
             below[:] = sorted(name for name in below if not name.startswith("."))
-            for name in sorted(_FILES.intersection(names)):
+            # The last file of a dataset stands for it.
+            data = [n for n in names if n.endswith(_DATASET) and n[0] != "."]
+            for name in sorted({*_FILES.intersection(names), *sorted(data)[-1:]}):
                 if name == CONFIG and not _is_run(folder, names):
                     continue
                 path = Path(folder, name)
@@ -130,7 +133,7 @@ class Runs:
                     status = path.lstat()
                 except FileNotFoundError:  # Replaced, or removed to begin again.
                     continue
-                if why := _refusal(status, limited=name not in (LOG, JOURNAL)):
+                if why := _refusal(status, limited=name != LOG and name not in data):
                     self._refused[path] = why
                 else:
                     files[path] = status.st_mtime_ns, status.st_size

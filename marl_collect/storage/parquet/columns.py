@@ -148,6 +148,8 @@ def rows_of(batch: TensorDictBase) -> Rows:
     """
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
+    if not batch.batch_size.numel():
+        raise ValueError(f"The batch has the shape {list(batch.shape)}, so no frames.")
     if LAST in batch.keys(include_nested=True):
         batch = restore_next(batch.clone(recurse=False))
     tensors = flatten(batch)
@@ -173,9 +175,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
         array = column.array(tensor).reshape(batch.numel(), *column.shape)
         rows[column] = array if valid is None else array[valid.reshape(-1).numpy()]
     if not len(next(iter(rows.values()))):
-        raise ValueError(
-            f"The batch has the shape {list(batch.shape)} and no valid frames."
-        )
+        raise ValueError("The batch has no valid frames.")
     return rows
 
 

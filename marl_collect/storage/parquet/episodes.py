@@ -1,6 +1,6 @@
 """Numbers the frames of episodes in a stream of batches, and finds those that end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, final
 
@@ -41,6 +41,16 @@ class EndedEpisode:
     def team_return(self) -> float:
         """Sum over all agents."""
         return sum(map(sum, self.returns.values()))
+
+
+Progress = Callable[[int, int, Sequence[EndedEpisode]], None]
+"""Called before the first frame and from time to time: frames so far, frames in total,
+and the episodes among those since the last call."""
+
+
+def no_progress(done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    """Show nothing."""
+    del done, total, ended
 
 
 @final

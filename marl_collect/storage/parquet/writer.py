@@ -1,5 +1,6 @@
 """Adds batches to a folder of Parquet files; after ``add``, a batch is on disk."""
 
+import json
 import os
 import time
 from contextlib import suppress
@@ -73,7 +74,8 @@ class Writer(Closing):
         files = check_target(self.path)
         self.description: Final = description
         self.frames = 0
-        self._about = {"description": description.to_json()}
+        # As it is read, with lists instead of tuples.
+        self._about = json.loads(json.dumps({"description": description.to_json()}))
         self._schema: pa.Schema | None = None
         if files:
             self._schema = read_schema(files[0].path)

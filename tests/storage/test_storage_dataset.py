@@ -1,0 +1,349 @@
+"""What a dataset says about its frames, and where the cache is."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.scripts import run_python
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector, MultiSyncCollector, open_dataset
+from marl_collect.core.description import Key
+from marl_collect.core.seeding import episode_seed
+from marl_collect.core.tensordicts import flatten
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    Moments,
+    RunDescription,
+    Writer,
+)
+from marl_collect.storage.parquet import saving
+from marl_collect.storage.parquet.frames import Frames
+from marl_collect.storage.parquet.statistics import Range, ranges_of
+
+OBSERVATION = ("hunter", "observation")
+
+
+def add(path: Path, seed: int, *, task: str = "c", image: bool = False) -> None:
+    """Write a run of two batches whose episodes cross batches."""
+    collector = Collector(
+        [CountingEnv] * 2, frames_per_batch=60, total_frames=120, seed=seed
+    )
+    about = DatasetDescription(task, collector.description)
+    versions = {"python": "3.11" if seed < 2 else "3.12"}
+    run = RunDescription(seed, {"kind": "random"}, versions=versions)
+    draw = torch.Generator().manual_seed(seed)
+    with Writer(path, about, run) as writer:
+        for batch in collector:
+            if image:
+                batch = batch.clone()
+                shape = (*batch.shape, 2, 40, 36, 3)
+                pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
+                batch["hunter", "image"] = pixels
+            writer.add(batch)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two runs, of which each test gets a copy."""
+    folder = tmp_path_factory.mktemp("written") / "d"
+    add(folder, 0, image=True)
+    add(folder, 1, image=True)
+    return folder
+
+
+@pytest.fixture
+def path(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "d")
+
+
+def check(dataset: Dataset) -> None:
+    """Compare the statistics with the frames and episodes themselves."""
+    statistics = dataset.statistics
+    frames = flatten(dataset.transitions[:])
+    assert set(statistics.ranges) == set(frames)
+    for key, tensor in frames.items():
+        expected = Range(tensor.min().item(), tensor.max().item(), 0)
+        assert statistics.ranges[key] == expected
+    episodes = list(dataset.trajectories)
+    assert statistics.episodes == len(episodes) > 0
+    assert statistics.lengths is not None
+    assert statistics.team_return is not None
+    lengths = [len(episode) for episode in episodes]
+    summary = statistics.lengths
+    assert summary.mean == pytest.approx(np.mean(lengths))
+    assert (summary.low, summary.high) == (min(lengths), max(lengths))
+    team = np.zeros(len(episodes))
+    for group, summaries in statistics.returns.items():
+        rewards = [e["next", group, "reward"].sum((0, 2)).numpy() for e in episodes]
+        returns = np.array(rewards)
+        team += returns.sum(1)
+        for agent, summary in enumerate(summaries):
+            assert summary.mean == pytest.approx(returns[:, agent].mean())
+            assert summary.std == pytest.approx(returns[:, agent].std())
+            assert summary.low == pytest.approx(returns[:, agent].min())
+            assert summary.high == pytest.approx(returns[:, agent].max())
+    assert statistics.team_return.std == pytest.approx(team.std())
+
+
+def test_statistics_equal_a_recomputation(path: Path) -> None:
+    check(open_dataset(path))
+    check(open_dataset(path))  # Ranges were kept.
+    add(path.parent / "more", 2, image=True)
+    check(open_dataset([path, path.parent / "more"]))
+
+
+def test_padding_is_not_in_statistics(tmp_path: Path) -> None:
+    with MultiSyncCollector(
+        [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=34, seed=0
+    ) as collector:
+        description = DatasetDescription("c", collector.description)
+        with Writer(tmp_path / "d", description) as writer:
+            for batch in collector:
+                batch = batch.clone()
+                batch["hunter", "observation"][~batch["collector", "mask"]] = 1e9
+                writer.add(batch)
+    check(open_dataset(tmp_path / "d"))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, float("nan"), -3.0], Range(-3.0, 1.0, 1)),
+        ([float("nan")] * 2, Range(None, None, 2)),
+        ([float("inf"), 2.0, float("-inf")], Range(float("-inf"), float("inf"))),
+        ([2**62, -(2**62)], Range(-(2**62), 2**62)),
+        ([True, False], Range(0, 1)),
+        ([], Range()),
+        (torch.tensor([1.5, 2.5], dtype=torch.bfloat16), Range(1.5, 2.5)),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), Range(2**64 - 1, 2**64 - 1)),
+        (torch.ones(2, dtype=torch.complex64), Range()),
+    ],
+)
+def test_ranges_of_unusual_values(values: Any, expected: Range) -> None:
+    tensor = torch.as_tensor(values)
+    parts: list[dict[Key, torch.Tensor]] = [{("x",): part} for part in tensor.split(1)]
+    assert ranges_of(parts) == {("x",): expected}
+    assert Range(**json.loads(json.dumps(vars(expected)))) == expected
+
+
+def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
+    add(path, 2, image=True)
+    dataset = open_dataset(path)
+    card = dataset.card()
+    assert card == open_dataset(path).card()
+    assert card.startswith("# c\n")
+    for line in (
+        "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
+        "360 frames",
+        "| kind=random |  | python 3.11 |",
+        "| kind=random |  |  |",
+        "| kind=random |  | python 3.12 |",
+        "| prey | 3: prey_0, prey_1, prey_2 | Box [3]",
+    ):
+        assert line in card
+    assert dataset.statistics.lengths is not None
+    assert f"| length |  |  | {dataset.statistics.lengths.mean:,.5g} |" in card
+    columns = {line.count("|") for line in card.splitlines() if line.startswith("| ")}
+    assert columns <= {3, 5, 7, 8}
+    code = card.split("```python\n")[1].split("```")[0]
+    exec(code.replace('"data"', repr(str(path))), {})
+    assert "No episode is complete" not in card
+
+
+def equal(actual: Mapping[Key, Moments], expected: Mapping[Key, Moments]) -> bool:
+    return actual.keys() == expected.keys() and all(
+        torch.allclose(actual[key].mean, m.mean, equal_nan=True)
+        and torch.allclose(actual[key].std, m.std, equal_nan=True)
+        for key, m in expected.items()
+    )
+
+
+def test_moments_and_ranges_are_read_without_the_frames(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = (OBSERVATION, ("next", "hunter", "reward"))
+    frames = open_dataset(path).transitions
+    first = frames.moments(OBSERVATION)
+    both = frames.moments(*keys)
+    assert equal({OBSERVATION: both[OBSERVATION]}, first)
+    values = frames[:][OBSERVATION].double().flatten(0, 1)
+    torch.testing.assert_close(first[OBSERVATION].mean, values.mean(0).float())
+    deviation = values.std(0, unbiased=False).float()
+    torch.testing.assert_close(first[OBSERVATION].std, deviation)
+    statistics = open_dataset(path).statistics
+
+    def refuse(self: Frames, numbers: Any) -> Any:
+        raise AssertionError(f"read {numbers}")
+
+    monkeypatch.setattr(Frames, "read", refuse)
+    assert equal(open_dataset(path).transitions.moments(*keys), both)
+    selected = open_dataset(path).transitions.select("hunter").moments(OBSERVATION)
+    assert equal(selected, first)
+    assert open_dataset(path).statistics == statistics
+
+
+def test_moments_are_those_of_the_frames_there_are(path: Path) -> None:
+    before = open_dataset(path).transitions.moments(OBSERVATION)
+    some = open_dataset(path).trajectories[:2].transitions
+    assert not equal(some.moments(OBSERVATION), before)
+    assert equal(open_dataset(path).transitions.moments(OBSERVATION), before)
+    about = open_dataset(path).description
+    batch = open_dataset(path).transitions[:10].unsqueeze(0)
+    batch["collector", "traj_ids"] += 7 << 32
+    batch[OBSERVATION][0, 0] = float("nan")
+    with Writer(path, about) as writer:
+        writer.add(batch)
+    for _ in range(2):
+        moments = open_dataset(path).transitions.moments(OBSERVATION, "prey")
+        assert moments[OBSERVATION].mean.isnan().any()
+        assert moments["prey", "observation"].mean.isfinite().all()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"00000000 {}", b"\xff\xfe", None])
+def test_kept_moments_that_are_damaged_are_computed_again(
+    path: Path, content: bytes | None
+) -> None:
+    expected = open_dataset(path).transitions.moments(OBSERVATION)
+    (file,) = (path / ".cache").glob("*.moments.json")
+    if content is None:  # Nor can it be written.
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    assert equal(open_dataset(path).transitions.moments(OBSERVATION), expected)
+    assert content is None or file.read_bytes() != content
+
+
+def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
+    add(tmp_path / "e", 2, image=True)
+    parts = [open_dataset(path), open_dataset(tmp_path / "e")]
+    both = open_dataset([tmp_path / "e", path], cache=tmp_path / "cache")
+    assert both.name == f"{tmp_path / 'e'}, {path}"
+    expected = torch.cat([part.transitions[:] for part in reversed(parts)])
+    assert (both.transitions[:] == expected).all()
+    assert both.trajectories.seeds == [
+        seed for part in reversed(parts) for seed in part.trajectories.seeds
+    ]
+    assert [run.seed for run in both.runs] == [2, 0, 1]
+    with pytest.raises(ValueError, match="has 2 folders"):
+        _ = both.path
+    add(tmp_path / "other", 0, task="another", image=True)
+    with pytest.raises(DatasetError, match=r"task is 'another' in the former, but 'c'"):
+        open_dataset([path, tmp_path / "other"], cache=tmp_path / "cache")
+    with pytest.raises(ValueError, match="episodes would be read twice"):
+        open_dataset([path, shutil.copytree(path, tmp_path / "f")])
+    with pytest.raises(ValueError, match="no folders"):
+        open_dataset([])
+
+
+def test_a_view_has_all_small_keys_without_copying(path: Path) -> None:
+    dataset = open_dataset(path)
+    numbers = torch.tensor([3, 7, 3])
+    keys = [key for key in dataset.view.keys(True, True) if "image" not in key]
+    assert (dataset.view[numbers] == dataset.transitions[numbers].select(*keys)).all()
+    assert len(dataset.view) == len(dataset)
+    before = dataset.transitions[:][OBSERVATION].clone()
+    dataset.view[OBSERVATION][0] = 77  # Of this process alone.
+    assert (open_dataset(path).transitions[:][OBSERVATION] == before).all()
+
+
+def test_the_seed_of_an_episode_follows_from_its_run(path: Path) -> None:
+    trajectories = open_dataset(path).trajectories
+    ids = trajectories.first(("collector", "traj_ids")).tolist()
+    seeds = [trajectories.runs[run].seed for run in trajectories.run_numbers]
+    assert set(seeds) == {0, 1}
+    assert trajectories.seeds == [
+        episode_seed(seed or 0, number >> 32, number & 0xFFFFFFFF)
+        for seed, number in zip(seeds, ids, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("file_bytes", [2**26, 100_000])
+def test_a_selection_is_saved_as_a_dataset(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_bytes: int
+) -> None:
+    monkeypatch.setattr(saving, "_FILE_BYTES", file_bytes)
+    episodes = open_dataset(path).trajectories
+    long = episodes.filter(lambda episode: episode.length > 5)
+    assert 0 < len(long) < len(episodes)
+    long.save(tmp_path / "b")
+    saved = open_dataset(tmp_path / "b")
+    saved.verify()
+    assert len(saved) == long.lengths.sum()
+    assert saved.trajectories.seeds == long.seeds
+    assert saved.trajectories.run_numbers.tolist() == long.run_numbers.tolist()
+    assert (saved.trajectories.cat() == long.cat()).all()
+    assert saved.trajectories.episodes == long.episodes
+    assert (len(saved.files) == 2) == (file_bytes == 2**26)
+    with pytest.raises(FileExistsError):
+        long.save(tmp_path / "b")
+    with pytest.raises(ValueError, match="no episodes"):
+        long[:0].save(tmp_path / "c")
+    with pytest.raises(KeyError, match="traj_ids"):
+        long.select("hunter").save(tmp_path / "c")
+    some = long.select("hunter", "next", ("collector", "traj_ids"))
+    some.save(tmp_path / "c")
+    assert (open_dataset(tmp_path / "c").trajectories.cat() == some.cat()).all()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"b", "c", "d"}
+
+
+def test_a_cache_that_cannot_be_written_is_elsewhere(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = open_dataset(path).transitions[:]
+    shutil.rmtree(path / ".cache")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # As for a user.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert (open_dataset(path).transitions[:] == expected).all()
+    assert not (path / ".cache").exists()
+    assert len(list((tmp_path / "home" / "marl_collect").iterdir())) == 1
+
+
+@pytest.mark.parametrize("call", range(6))
+def test_a_full_disk_while_the_cache_is_built(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    calls = [0]
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] > call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="pass cache=, a folder with free space"):
+            open_dataset(path)
+    other = open_dataset(path, cache=tmp_path / "cache").transitions[:]
+    assert (open_dataset(path).transitions[:] == other).all()
+
+
+BUILDERS = """
+import sys
+from marl_collect import open_dataset
+
+dataset = open_dataset(sys.argv[1])
+print(len(dataset), float(dataset.transitions[:]["hunter", "observation"].sum()))
+"""
+
+
+def test_a_build_of_a_process_is_used_by_others(path: Path) -> None:
+    """The cache of another process is opened, without decoding anything."""
+    process = run_python("-c", BUILDERS, path, check=True)
+    before = {p: p.stat().st_mtime_ns for p in (path / ".cache").iterdir()}
+    dataset = open_dataset(path)
+    values = float(dataset.transitions[:]["hunter", "observation"].sum())
+    assert process.stdout == f"{len(dataset)} {values}\n"
+    assert before == {p: p.stat().st_mtime_ns for p in (path / ".cache").iterdir()}
