@@ -220,7 +220,7 @@ def test_collecting_uses_neither_files_nor_what_programs_share() -> None:
     # Objects of the contract and collectors show themselves in notebooks.
     assert imports == {
         ("marl_collect.core.description", "marl_collect.programs.notebooks"),
-        ("marl_collect.collectors.base", "marl_collect.programs.notebooks"),
+        ("marl_collect.collectors.collector", "marl_collect.programs.notebooks"),
     }
 
 

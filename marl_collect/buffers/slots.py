@@ -81,7 +81,7 @@ class Slots:
         """Numbers of slots that were freed: processes that map them may drop them."""
         return tuple(k for k, segment in enumerate(self._segments) if segment is None)
 
-    def take(self) -> int:
+    def acquire(self) -> int:
         """Return a slot to fill; a new one if all are held.
 
         Raises:

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.collectors.multi_async import (
+    from marl_collect.collectors.multi import (
         MultiAsyncCollector as MultiAsyncCollector,
     )
-    from marl_collect.collectors.multi_async import (
+    from marl_collect.collectors.multi import (
         MultiaSyncDataCollector as MultiaSyncDataCollector,
     )
-    from marl_collect.collectors.multi_async import MultiCollector as MultiCollector
-    from marl_collect.collectors.multi_sync import (
+    from marl_collect.collectors.multi import MultiCollector as MultiCollector
+    from marl_collect.collectors.multi import (
         MultiSyncCollector as MultiSyncCollector,
     )
-    from marl_collect.collectors.multi_sync import (
+    from marl_collect.collectors.multi import (
         MultiSyncDataCollector as MultiSyncDataCollector,
     )
     from marl_collect.collectors.options import CollectorOptions as CollectorOptions

@@ -184,14 +184,25 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{list(getattr(w, 'shape', ()))}" for name, w in weights.items()}
 
 
-def check_environments(state: Mapping[str, Any], count: int, worker: int) -> None:
-    """Raise ValueError if a worker's state has another number of environments."""
-    saved = len(state["environments"]["begun"])
-    if saved != count:
+def check_workers(states: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:
+    """Check that states are those of workers with these numbers of environments.
+
+    Raises:
+        ValueError: if there are other workers or environments.
+    """
+    advice = "build the same kind of collector with the arguments it was saved with."
+    if len(states) != len(sizes):
         raise ValueError(
-            f"The state of worker {worker} has {saved} environments, but this worker "
-            f"has {count}: build the collector with the arguments it was saved with."
+            f"The state has {len(states)} workers, but this collector has "
+            f"{len(sizes)}: {advice}"
         )
+    for worker, (state, size) in enumerate(zip(states, sizes, strict=True)):
+        saved = len(state["environments"]["begun"])
+        if saved != size:
+            raise ValueError(
+                f"The state of worker {worker} has {saved} environments, but this "
+                f"worker has {size}: {advice}"
+            )
 
 
 def _lacks_actions(worker: Mapping[str, Any]) -> NDArray[np.bool_]:

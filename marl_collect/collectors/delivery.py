@@ -1,13 +1,14 @@
 """Converts filled slots to delivered batches: shape, trajectories, device."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from marl_collect.buffers.compact_observations import attach
+from marl_collect.buffers.compact_observations import LastObservations, attach
 from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
     Arrays,
@@ -15,10 +16,36 @@ from marl_collect.buffers.trajectories import (
     TrajFormat,
     split_trajectories,
 )
-from marl_collect.collectors.backend import Filled
 from marl_collect.collectors.options import CollectorOptions, storage_dims
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.rollout.episodes import Episode
+
+
+@final
+@dataclass(frozen=True)
+class FilledSlot:
+    """One filled slot.
+
+    Attributes:
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory. Empty if the batch
+            is in the arrays of ``Delivery.memory``.
+        ends: number of valid frames of each environment; T unless the batch is ragged.
+        episodes: the episodes that ended in it.
+        sizes: number of environments of each worker in it.
+        last: the observations that ``compact_obs`` stores separately.
+    """
+
+    tensors: Mapping[Key, torch.Tensor]
+    ends: list[int]
+    episodes: Sequence[Episode]
+    sizes: Sequence[int]
+    last: LastObservations | None = None
+
+    @property
+    def frames(self) -> int:
+        """Number of valid frames of all environments."""
+        return sum(self.ends)
 
 
 @final
@@ -35,23 +62,23 @@ class Delivery:
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
-        self._room: Arrays = {}
+        self._memory: Arrays = {}
 
-    def room(self, layout: Layout) -> Arrays:
-        """Return arrays ``[B, T, ...]`` for the next batch, which ``take`` then adds.
+    def memory(self, layout: Layout) -> Arrays:
+        """Return arrays ``[B, T, ...]`` for a batch, which ``batches`` then adds.
 
         There are none unless batches are joined to trajectories.
         """
-        self._room = self._assembler.room(*layout.batch)
-        return self._room
+        self._memory = self._assembler.room(*layout.batch)
+        return self._memory
 
-    def take(self, filled: Filled) -> list[Any]:
+    def batches(self, filled: FilledSlot) -> list[Any]:
         """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
-        if self._room:
-            self._assembler.join(self._room)
+        if self._memory:
+            self._assembler.join(self._memory)
             return self.more()
         batch = as_batch(filled, self._description)
         if options.trajs_per_batch is not None:
@@ -73,7 +100,7 @@ class Delivery:
             key: torch.from_numpy(np.zeros((batch, frames, *leaf.shape), leaf.dtype))
             for key, leaf in layout.fields.items()
         }
-        filled = Filled(tensors, [frames] * batch, [], sizes)
+        filled = FilledSlot(tensors, [frames] * batch, [], sizes)
         whole = as_batch(filled, self._description)
         return self._shape(whole, sizes)
 
@@ -207,7 +234,7 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     return out
 
 
-def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
+def as_batch(filled: FilledSlot, description: EnvDescription) -> TensorDict:
     """Return a slot's tensors as a TensorDict ``[B, T]``, without copying."""
     n_agents = {name: group.n_agents for name, group in description.groups.items()}
     size = tuple(filled.tensors["done",].shape[:2])
@@ -215,7 +242,7 @@ def as_batch(filled: Filled, description: EnvDescription) -> TensorDict:
     return attach(batch, filled.last, filled.ends)
 
 
-def set_truncated(filled: Filled, groups: list[str]) -> None:
+def set_truncated(filled: FilledSlot, groups: list[str]) -> None:
     """Mark each environment's last valid frame, and the agents alive in it."""
     rows = torch.arange(len(filled.ends), device="cpu")
     last = torch.tensor(filled.ends, device="cpu") - 1

@@ -17,7 +17,7 @@ arrive in the order of the calls. After ``use_slot`` all messages are small: bat
 weights are never pickled.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,7 +155,8 @@ class Collected:
         frames: number of valid frames in each row.
         episodes: the episodes that ended.
         running: number of each environment's running episode.
-        seconds: time spent in resets and in the whole rollout.
+        seconds: that the rollout took.
+        reset_seconds: that were spent in resets.
         last: with ``compact_obs``, the last observations of episodes and of the slot.
         explanation: how the policy runs, if that has changed.
     """
@@ -163,6 +164,7 @@ class Collected:
     frames: int
     episodes: EndedEpisodes
     running: tuple[int, ...]
-    seconds: Mapping[str, float]
+    seconds: float
+    reset_seconds: float
     last: tuple[LastObservation, ...] = ()
     explanation: str | None = None

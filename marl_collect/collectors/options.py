@@ -103,6 +103,26 @@ TORCHRL = {
 
 Values that ask for our default behaviour are accepted.
 """
+_ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
+_FIXED = (
+    "the number of workers is chosen at the start: build another collector with the "
+    "new number, and pass it collector.policy"
+)
+_SCHEMES = "weights are sent to workers by update_policy_weights_()"
+TORCHRL_ATTRIBUTES = {
+    "add_collectors": _FIXED,
+    "cascade_execute": _ENVS_OR_POLICY,
+    "enable_profile": "profile a Collector, which collects in this process",
+    "env": "environments live where they are stepped: use getattr_env(name)",
+    "get_distant_attr": _ENVS_OR_POLICY,
+    "get_policy_version": "use policy_version",
+    "map_fn": _ENVS_OR_POLICY,
+    "register_scheme_receiver": _SCHEMES,
+    "remove_collectors": _FIXED,
+    "rollout": "use next()",
+    "weight_updater": _SCHEMES,
+}
+"""Attributes of TorchRL's collectors that are missing here, with replacements."""
 
 
 class WeightSource(Protocol):

@@ -1,37 +1,36 @@
 """``Collector``: collects in this process; the reference for other collectors."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
 import torch
+from numpy.typing import NDArray
 from tensordict.nn import set_interaction_type
 from torch import nn
-from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.arguments import chosen_workers, counted
-from marl_collect.collectors.backend import Backend, Filled
-from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.broadcaster import OwnWeights
-from marl_collect.collectors.checkpoint import check_environments
+from marl_collect.collectors.arguments import counted
+from marl_collect.collectors.broadcaster import OwnWeights, WeightBroadcaster
+from marl_collect.collectors.collector import CollectorBase
+from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.initialization import (
     build_policy,
     check_can_be_copied,
     prepare,
 )
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
-from marl_collect.collectors.statistics import WorkerMetrics
+from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     chosen_policy,
     warn_if_uncopyable,
 )
-from marl_collect.core.description import EnvDescription
+from marl_collect.core.description import Key
 from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
@@ -57,12 +56,22 @@ class Collector(CollectorBase):
     def __init__(self, parsed: CollectorArguments) -> None:
         """Build the environments and the memory for two batches."""
         refuse(parsed, "Collector")
-        self._open(parsed, SingleBackend(parsed))
+        source = OwnRollout(parsed)
+        self._open(parsed, source)
+        source.memory = self._delivery.memory
 
 
 @final
-class SingleBackend(Backend):
-    """Environments and policy of this process."""
+class OwnRollout:
+    """Environments and policy of this process.
+
+    Attributes: see ``Source``; and
+
+        memory: returns arrays ``[B, T, ...]`` to fill instead of a slot, if there are
+            any.
+    """
+
+    memory: Callable[[Layout], Mapping[Key, NDArray[Any]]]
 
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
     keeps_state = True  # Until a rollout is interrupted.
@@ -83,22 +92,19 @@ class SingleBackend(Backend):
             torch.set_num_threads(parsed.num_threads)
         if parsed.init_fn is not None:
             parsed.init_fn()
-        self._metrics = WorkerMetrics()
+        self.statistics = Statistics()
         self._engine = build([factory for worker in workers for factory in worker])
+        self.description = self._engine.description
+        self.sizes = [self._engine.size]
         try:
             self._policy = self._prepare(parsed, policy)
         except BaseException:
             with suppress(Exception):  # It must not hide the first error.
                 self._engine.close()
             raise
-        self.weights = OwnWeights(self._policy)
+        self.weights: WeightBroadcaster = OwnWeights(self._policy)
         self._closed = False
         cleanup.register(self)
-
-    @property
-    @override
-    def description(self) -> EnvDescription:
-        return self._engine.description
 
     def _prepare(self, options: CollectorOptions, policy: Any) -> TrainerPolicy:
         size = self._engine.size
@@ -129,62 +135,51 @@ class SingleBackend(Backend):
         # Of whole trajectories, only the first batch is in a slot.
         count = 2 if options.trajs_per_batch is None else 1
         self._slots = Slots(layout, count, shared=False)
+        self.shape: tuple[Layout, list[int]] | None = layout, self.sizes
+        self.batch_frames = size * frames
         return TrainerPolicy(module, policy)
-
-    @property
-    @override
-    def shape(self) -> tuple[Layout, Sequence[int]]:
-        return self._slots.layout, [self._engine.size]
-
-    @property
-    @override
-    def batch_frames(self) -> int:
-        batch, frames = self._slots.layout.batch
-        return batch * frames
 
     def outline(self) -> str:
         """Describe environments and batch shape, for ``repr``."""
         rows, frames = self._slots.layout.batch
         return f"{counted(rows, 'environment')}, [{rows}, {frames}]"
 
-    def collect(self, *, random: bool, delivered: int) -> Filled:
+    def fill(self, *, random: bool, delivered: int) -> FilledSlot:
         """Fill one slot; nothing is prefetched."""
         slots, slot = self._slots, None
-        arrays = self.room(slots.layout)
+        arrays = self.memory(slots.layout)
         if not arrays:
-            slot = slots.take()
+            slot = slots.acquire()
             arrays = slots.layout.arrays(slots.segment(slot).buffer)
         version = self.weights.version
         self.keeps_state = False
-        begin = time.perf_counter()
+        started = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
         how = set_interaction_type(self._options.exploration_type)
         with without_gradients(), how:
             frames, episodes = self._rollout.collect(arrays, version, random=random)
-        seconds = time.perf_counter() - begin
-        self._metrics.add(
-            {"rollout": seconds, "reset": self._rollout.take_reset_seconds()}
-        )
+        self.statistics.rollouts += time.perf_counter() - started
+        self.statistics.resets += self._rollout.take_reset_seconds()
         ends = [frames] * self._engine.size
         observations = self._rollout.take_last()
         last = gather(observations, [0] * len(observations), delivered)
         tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
-        return Filled(tensors, ends, episodes, [self._engine.size], last)
+        return FilledSlot(tensors, ends, episodes, self.sizes, last)
 
-    @override
     def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
         return self._counter.steps * self._engine.size
 
-    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        """Begin new episodes."""
-        if chosen_workers(chosen, 1) != []:
+    def begin_episodes(
+        self, workers: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        """Begin new episodes; see ``Source``."""
+        if seed is not None:
+            self._rollout.reseed(seed)
+        elif workers is None or workers:
             self._rollout.reset()
-
-    @override
-    def reseed(self, seed: int) -> None:
-        self._rollout.reseed(seed)
 
     def states(self) -> list[Any]:
         """Return the rollout's state."""
@@ -192,16 +187,10 @@ class SingleBackend(Backend):
 
     def load(self, states: list[Any]) -> tuple[int, ...]:
         """Resume from this state; return the number of each running episode."""
-        if len(states) != 1:
-            raise ValueError(
-                f"The state has {len(states)} workers, but a Collector needs the state "
-                "of one: load it into the kind of collector that saved it."
-            )
-        check_environments(states[0], self._engine.size, 0)
         self._rollout.load(states[0])
         running = self._rollout.running
         environments = self._rollout.plan.environments
-        self._metrics.cut_resumed(environments, states[0], running)
+        self.statistics.cut_resumed(environments, states[0], running)
         return running
 
     def explain(self) -> list[str]:
@@ -214,9 +203,9 @@ class SingleBackend(Backend):
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
 
-    @override
     def metrics(self) -> dict[str, Any]:
-        return self._metrics.snapshot() | {"slots": len(self._slots)}
+        """Return entries of ``stats()`` in addition to ``statistics``."""
+        return {"slots": len(self._slots)}
 
     def close(self, timeout: float = 0.0) -> None:
         """Close the environments and release the slots; may be called twice."""

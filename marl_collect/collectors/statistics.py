@@ -1,4 +1,4 @@
-"""Counters of a collector and of its workers, for ``stats()``."""
+"""Counters of a collector, for ``stats()``."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ from marl_collect.rollout.episodes import EPISODE_BITS, Episode, left_behind
 _RECENT = 100
 
 
+@final
 @dataclass
 class Statistics:
     """Counters of one collector; ``stats()`` returns a copy.
@@ -19,12 +20,22 @@ class Statistics:
         batches: number of batches delivered.
         episodes: number of episodes that ended.
         collecting: seconds spent inside the collector.
+        rollouts: seconds of all workers in rollouts.
+        resets: seconds of all workers in resets.
+        restarts: workers that failed and were replaced.
+        recycled: workers that grew too large and were replaced.
     """
 
     frames: int = 0
     batches: int = 0
     episodes: int = 0
     collecting: float = 0.0
+    rollouts: float = 0.0
+    resets: float = 0.0
+    restarts: int = 0
+    recycled: int = 0
+    # Ids of trajectories that were not continued.
+    _cut: list[int] = field(default_factory=list)
     # Episodes of batches; an episode is made when somebody looks at it.
     _recent: deque[Sequence[Episode]] = field(default_factory=deque)
     _held: int = 0
@@ -52,6 +63,32 @@ class Statistics:
         while self._recent and self._held - len(self._recent[0]) >= _RECENT:
             self._held -= len(self._recent.popleft())
 
+    def cut(self, environments: Iterable[int], running: Iterable[int]) -> None:
+        """Note that the running episodes of environments will not be continued.
+
+        Args:
+            environments: their indices.
+            running: the numbers of their episodes; empty if none has begun.
+        """
+        pairs = zip(environments, running, strict=False)
+        self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
+
+    def cut_resumed(
+        self,
+        environments: Sequence[int],
+        state: Mapping[str, Any],
+        running: Sequence[int],
+    ) -> None:
+        """Note the episodes of a loaded state that were not resumed.
+
+        Args:
+            environments: indices of the environments of the rollout.
+            state: that it loaded.
+            running: numbers of their episodes afterwards.
+        """
+        for k in left_behind(state["environments"], running):
+            self.cut([environments[k]], [int(state["environments"]["episode"][k])])
+
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.
 
@@ -67,6 +104,11 @@ class Statistics:
             "episodes": self.episodes,
             "seconds_collecting": seconds,
             "frames_per_second": self.frames / seconds if seconds > 0 else 0.0,
+            "seconds_in_rollouts": self.rollouts,
+            "seconds_in_resets": self.resets,
+            "restarts": self.restarts,
+            "recycled": self.recycled,
+            "cut_trajectories": list(self._cut),
         }
         recent = self.recent
         if recent:
@@ -99,61 +141,3 @@ def team_return(episode: Episode) -> float:
 def agent_return(episode: Episode) -> float:
     """Average an episode's returns over all agents."""
     return team_return(episode) / sum(len(r) for r in episode.returns.values())
-
-
-@final
-class WorkerMetrics:
-    """Counts replaced workers, cut trajectories, and seconds in rollouts and resets.
-
-    Attributes:
-        restarts: workers that failed and were replaced.
-        recycled: workers that grew too large and were replaced.
-    """
-
-    def __init__(self) -> None:
-        """Start all counters at zero."""
-        self.restarts = 0
-        self.recycled = 0
-        self._cut: list[int] = []
-        self._seconds = {"rollout": 0.0, "reset": 0.0}
-
-    def cut(self, environments: Iterable[int], running: Iterable[int]) -> None:
-        """Note that the running episodes of environments will not be continued.
-
-        Args:
-            environments: their indices.
-            running: the numbers of their episodes; empty if none has begun.
-        """
-        pairs = zip(environments, running, strict=False)
-        self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
-
-    def cut_resumed(
-        self,
-        environments: Sequence[int],
-        state: Mapping[str, Any],
-        running: Sequence[int],
-    ) -> None:
-        """Note the episodes of a loaded state that were not resumed.
-
-        Args:
-            environments: indices of the environments of the rollout.
-            state: that it loaded.
-            running: numbers of their episodes afterwards.
-        """
-        for k in left_behind(state["environments"], running):
-            self.cut([environments[k]], [int(state["environments"]["episode"][k])])
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add the seconds that a worker spent on one batch."""
-        for name, value in seconds.items():
-            self._seconds[name] += value
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the current counters."""
-        return {
-            "restarts": self.restarts,
-            "recycled": self.recycled,
-            "cut_trajectories": list(self._cut),
-            "seconds_in_rollouts": self._seconds["rollout"],
-            "seconds_in_resets": self._seconds["reset"],
-        }

@@ -226,20 +226,18 @@ class RolloutWorker:
             self._before = rollout.state()
         if command.reset:
             rollout.reset()
-        begin = time.perf_counter()
+        started = time.perf_counter()
         with set_interaction_type(self._assignment.acting.exploration):
             frames, episodes = rollout.collect(
                 self._slots[command.slot], weights.version, random=command.random
             )
-        seconds = {
-            "rollout": time.perf_counter() - begin,
-            "reset": rollout.take_reset_seconds(),
-        }
+        seconds = time.perf_counter() - started
         return messages.Collected(
             frames=frames,
             episodes=episodes,
             running=rollout.running,
             seconds=seconds,
+            reset_seconds=rollout.take_reset_seconds(),
             last=tuple(rollout.take_last()),
             explanation=self._new_explanation(),
         )

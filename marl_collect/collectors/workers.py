@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol, final
 
-import torch
-
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
@@ -37,15 +35,14 @@ from marl_collect.collectors.broadcaster import (
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.statistics import WorkerMetrics
+from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
     check_can_be_sent,
-    chosen_policy,
 )
 from marl_collect.collectors.worker import main
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.factories import Factory, check_alike, spread, warn_if_pinned
+from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import PolicySignature, check_same_signature
@@ -63,18 +60,18 @@ _LOG = logging.getLogger(__name__)
 class _Pool(Protocol):
     """What ``Workers`` need of a pool; see ``WorkerPool``."""
 
-    @property
-    def pids(self) -> tuple[int, ...]: ...
-
     def send(self, worker: int, message: object) -> None: ...
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]: ...
 
     def preempt(self, worker: int, *, preempted: bool) -> None: ...
 
+    def resident_bytes(self, worker: int) -> int: ...
+
     def progress(self, worker: int) -> WorkerProgress: ...
 
-    def resident_bytes(self, worker: int) -> int: ...
+    @property
+    def pids(self) -> tuple[int, ...]: ...
 
     def close(self, timeout: float = ...) -> tuple[WorkerError, ...]: ...
 
@@ -87,6 +84,7 @@ class Workers:
     Attributes:
         description: of the environments.
         weights: which workers act with.
+        statistics: counts their restarts, cut trajectories and seconds.
     """
 
     # How often a worker may be replaced before its next batch.
@@ -123,7 +121,7 @@ class Workers:
         self.weights: WorkerWeights[Any] = None  # type: ignore[assignment]
         # Batches that were finished while the worker was called.
         self._collected: deque[tuple[int, messages.Collected]] = deque()
-        self._metrics = WorkerMetrics()
+        self.statistics = Statistics()
         self._started = False
         try:
             self.description = self._number(first_seeds)
@@ -160,9 +158,9 @@ class Workers:
         memory = slots.segment(slot).handle
         attached = self._members[worker].slots
         if slot not in attached or attached[slot][1] is not memory:
-            place = (slot, memory, slots.layout, (rows.start, rows.stop), frames)
-            attached[slot] = place
-            self.call("use_slot", *place, workers=[worker])
+            arguments = (slot, memory, slots.layout, (rows.start, rows.stop), frames)
+            attached[slot] = arguments
+            self.call("use_slot", *arguments, workers=[worker])
 
     # Collecting
 
@@ -185,10 +183,10 @@ class Workers:
         collects again.
         """
         waiting = set(workers)
-        for early in self._collected:
-            if early[0] in waiting:
-                self._collected.remove(early)
-                return self._completed(*early)
+        for arrived in self._collected:
+            if arrived[0] in waiting:
+                self._collected.remove(arrived)
+                return self._completed(*arrived)
         while True:
             try:
                 worker, reply = self._pool.receive(waiting)
@@ -259,14 +257,14 @@ class Workers:
             member.plan = replace(member.plan, seed=seed)
             member.running = ()
 
-    def load(self, states: Sequence[Any], begin: Sequence[int] = ()) -> None:
+    def load(self, states: Sequence[Any], fresh: Sequence[int] = ()) -> None:
         """Let all workers resume from states of ``Rollout.state``.
 
         Args:
             states: of each worker.
-            begin: workers that begin new episodes instead of replaying their own.
+            fresh: workers that begin new episodes instead of replaying their own.
         """
-        arguments = {k: (state, k in begin) for k, state in enumerate(states)}
+        arguments = {k: (state, k in fresh) for k, state in enumerate(states)}
         running = self.call_each("load", arguments)
         for index, (member, state) in enumerate(
             zip(self._members, states, strict=True)
@@ -274,8 +272,8 @@ class Workers:
             member.running = running[index]
             self._seed, generation = state["seed"], state["generation"]
             member.plan = replace(member.plan, seed=self._seed, generation=generation)
-            if index not in begin:
-                self._metrics.cut_resumed(
+            if index not in fresh:
+                self.statistics.cut_resumed(
                     member.plan.environments, state, running[index]
                 )
 
@@ -319,8 +317,8 @@ class Workers:
         )
 
     def metrics(self) -> dict[str, Any]:
-        """Return restarts, cut trajectories, and seconds in rollouts and resets."""
-        return self._metrics.snapshot()
+        """Return entries of ``stats()`` in addition to ``statistics``."""
+        return {}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -455,7 +453,8 @@ class Workers:
         limit = self._options.max_worker_rss
         if limit is not None and self._pool.resident_bytes(worker) > limit:
             member.is_heavy = True
-        self._metrics.add(reply.seconds)
+        self.statistics.rollouts += reply.seconds
+        self.statistics.resets += reply.reset_seconds
         return worker, reply
 
     def _preempt(self, worker: int, *, preempted: bool) -> None:
@@ -494,11 +493,11 @@ class Workers:
 
     def _replace(self, lost: Sequence[int]) -> None:
         """Restart workers that failed, and let them collect their batches again."""
-        self._metrics.restarts += 1
+        self.statistics.restarts += 1
         for worker in lost:
             member = self._members[worker]
             member.failures += 1
-            self._metrics.cut(member.plan.environments, member.running)
+            self.statistics.cut(member.plan.environments, member.running)
             member.plan = replace(
                 member.plan,
                 episodes=member.running or member.plan.episodes,
@@ -507,7 +506,7 @@ class Workers:
         # A batch that was finished but not waited for is collected again, because the
         # state before it was lost with the worker.
         self._collected = deque(
-            early for early in self._collected if early[0] not in lost
+            arrived for arrived in self._collected if arrived[0] not in lost
         )
         self._renew(lost)
         for worker in lost:
@@ -526,13 +525,13 @@ class Workers:
         (state,) = self.call("state", False, workers=[worker])
         member = self._members[worker]
         member.is_heavy = False
-        self._metrics.recycled += 1
+        self.statistics.recycled += 1
         try:
             self._renew([worker])
         except Exception as error:  # noqa: BLE001 - raised again, or handled
             self._replace_or_raise(error)
         (member.running,) = self.call("load", state, False, workers=[worker])
-        self._metrics.cut_resumed(member.plan.environments, state, member.running)
+        self.statistics.cut_resumed(member.plan.environments, state, member.running)
         warn_if_not_resumed(self.description, [state], member.running)
 
     def _renew(self, workers: Sequence[int]) -> None:
@@ -548,9 +547,9 @@ class Workers:
             check_same_signature(self._signature, reply.signature, who)
             self.weights.use(worker, reply.layout)
             member.explanation = reply.explanation
-            for slot, place in list(member.slots.items()):
-                if place[1].exists():
-                    self._send(worker, "use_slot", *place)
+            for slot, arguments in list(member.slots.items()):
+                if arguments[1].exists():
+                    self._send(worker, "use_slot", *arguments)
                     self._first_replies([worker])
                 else:
                     del member.slots[slot]  # The slot has new memory; see Slots.
@@ -599,24 +598,3 @@ def _assign(
         )
         for index, (of_worker, first) in enumerate(zip(factories, firsts, strict=False))
     ]
-
-
-def start_workers(
-    create_env_fn: Factory | Sequence[Factory],
-    policy: Any,
-    options: CollectorOptions,
-    first_seeds: Callable[[int], Sequence[int]] | None = None,
-) -> Workers:
-    """Check the arguments and start the workers; see ``Workers``."""
-    policy = chosen_policy(policy, options)
-    factories = spread(
-        create_env_fn,
-        options.num_workers,
-        options.envs_per_worker,
-        options.create_env_kwargs,
-    )
-    if not isinstance(options.frames_per_batch, int):
-        options.frames_of(list(map(len, factories)))
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
-    return Workers(factories, policy, options, first_seeds)

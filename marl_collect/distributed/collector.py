@@ -5,8 +5,8 @@ from typing import Any, final
 
 import torch
 
-from marl_collect.collectors.base import CollectorBase
-from marl_collect.collectors.multi_base import WorkersBackend
+from marl_collect.collectors.collector import CollectorBase
+from marl_collect.collectors.teams import Teams
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.ray_options import RayArguments, RayOptions
@@ -51,7 +51,7 @@ class RayCollector(CollectorBase):
         self._actors = workers.actors
         frames = options.frames_of_workers(workers.sizes)
         together = None if options.sync else team
-        self._open(options, WorkersBackend(workers, options, frames, together))
+        self._open(options, Teams(workers, options, frames, together))
 
     @property
     def actors(self) -> list[dict[str, Any]]:

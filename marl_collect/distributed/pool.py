@@ -181,13 +181,6 @@ class RayPool:
         """Return the actor that has a worker."""
         return self.actors[worker // self._team]
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process id of each worker, on its node."""
-        calls = [actor.call(LOOK, "look") for actor in self.actors]
-        looks = self._ray.get(calls, timeout=FETCH_SECONDS)
-        return tuple(pid for _, pids in looks for pid in pids)
-
     def send(self, worker: int, message: object) -> None:
         """Send a ``Call`` to a worker. ``receive`` reports if it has died."""
         assert isinstance(message, Call)
@@ -285,6 +278,15 @@ class RayPool:
             local = worker % self._team
             actor.sent.append(actor.call(SEND, "preempt", local, preempted))
 
+    def resident_bytes(self, worker: int) -> int:
+        """Return the resident memory of a worker."""
+        actor = self.actor_of(worker)
+        nbytes = 0  # Of an actor that does not answer: `receive` reports it.
+        with suppress(self._ray.exceptions.RayError):
+            look = actor.call(LOOK, "resident_bytes", worker % self._team)
+            nbytes = self._ray.get(look, timeout=FETCH_SECONDS)
+        return nbytes
+
     def progress(self, worker: int) -> WorkerProgress:
         """Return a worker's status line; if its actor is silent, the last one seen."""
         actor = self.actor_of(worker)
@@ -294,14 +296,12 @@ class RayPool:
                 actor.status, _ = self._ray.get(look, timeout=_LOOK_SECONDS)
         return actor.progress(worker % self._team)
 
-    def resident_bytes(self, worker: int) -> int:
-        """Return the resident memory of a worker."""
-        actor = self.actor_of(worker)
-        nbytes = 0  # Of an actor that does not answer: `receive` reports it.
-        with suppress(self._ray.exceptions.RayError):
-            look = actor.call(LOOK, "resident_bytes", worker % self._team)
-            nbytes = self._ray.get(look, timeout=FETCH_SECONDS)
-        return nbytes
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process id of each worker, on its node."""
+        calls = [actor.call(LOOK, "look") for actor in self.actors]
+        looks = self._ray.get(calls, timeout=FETCH_SECONDS)
+        return tuple(pid for _, pids in looks for pid in pids)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> tuple[WorkerError, ...]:
         """End all actors; may be called twice, and from any thread."""

@@ -13,13 +13,14 @@ from torch import nn
 
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
+from marl_collect.collectors.multi import start_workers
 from marl_collect.collectors.options import (
     CollectorOptions,
     ExplorationType,
     WorkerOptions,
 )
 from marl_collect.collectors.statistics import agent_return, team_return
-from marl_collect.collectors.workers import Workers, start_workers
+from marl_collect.collectors.workers import Workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.seeding import LARGEST_SEED, episode_seeds
@@ -339,7 +340,7 @@ def _attached(workers: Workers) -> Slots:
     slots = Slots(workers.layout(sum(workers.sizes), _FRAMES), prepared=1)
     ends = accumulate(workers.sizes, initial=0)
     try:
-        slot = slots.take()
+        slot = slots.acquire()
         for index, (begin, end) in enumerate(pairwise(ends)):
             workers.attach(index, slots, slot, range(begin, end), _FRAMES)
     except BaseException:

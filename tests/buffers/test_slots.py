@@ -38,7 +38,7 @@ class Loop:
         self.filled = 0
 
     def collect(self) -> None:
-        slot = self.slots.take()
+        slot = self.slots.acquire()
         self.filled += 1
         self.slots.layout.arrays(self.slots.segment(slot).buffer)["x",].fill(
             self.filled
@@ -121,7 +121,7 @@ def test_no_slot_is_lost_or_given_twice(
     slots = loop.slots
     count = len(slots)
     assert count >= prepared
-    taken = [slots.take() for _ in range(count)]
+    taken = [slots.acquire() for _ in range(count)]
     assert len(set(taken)) == count
     assert not set(taken) & set(slots.vacant)
     assert len(slots) == count

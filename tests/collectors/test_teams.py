@@ -8,7 +8,7 @@ import pytest
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors import CollectorOptions, messages
-from marl_collect.collectors.multi_base import WorkersBackend
+from marl_collect.collectors.teams import Teams
 from marl_collect.core.description import Field
 from marl_collect.rollout.episodes import EndedEpisodes
 
@@ -20,7 +20,7 @@ class ScriptedWorkers:
 
     def __init__(self, count: int, ready: Iterable[int]) -> None:
         self.sizes = [1] * count
-        self.weights = None
+        self.weights = self.description = self.statistics = None
         self.started: list[int] = []
         self._ready = list(ready)
 
@@ -42,7 +42,9 @@ class ScriptedWorkers:
         waiting = list(indices)
         index = next(k for k in self._ready if k in waiting)
         self._ready.remove(index)
-        return index, messages.Collected(4, EndedEpisodes(NONE, NONE, {}, {}), (), {})
+        return index, messages.Collected(
+            4, EndedEpisodes(NONE, NONE, {}, {}), (), 0.0, 0.0
+        )
 
     def close(self, timeout: float) -> None:
         pass
@@ -55,13 +57,13 @@ def started(
     options = CollectorOptions(frames_per_batch=4, max_staleness=limit)
     frames = [4] * len(workers)
     fake: Any = workers
-    backend = WorkersBackend(fake, options, frames, team=1)
+    teams = Teams(fake, options, frames, team=1)
     calls = []
     for batch in range(batches):
         before = len(workers.started)
-        backend.collect(random=False, delivered=4 * batch)
+        teams.fill(random=False, delivered=4 * batch)
         calls.append(workers.started[before:])
-    backend.close(0.0)
+    teams.close(0.0)
     return calls
 
 

@@ -106,6 +106,6 @@ def test_an_error_within_a_property_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with collector() as running, monkeypatch.context() as patch:
-        patch.delattr(running, "_backend")
-        with pytest.raises(AttributeError, match="no attribute '_backend'"):
+        patch.delattr(running, "_source")
+        with pytest.raises(AttributeError, match="no attribute '_source'"):
             _ = running.description

@@ -25,7 +25,7 @@ from marl_collect.collectors import (
     MultiSyncCollector,
     messages,
 )
-from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.collector import CollectorBase
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
@@ -322,7 +322,7 @@ def test_a_hang_in_an_attribute_of_parallel_env_is_noticed(
     factories = [pondering(file) for file in files]
     env = ParallelEnv(2, factories, num_processes=2, timeout=LIMIT)
     with pytest.raises(WorkerError, match="hung 100 s in a command"):
-        env.ponder()
+        env.call("ponder")
 
 
 # One deadline from the error to its report

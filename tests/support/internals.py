@@ -5,7 +5,7 @@ from typing import Any
 
 def source_of(collector: Any) -> Any:
     """Return what fills a collector's batches."""
-    return collector._backend
+    return collector._source
 
 
 def workers_of(collector: Any) -> Any:

@@ -1,25 +1,27 @@
-"""The interface that all collectors share."""
+"""The interface that all collectors share, and what fills their slots."""
 
 import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn, Self, final
+from typing import Any, NoReturn, Protocol, Self, final
 
 from tensordict import TensorDictBase
 
-from marl_collect.collectors.arguments import listed_workers
-from marl_collect.collectors.backend import Backend
+from marl_collect.buffers.layout import Layout
+from marl_collect.collectors.arguments import chosen_workers, listed_workers
 from marl_collect.collectors.background import Background
+from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import (
+    check_workers,
     pack,
     restore,
     unpack,
     warn_if_not_resumed,
 )
-from marl_collect.collectors.delivery import Delivery
-from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.delivery import Delivery, FilledSlot
+from marl_collect.collectors.options import TORCHRL_ATTRIBUTES, CollectorOptions
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
@@ -32,48 +34,105 @@ from marl_collect.processes.closing import (
 from marl_collect.programs.notebooks import statistics
 
 _END = object()
-_ENVS_OR_POLICY = "use getattr_env(name) or getattr_policy(name)"
-_FIXED = (
-    "the number of workers is chosen at the start: build another collector with the "
-    "new number, and pass it collector.policy"
-)
-_SCHEMES = "weights are sent to workers by update_policy_weights_()"
-TORCHRL_ATTRIBUTES = {
-    "add_collectors": _FIXED,
-    "cascade_execute": _ENVS_OR_POLICY,
-    "enable_profile": "profile a Collector, which collects in this process",
-    "env": "environments live where they are stepped: use getattr_env(name)",
-    "get_distant_attr": _ENVS_OR_POLICY,
-    "get_policy_version": "use policy_version",
-    "map_fn": _ENVS_OR_POLICY,
-    "register_scheme_receiver": _SCHEMES,
-    "remove_collectors": _FIXED,
-    "rollout": "use next()",
-    "weight_updater": _SCHEMES,
-}
-"""Attributes of TorchRL's collectors that are missing here, with replacements."""
+
+
+class Source(Protocol):
+    """Fills slots: environments, policy and memory of one kind of collector.
+
+    It is ``Teams``, or the ``OwnRollout`` of a ``Collector``.
+
+    Attributes:
+        description: of the environments.
+        sizes: number of environments of each worker.
+        shape: layout of all batches and ``sizes``; None if batches vary.
+        batch_frames: frames of one batch.
+        weights: the policy's weights.
+        statistics: counts what happens.
+        works_in_forks: whether a forked process may use it as well.
+        keeps_state: whether ``states`` works after ``close`` too.
+    """
+
+    description: EnvDescription
+    sizes: list[int]
+    shape: tuple[Layout, list[int]] | None
+    batch_frames: int
+    weights: WeightBroadcaster
+    statistics: Statistics
+    works_in_forks: bool
+    keeps_state: bool
+
+    def fill(self, *, random: bool, delivered: int) -> FilledSlot:
+        """Fill one slot.
+
+        Args:
+            random: take random actions instead of the policy's.
+            delivered: frames of all earlier batches; limits how far to prefetch.
+        """
+        ...
+
+    def begin_episodes(
+        self, workers: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        """Begin new episodes.
+
+        Args:
+            workers: their indices; None for all.
+            seed: from which all workers derive all random numbers from now on.
+        """
+        ...
+
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
+        ...
+
+    def load(self, states: list[Any]) -> tuple[int, ...]:
+        """Resume from these states; return the number of each running episode."""
+        ...
+
+    def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
+        ...
+
+    def explain(self) -> list[str]:
+        """Return how each worker's policy runs, and why, also after ``close``."""
+        ...
+
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
+        ...
+
+    def metrics(self) -> dict[str, Any]:
+        """Return entries of ``stats()`` in addition to ``statistics``."""
+        ...
+
+    def outline(self) -> str:
+        """Describe workers, environments and batch shape; also after ``close``."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Release all resources within ``timeout`` seconds."""
+        ...
 
 
 class CollectorBase:
     """Iterates over batches of experience.
 
     A batch is a TensorDict ``[B, T]``. It is valid, and later batches do not change
-    it, as long as any of its tensors is held. Subclasses build a ``Backend``, which
-    fills slots. They are final.
+    it, as long as any of its tensors is held. Subclasses build a ``Source``. They are
+    final.
     """
 
     _closed = True  # Until ``_open``: before it there is nothing to close.
 
-    def _open(self, options: CollectorOptions, backend: Backend) -> None:
-        """Use a backend; the constructor of a subclass calls this last."""
+    def _open(self, options: CollectorOptions, source: Source) -> None:
+        """Use a source; the constructor of a subclass calls this last."""
         self._options = options
-        self._backend = backend
-        self._weights = backend.weights
-        self._policy = backend.weights.policy
+        self._source = source
+        self._weights = source.weights
+        self._policy = source.weights.policy
         self._owner = os.getpid()
-        self._statistics = Statistics()
+        self._statistics = source.statistics
         self._delivery = Delivery(options, self.description)
-        backend.room = self._delivery.room
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
         self._steps_before = 0
@@ -81,7 +140,7 @@ class CollectorBase:
         self._lock = self._background.lock
         self._closed = False
         requested = options.frames_per_batch
-        frames = backend.batch_frames
+        frames = source.batch_frames
         if isinstance(requested, int) and frames > requested:
             warn(
                 f"frames_per_batch={requested} is rounded up to {frames}, so every "
@@ -92,7 +151,7 @@ class CollectorBase:
     @property
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
-        return self._backend.description
+        return self._source.description
 
     # Collecting
 
@@ -131,7 +190,7 @@ class CollectorBase:
         if self._options.total_frames is None:
             # Progress bars rely on a TypeError for iterables without a length.
             raise TypeError("A collector without total_frames has no length.")
-        return int(self._options.batches(self._backend.batch_frames))
+        return int(self._options.batches(self._source.batch_frames))
 
     @final
     def __bool__(self) -> bool:
@@ -159,7 +218,8 @@ class CollectorBase:
             ValueError: if ``reset_idx`` does not have one bool per worker.
         """
         with self._asking():
-            self._backend.begin_episodes(reset_idx)
+            count = len(self._source.sizes)
+            self._source.begin_episodes(chosen_workers(reset_idx, count))
             if reset_idx is None:
                 self._delivery.forget_open()
 
@@ -174,7 +234,7 @@ class CollectorBase:
         """
         seed = checked_seed(seed)
         with self._asking():
-            self._backend.reseed(seed)
+            self._source.begin_episodes(seed=seed)
             self._delivery.forget_open()
         return seed if static_seed else next_seed(seed)
 
@@ -313,10 +373,10 @@ class CollectorBase:
         Raises:
             Exception: the error that ended the thread, if any.
         """
-        begin = time.monotonic()
+        started = time.monotonic()
         self._background.join(timeout)
         # Workers always get the time to end by themselves.
-        left = timeout - (time.monotonic() - begin)
+        left = timeout - (time.monotonic() - started)
         self.shutdown(max(left, min(timeout, ERROR_CLOSE_SECONDS)))
         if isinstance(self._error, Exception):
             raise self._error
@@ -349,7 +409,7 @@ class CollectorBase:
 
         Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
         """
-        metrics = self._statistics.snapshot() | self._backend.metrics()
+        metrics = self._statistics.snapshot() | self._source.metrics()
         if self.total_frames >= 0:
             metrics["total_frames"] = self.total_frames
             metrics["completed"] = self._finished()
@@ -368,7 +428,7 @@ class CollectorBase:
         Raises:
             NotImplementedError: for asynchronous collectors.
         """
-        shape = self._backend.shape
+        shape = self._source.shape
         if shape is None:
             raise NotImplementedError(
                 f"{type(self).__name__} does not know its batches before the first: "
@@ -387,8 +447,8 @@ class CollectorBase:
             ClosedError: the collector is closed, and its state was in its workers, or
                 it was interrupted within a batch.
         """
-        with self._asking(closed=self._backend.keeps_state and not self._error):
-            workers = self._backend.states()
+        with self._asking(closed=self._source.keeps_state and not self._error):
+            workers = self._source.states()
             state = pack(self._statistics, self._weights, workers)
             return state | {"trajectories": self._delivery.state()}
 
@@ -408,13 +468,14 @@ class CollectorBase:
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
+            check_workers(states, self._source.sizes)
             self._delivery.check(state_dict["trajectories"])
-            running = self._backend.load(states)
+            running = self._source.load(states)
             warn_if_not_resumed(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)
             self._delivery.load(state_dict["trajectories"])
             # Frames of earlier runs count as steps.
-            missing = self.frames - self._backend.steps() - self._steps_before
+            missing = self.frames - self._source.steps() - self._steps_before
             self._steps_before += max(0, missing)
 
     @final
@@ -423,7 +484,7 @@ class CollectorBase:
 
         It never falls: frames that a failed worker stepped in vain are included.
         """
-        return self._steps_before + self._backend.steps()
+        return self._steps_before + self._source.steps()
 
     @final
     def explain(self) -> list[str]:
@@ -431,13 +492,13 @@ class CollectorBase:
 
         Before a worker's first batch it says what the next one begins with.
         """
-        return self._backend.explain()
+        return self._source.explain()
 
     @final
     def getattr_env(self, name: str) -> list[Any]:
         """Return attribute ``name`` of every worker's environments."""
         with self._asking():
-            return self._backend.attribute("env", name)
+            return self._source.attribute("env", name)
 
     @final
     def getattr_policy(self, name: str) -> Any:
@@ -445,7 +506,7 @@ class CollectorBase:
         if self._policy.module is not None:
             return getattr(self._policy.module, name)
         with self._asking():
-            return self._backend.attribute("policy", name)[0]
+            return self._source.attribute("policy", name)[0]
 
     @final
     def getattr_rb(self, name: str) -> Any:
@@ -479,7 +540,7 @@ class CollectorBase:
         if not self._closed:
             self._closed = True
             self._background.ask_to_stop()
-            self._backend.close(CLOSE_SECONDS if timeout is None else timeout)
+            self._source.close(CLOSE_SECONDS if timeout is None else timeout)
 
     @final
     def __enter__(self) -> Self:
@@ -513,7 +574,7 @@ class CollectorBase:
             return f"{name}(not started)"
         state = ", closed" if self._closed else ""
         return (
-            f"{name}({self._backend.outline()}, version {self.policy_version}, "
+            f"{name}({self._source.outline()}, version {self.policy_version}, "
             f"{self.frames:,} frames{state})"
         )
 
@@ -561,18 +622,18 @@ class CollectorBase:
             raise
 
     def _collect_more(self) -> None:
-        begin = time.perf_counter()
+        started = time.perf_counter()
         if self._options.update_at_each_batch and self._statistics.batches:
             self._weights.publish(self._policy.tensors())
         self._weights.warn_if_stale()
         delivered = self._statistics.frames
-        filled = self._backend.collect(
+        filled = self._source.fill(
             random=self._options.random_after(delivered), delivered=delivered
         )
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - started
         self._statistics.add(filled.frames, filled.episodes, seconds)
         self._policy.played(filled.episodes)
-        self._ready.extend(self._delivery.take(filled))
+        self._ready.extend(self._delivery.batches(filled))
         if self._finished():
             self._ready.extend(self._delivery.rest())
 
@@ -580,7 +641,7 @@ class CollectorBase:
         return self._options.completed(self._statistics.frames)
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner and not self._backend.works_in_forks:
+        if os.getpid() != self._owner and not self._source.works_in_forks:
             raise RuntimeError(
                 f"Process {os.getpid()} is a fork of {self._owner}, which built this "
                 f"{type(self).__name__}: both would command the same workers. Build "

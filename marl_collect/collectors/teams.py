@@ -1,53 +1,44 @@
-"""What fills the batches of ``MultiSyncCollector`` and ``MultiAsyncCollector``."""
+"""``Teams`` of workers, which fill the batches of collectors with workers."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, final
 
 import torch
-from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
-from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.arguments import chosen_workers, sized_workers
-from marl_collect.collectors.backend import Backend, Filled
-from marl_collect.collectors.base import CollectorBase
+from marl_collect.collectors.arguments import sized_workers
+from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import (
-    check_environments,
     warn_if_not_resumed,
     warn_of_a_dropped_batch,
 )
+from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.workers import Workers
-from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.description import Key
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import result
 from marl_collect.rollout.episodes import EndedEpisodes
 
 
-class MultiCollectorBase(CollectorBase):
-    """A collector whose environments run in worker processes."""
-
-    _backend: "WorkersBackend"
-
-    @final
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process id of each worker."""
-        return self._backend.pids
-
-
 @final
-class WorkersBackend(Backend):
+class Teams:
     """Teams of workers that each fill slots of their own.
 
     A team starts its next batch when its last one is delivered. A single team of all
     workers does so with ``prefetch`` only. It then does not wait for its slowest
     worker: each worker starts its part of the next batch as soon as it is done.
+
+    Attributes: see ``Source``.
     """
+
+    works_in_forks = False
+    keeps_state = False
 
     def __init__(
         self,
@@ -59,7 +50,7 @@ class WorkersBackend(Backend):
         """Allocate the slots of workers that are ready.
 
         Args:
-            workers: the workers, which this backend closes.
+            workers: the workers, which ``close`` ends.
             options: of the collector.
             frames: per batch of each worker's environments.
             team: number of workers that fill a batch together; None for all of them.
@@ -71,13 +62,19 @@ class WorkersBackend(Backend):
         # By team, the oldest first. Others are idle.
         self._unfinished: dict[int, _Batch] = {}
         self._next_team = 0
-        self.weights = workers.weights
+        self.description = workers.description
+        self.sizes = workers.sizes
+        self.weights: WeightBroadcaster = workers.weights
+        self.statistics = workers.statistics
         self._frames = list(frames)
         try:
             self._teams, self._slots = self._allocate()
         except BaseException:
             workers.close(ERROR_CLOSE_SECONDS)
             raise
+        self.shape = (self._slots[0].layout, self.sizes) if team is None else None
+        of_worker = list(map(operator.mul, frames, self.sizes))
+        self.batch_frames = max(sum(of_worker[k] for k in t) for t in self._teams)
 
     def _allocate(self) -> tuple[list[range], list[Slots]]:
         """Return the workers of each team, and its slots.
@@ -85,10 +82,10 @@ class WorkersBackend(Backend):
         Raises:
             ValueError: if ``cat_results`` needs equal workers, but they differ.
         """
-        if self._options.cat_results is not None and len(set(self._sizes)) > 1:
+        if self._options.cat_results is not None and len(set(self.sizes)) > 1:
             raise ValueError(
                 "cat_results joins batches of workers with equally many environments, "
-                f"but the workers have {self._sizes}: omit cat_results."
+                f"but the workers have {self.sizes}: omit cat_results."
             )
         size = self._team or len(self._workers)
         starts = range(0, len(self._workers), size)
@@ -98,31 +95,20 @@ class WorkersBackend(Backend):
         prepared = 3 if self._collects_ahead else 2
         all_slots: list[Slots] = []
         for workers in teams:
-            rows = sum(self._sizes[index] for index in workers)
+            rows = sum(self.sizes[index] for index in workers)
             frames = max(self._frames[index] for index in workers)
             layout = self._workers.layout(rows, frames)
             all_slots.append(Slots(layout, prepared=prepared))
         return teams, all_slots
 
-    @property
-    @override
-    def shape(self) -> tuple[Layout, Sequence[int]] | None:
-        return (self._slots[0].layout, self._sizes) if self._team is None else None
-
-    @property
-    @override
-    def batch_frames(self) -> int:
-        frames = [f * size for f, size in zip(self._frames, self._sizes, strict=True)]
-        return max(sum(frames[index] for index in team) for team in self._teams)
-
-    @override
     def outline(self) -> str:
+        """Describe workers, environments and batch shape."""
         shapes = dict.fromkeys(slots.layout.batch for slots in self._slots)
         batches = " or ".join(f"[{rows}, {frames}]" for rows, frames in shapes)
-        return f"{sized_workers(self._sizes)}, {batches}"
+        return f"{sized_workers(self.sizes)}, {batches}"
 
-    @override
-    def collect(self, *, random: bool, delivered: int) -> Filled:
+    def fill(self, *, random: bool, delivered: int) -> FilledSlot:
+        """Fill one slot; see ``Source``."""
         self._start_teams(random=random, ahead=0)
         # Only of a single team is it known which batch is the next to be delivered. Its
         # frames are known in advance if no worker is preempted.
@@ -130,7 +116,7 @@ class WorkersBackend(Backend):
             expected = delivered + self.batch_frames
             if not self._options.completed(expected):
                 random = self._options.random_after(expected)
-                self._unfinished[0].following = self._command(0, random=random)
+                self._unfinished[0].next_command = self._command(0, random=random)
         team, batch = self._receive()
         tensors = self._slots[team].hand_out(batch.slot)
         filled = self._filled(tensors, self._teams[team], batch.replies, delivered)
@@ -160,7 +146,7 @@ class WorkersBackend(Backend):
             for index in self._teams[team]:
                 self._workers.collect(index, command)
             self._unfinished[team] = _Batch(
-                command.slot, list(self._teams[team]), overtaken=ahead
+                command.slot, list(self._teams[team]), staleness=ahead
             )
             self._next_team = team + 1
 
@@ -173,13 +159,13 @@ class WorkersBackend(Backend):
         limit = self._options.max_staleness
         if limit is None:
             return True
-        worst = max([ahead, *(batch.overtaken for batch in self._unfinished.values())])
+        worst = max([ahead, *(batch.staleness for batch in self._unfinished.values())])
         return worst + len(self._unfinished) <= limit
 
     def _command(self, team: int, *, random: bool) -> messages.Collect:
         slots = self._slots[team]
         return messages.Collect(
-            slots.take(),
+            slots.acquire(),
             random=random,
             reset=self._options.reset_at_each_iter,
             snapshot=self._collects_ahead,
@@ -189,8 +175,8 @@ class WorkersBackend(Backend):
     def _attach(self, index: int, slot: int) -> None:
         """Let a worker map its rows of its team's slot."""
         team = index // len(self._teams[0])
-        begin = sum(self._sizes[self._teams[team].start : index])
-        rows = range(begin, begin + self._sizes[index])
+        first = sum(self.sizes[self._teams[team].start : index])
+        rows = range(first, first + self.sizes[index])
         self._workers.attach(index, self._slots[team], slot, rows, self._frames[index])
 
     def _receive(self) -> tuple[int, "_Batch"]:
@@ -208,10 +194,10 @@ class WorkersBackend(Backend):
             batch = self._unfinished[team]
             batch.replies[index] = reply
             batch.waiting.remove(index)
-            following = batch.following
-            if following is not None:
-                self._attach(index, following.slot)
-                workers.collect(index, following)
+            next_command = batch.next_command
+            if next_command is not None:
+                self._attach(index, next_command.slot)
+                workers.collect(index, next_command)
             if not batch.waiting:
                 break
             if self._options.preempts:
@@ -220,12 +206,12 @@ class WorkersBackend(Backend):
                     workers.preempt(batch.waiting)
         del self._unfinished[team]
         for other in self._unfinished.values():
-            other.overtaken += 1
-        if following is not None:
-            self._unfinished[team] = _Batch(following.slot, list(self._teams[team]))
+            other.staleness += 1
+        if next_command is not None:
+            self._unfinished[team] = _Batch(next_command.slot, list(self._teams[team]))
         return team, batch
 
-    def _settle(self) -> bool:
+    def drop_unfinished(self) -> bool:
         """Drop unfinished batches; return whether there were any."""
         dropped = bool(self._unfinished)
         while self._unfinished:
@@ -233,9 +219,9 @@ class WorkersBackend(Backend):
             self._slots[team].give_back(batch.slot)
         return dropped
 
-    @override
     def states(self) -> list[Any]:
-        # Unfinished batches were not delivered, so they are collected again.
+        """Return the state of every worker before its unfinished batch."""
+        # These batches were not delivered, so they are collected again.
         before = [
             (team in self._unfinished,)
             for team, workers in enumerate(self._teams)
@@ -243,32 +229,32 @@ class WorkersBackend(Backend):
         ]
         return self._workers.call_each("state", dict(enumerate(before)))
 
-    @override
     def metrics(self) -> dict[str, Any]:
+        """Return entries of ``stats()`` in addition to ``statistics``."""
         slots = sum(len(slots) for slots in self._slots)
         return self._workers.metrics() | {"slots": slots}
 
-    @override
     def close(self, timeout: float) -> None:
+        """End the workers, then release the slots."""
         self._workers.close(timeout)
         for slots in self._slots:
             slots.close()
 
-    def _drop_unfinished(self, begin: Sequence[int]) -> bool:
+    def _rewind(self, fresh: Sequence[int]) -> bool:
         """Let workers return to the beginning of batches that are not delivered.
 
         Args:
-            begin: workers that begin new episodes instead.
+            fresh: workers that begin new episodes instead.
 
         Returns:
             Whether there were such batches.
         """
         states = self.states()
-        if not self._settle():
+        if not self.drop_unfinished():
             return False
-        self._workers.load(states, begin=begin)
+        self._workers.load(states, fresh)
         warn_of_a_dropped_batch(self.description)
-        resumed = [i for i in range(len(self._workers)) if i not in begin]
+        resumed = [i for i in range(len(self._workers)) if i not in fresh]
         warn_if_not_resumed(
             self.description,
             [states[i] for i in resumed],
@@ -282,12 +268,12 @@ class WorkersBackend(Backend):
         workers: Sequence[int],
         replies: Mapping[int, messages.Collected],
         delivered: int,
-    ) -> Filled:
+    ) -> FilledSlot:
         """Return a batch whose rows some workers have filled, one after the other."""
-        sizes = [self._sizes[index] for index in workers]
+        sizes = [self.sizes[index] for index in workers]
         ordered = [replies[index] for index in workers]
         starts = accumulate(sizes, initial=0)
-        return Filled(
+        return FilledSlot(
             tensors,
             ends=[
                 reply.frames
@@ -308,57 +294,36 @@ class WorkersBackend(Backend):
         )
 
     @property
-    def _sizes(self) -> list[int]:
-        """Number of environments of each worker."""
-        return self._workers.sizes
-
-    @property
-    @override
-    def description(self) -> EnvDescription:
-        return self._workers.description
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
         return self._workers.pids
 
-    @override
     def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
         return self._workers.steps()
 
-    @override
-    def begin_episodes(self, chosen: Sequence[bool] | None) -> None:
-        indices = chosen_workers(chosen, len(self._workers))
-        if indices is None:
-            self._settle()
-        elif self._drop_unfinished(begin=indices):
+    def begin_episodes(
+        self, workers: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        """Begin new episodes; see ``Source``."""
+        if workers is None:
+            self.drop_unfinished()
+        elif self._rewind(workers):
             return
-        self._workers.begin_episodes(indices)
+        self._workers.begin_episodes(workers, seed)
 
-    @override
-    def reseed(self, seed: int) -> None:
-        self._settle()
-        self._workers.begin_episodes(seed=seed)
-
-    @override
     def load(self, states: list[Any]) -> tuple[int, ...]:
-        if len(states) != len(self._workers):
-            raise ValueError(
-                f"The state has {len(states)} workers, but this collector has "
-                f"{len(self._workers)}: build it with the arguments it was saved with."
-            )
-        for index, (state, size) in enumerate(zip(states, self._sizes, strict=True)):
-            check_environments(state, size, index)
-        self._settle()
+        """Resume from these states; return the number of each running episode."""
+        self.drop_unfinished()
         self._workers.load(states)
         return self._workers.running()
 
-    @override
     def explain(self) -> list[str]:
+        """Return how each worker's policy ran when it last replied, and why."""
         return self._workers.explain()
 
-    @override
     def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         replies = self._workers.call("attribute", owner, name)
         return [result(reply, index) for index, reply in enumerate(replies)]
 
@@ -372,12 +337,12 @@ class _Batch:
         slot: that is filled.
         waiting: the workers that are still collecting.
         replies: of the others.
-        overtaken: batches delivered since it was started: its staleness.
-        following: what each worker collects when it is done, if that is known.
+        staleness: number of batches that were delivered since it was started.
+        next_command: what each worker collects when it is done, if that is known.
     """
 
     slot: int
     waiting: list[int]
     replies: dict[int, messages.Collected] = field(default_factory=dict)
-    overtaken: int = 0
-    following: messages.Collect | None = None
+    staleness: int = 0
+    next_command: messages.Collect | None = None
