@@ -41,6 +41,7 @@ TABLE = (
     "envs",
     "families",
     "worlds",
+    "prefetch",
     "imports",
     "datasets",
     "parquet",

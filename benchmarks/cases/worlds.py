@@ -46,17 +46,17 @@ ENDS = ("no ends", "1 % end per frame", "all end after 100 frames")
 class FreeWorlds(BatchedEnv):
     """Worlds with constant observations and rewards, which end as a table says."""
 
-    def __init__(self, worlds: int, ends: str) -> None:
+    def __init__(self, worlds: int, ends: str, period: int = PERIOD) -> None:
         """Prepare the table."""
         group = GroupDescription(
             tuple(f"agent_{i}" for i in range(AGENTS)),
             spaces.Box(-1, 1, (INPUTS,), np.float32),
             spaces.Discrete(ACTIONS),
         )
-        limit = PERIOD if ends == ENDS[2] else None
+        limit = period if ends == ENDS[2] else None
         about = EnvDescription("free", {"agents": group}, time_limit=limit)
         super().__init__(about, worlds)
-        chance = 1 / PERIOD if ends == ENDS[1] else 0.0
+        chance = 1 / period if ends == ENDS[1] else 0.0
         self._ends = np.random.default_rng(0).random((_TABLE, worlds)) < chance
         self._observed = {
             "agents": np.zeros((worlds, AGENTS, INPUTS), np.float32),

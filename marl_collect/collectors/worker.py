@@ -223,7 +223,7 @@ class RolloutWorker:
         rollout = self._rollout
         if command.snapshot:
             # Before the reset, because a worker that resumes from it resets again.
-            self._before = rollout.state()
+            self._before = rollout.mark()
         if command.reset:
             rollout.reset()
         started = time.perf_counter()
@@ -260,7 +260,7 @@ class RolloutWorker:
 
     def state(self, before: bool) -> Any:  # noqa: FBT001 - the name is not sent
         """Return the rollout's state: now, or ``before`` the last rollout."""
-        return self._before if before else self._rollout.state()
+        return self._rollout.state(self._before if before else None)
 
     def load(self, state: Any, begin: bool) -> tuple[int, ...]:  # noqa: FBT001 - the name is not sent
         """Resume from a state; return the number of each running episode.

@@ -356,42 +356,10 @@ class SlotActions:
         if self._held > self._allowed:
             self._discard(end * len(begins))
 
-    def taken(self) -> EpisodeActions:
-        """Return the actions of all environments."""
-        lengths = np.where(self._begins < 0, -1, self._clock - self._begins)
-        lengths[lengths * self._nbytes > MOST_BYTES] = -1
-        if not self._blocks:
-            return EpisodeActions(lengths, {})
-        total = int(np.maximum(lengths, 0).sum())
-        arrays = {
-            key: np.empty((total, *array.shape[2:]), array.dtype)
-            for key, array in self._blocks[-1].arrays.items()
-        }
-        actions = EpisodeActions(lengths, arrays)
-        for block in self._joined_blocks():
-            rows = np.arange(len(lengths)) if block.rows is None else block.rows
-            begins, width = self._begins[rows], len(rows)
-            firsts = np.maximum(begins, block.begin)
-            counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
-            targets = frames_of(actions.firsts[rows] + firsts - begins, counts)
-            firsts = (firsts - block.begin) * width + np.arange(width)
-            sources = frames_of(firsts, counts, np.full(width, width))
-            for key, array in block.arrays.items():
-                frames = array.reshape(-1, *array.shape[2:])
-                arrays[key][targets] = frames.take(sources, 0)
-        return actions
-
-    def _joined_blocks(self) -> "list[_Block]":
-        """Return the blocks, with one for all small ones with every environment."""
-        some = [block for block in self._blocks if block.rows is not None]
-        whole = self._blocks[len(some) :]  # Newer than all others.
-        if len(whole) < 2 or whole[0].frames > _LARGE:
-            return self._blocks
-        arrays = {
-            key: np.concatenate([block.arrays[key] for block in whole])
-            for key in self._keys
-        }
-        return [*some, _Block(whole[0].begin, whole[-1].end, None, arrays)]
+    def mark(self) -> "ActionsMark":
+        """Return the actions as they are now, without copying them."""
+        begins, blocks = self._begins.copy(), tuple(self._blocks)
+        return ActionsMark(self._clock, begins, blocks, self._nbytes)
 
     def _discard(self, latest: int) -> None:
         """Discard what is too long, or needed by no running episode.
@@ -454,6 +422,62 @@ class _Block:
             rows = self.rows[columns]
         arrays = {key: array[:, columns] for key, array in self.arrays.items()}
         return _Block(self.begin, self.end, rows, arrays)
+
+
+@final
+@dataclass(frozen=True)
+class ActionsMark:
+    """What ``SlotActions`` held at one moment; later slots do not change it.
+
+    Attributes:
+        clock: number of frames since the first slot.
+        begins: the frame in which each environment's episode began; negative for those
+            whose actions were discarded.
+        blocks: the actions, oldest first.
+        nbytes: size of the actions of one frame of one environment.
+    """
+
+    clock: int
+    begins: NDArray[np.int64]
+    blocks: tuple[_Block, ...]
+    nbytes: int
+
+    def cut(self) -> EpisodeActions:
+        """Return the actions of the episodes that ran at that moment."""
+        lengths = np.where(self.begins < 0, -1, self.clock - self.begins)
+        lengths[lengths * self.nbytes > MOST_BYTES] = -1
+        if not self.blocks:
+            return EpisodeActions(lengths, {})
+        total = int(np.maximum(lengths, 0).sum())
+        arrays = {
+            key: np.empty((total, *array.shape[2:]), array.dtype)
+            for key, array in self.blocks[-1].arrays.items()
+        }
+        actions = EpisodeActions(lengths, arrays)
+        for block in self._joined_blocks():
+            rows = np.arange(len(lengths)) if block.rows is None else block.rows
+            begins, width = self.begins[rows], len(rows)
+            firsts = np.maximum(begins, block.begin)
+            counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
+            targets = frames_of(actions.firsts[rows] + firsts - begins, counts)
+            firsts = (firsts - block.begin) * width + np.arange(width)
+            sources = frames_of(firsts, counts, np.full(width, width))
+            for key, array in block.arrays.items():
+                frames = array.reshape(-1, *array.shape[2:])
+                arrays[key][targets] = frames.take(sources, 0)
+        return actions
+
+    def _joined_blocks(self) -> Sequence[_Block]:
+        """Return the blocks, with one for all small ones with every environment."""
+        some = [block for block in self.blocks if block.rows is not None]
+        whole = self.blocks[len(some) :]  # Newer than all others.
+        if len(whole) < 2 or whole[0].frames > _LARGE:
+            return self.blocks
+        arrays = {
+            key: np.concatenate([block.arrays[key] for block in whole])
+            for key in whole[0].arrays
+        }
+        return [*some, _Block(whole[0].begin, whole[-1].end, None, arrays)]
 
 
 @final

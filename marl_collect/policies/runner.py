@@ -7,6 +7,7 @@ policy's other outputs back to it.
 
 import abc
 import copy
+import ctypes
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
-from marl_collect.core.seeding import Purpose, generator_for
+from marl_collect.core.seeding import Purpose, generator_for, memory_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 
@@ -122,6 +123,8 @@ class Generators:
         self._generation = generation
         self._origins = [(seed, k) for k in environments]
         self._made: dict[int, list[np.random.Generator]] = {}
+        # Valid as long as the generators in `_made`.
+        self._memory: dict[int, list[ctypes.Array[Any]]] = {}
         self._first = 0
 
     def apart(self, index: int) -> "Generators":
@@ -155,20 +158,30 @@ class Generators:
         self._origins[k] = (seed, 0)
         for stream, made in self._made.items():
             made[k] = self._new(seed, 0, stream)
+            if stream in self._memory:
+                self._memory[stream][k] = self._memory_of(made[k])
 
     def _new(self, seed: int, environment: int, stream: int) -> np.random.Generator:
         return generator_for(seed, Purpose.NOISE, environment, stream, self._generation)
 
-    def state(self) -> dict[int, NDArray[np.int64]]:
-        """Return the state that ``load`` restores, int64 ``[K, 6]`` by stream."""
-        return {
-            stream: np.stack([_words(generator) for generator in made])
-            for stream, made in self._made.items()
-        }
+    @staticmethod
+    def _memory_of(generator: np.random.Generator) -> "ctypes.Array[Any]":
+        return memory_of(generator.bit_generator, _STATE.itemsize)
 
-    def load(self, state: Mapping[int, NDArray[np.int64]]) -> None:
-        """Restore ``state``."""
-        for stream, words in state.items():
+    def mark(self) -> dict[int, bytes]:
+        """Return copies of the generators' memory by stream, for ``states_of``.
+
+        They are copied as memory, because reading ``bit_generator.state`` takes as long
+        as drawing the noise of some frames.
+        """
+        for stream in self._made.keys() - self._memory.keys():
+            self._memory[stream] = [self._memory_of(g) for g in self._made[stream]]
+        return {stream: b"".join(memory) for stream, memory in self._memory.items()}
+
+    def load(self, states: Mapping[int, NDArray[np.int64]]) -> None:
+        """Restore what ``states_of`` returned."""
+        for stream, words in states.items():
+            self._memory.pop(stream, None)
             made = self._made[stream] = [
                 np.random.Generator(np.random.SFC64(_NO_SEED))  # type: ignore[arg-type]
                 for _ in self._origins
@@ -193,11 +206,26 @@ class _NoSeed(np.random.bit_generator.ISeedSequence):
 _NO_SEED = _NoSeed()
 
 
-def _words(generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return the state of a generator of noise."""
-    state: Any = generator.bit_generator.state
-    half = state["has_uint32"], state["uinteger"]
-    return np.array([*state["state"]["state"], *half], np.uint64).view(np.int64)
+_STATE = np.dtype(
+    [("state", np.uint64, 4), ("has_uint32", np.int32), ("uinteger", np.uint32)]
+)
+"""An SFC64 generator's state in memory."""
+
+
+def states_of(mark: Mapping[int, bytes]) -> dict[int, NDArray[np.int64]]:
+    """Return the states that ``Generators.load`` restores, int64 ``[K, 6]`` by stream.
+
+    Args:
+        mark: from ``Generators.mark``.
+    """
+    states: dict[int, NDArray[np.int64]] = {}
+    for stream, memory in mark.items():
+        fields = np.frombuffer(memory, _STATE)
+        words = np.empty((len(fields), 6), np.int64)
+        words[:, :4] = fields["state"].view(np.int64)
+        words[:, 4], words[:, 5] = fields["has_uint32"], fields["uinteger"]
+        states[stream] = words
+    return states
 
 
 @final

@@ -21,6 +21,7 @@ from marl_collect.rollout.loop import (
     Collected,
     ProgressReporter,
     Rollout,
+    StateMark,
 )
 
 
@@ -138,9 +139,15 @@ class AlternatingRollout:
         """Return the seconds spent in resets since the last call."""
         return sum(rollout.take_reset_seconds() for rollout in self._rollouts)
 
-    def state(self) -> dict[str, Any]:
+    def mark(self) -> list[StateMark]:
+        """Return the marks of all parts."""
+        return [rollout.mark() for rollout in self._rollouts]
+
+    def state(self, mark: Sequence[StateMark] | None = None) -> dict[str, Any]:
         """Return the same state as a single rollout of all environments."""
-        states = [rollout.state() for rollout in self._rollouts]
+        marks = self.mark() if mark is None else mark
+        pairs = zip(self._rollouts, marks, strict=True)
+        states = [rollout.state(part) for rollout, part in pairs]
         actions = [EpisodeActions(**state["actions"]) for state in states]
         return states[0] | {
             "actions": vars(EpisodeActions.join(actions)),

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.core.replay import EpisodeActions, RecordedEpisodes, SlotActions
+from marl_collect.core.replay import (
+    ActionsMark,
+    EpisodeActions,
+    RecordedEpisodes,
+    SlotActions,
+)
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.signature import POLICY_ID
 
@@ -308,12 +313,12 @@ class RunningEpisodes:
             "returns": {name: values.copy() for name, values in self._returns.items()},
         }
 
-    def taken(self) -> EpisodeActions:
-        """Return the actions of the running episodes, for ``load``."""
-        return self._actions.taken()
+    def mark(self) -> ActionsMark:
+        """Return the actions of the running episodes; ``load`` takes them once cut."""
+        return self._actions.mark()
 
     def load(self, state: Mapping[str, Any], actions: EpisodeActions) -> None:
-        """Restore what ``state`` and ``taken`` returned."""
+        """Restore what ``state`` and ``mark`` returned."""
         self._begun = bool(state["begun"].all())
         self._numbers[...] = state["episode"]
         self._lengths[...] = state["length"]

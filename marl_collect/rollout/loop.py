@@ -21,7 +21,12 @@ from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.seeding import global_generators, set_global_generators
 from marl_collect.core.signature import IS_INIT
-from marl_collect.policies.runner import Generators, PolicyRunner, RandomRunner
+from marl_collect.policies.runner import (
+    Generators,
+    PolicyRunner,
+    RandomRunner,
+    states_of,
+)
 from marl_collect.rollout.action_check import action_check
 from marl_collect.rollout.episodes import (
     NEVER,
@@ -32,6 +37,8 @@ from marl_collect.rollout.episodes import (
 
 Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, EndedEpisodes]
+StateMark = Mapping[str, Any]
+"""A moment of a rollout, whose ``state`` can be asked for later."""
 
 
 class ProgressReporter:
@@ -95,7 +102,7 @@ class Rollout:
         if policy.must_observe:
             self._begin_early()
             policy.probe(self._memory)
-        signature = policy.signature
+        self._signature = signature = policy.signature
         fields = signature.memory(self._description)
         self._memory |= allocate(fields, (engine.size,))
         observed = [*self._description.observed(), *signature.states]
@@ -127,6 +134,9 @@ class Rollout:
         checks = check_actions and not isinstance(policy, RandomRunner)
         self._check = action_check(self._description, self._memory) if checks else None
         self._last: list[LastObservation] = []
+        # Keys whose values tell whether a replay arrives where its episode was.
+        repeats = self._description.repeats
+        self._compared = list(self._description.observed()) if repeats else []
 
     def explain(self) -> str:
         """Return how actions are computed, and why."""
@@ -306,28 +316,42 @@ class Rollout:
         seconds, self._reset_seconds = self._reset_seconds, 0.0
         return seconds
 
-    def state(self) -> dict[str, Any]:
+    def mark(self) -> StateMark:
+        """Return what ``state`` needs to know of this moment, soon and without copies.
+
+        The cost does not depend on the lengths of the running episodes.
+        """
+        kept = self._signature.kept if self._policy.remembers else ()
+        keys = [*self._signature.carried, *kept]
+        carried = {key: self._memory[key].copy() for key in keys}
+        now = {key: self._memory[key].copy() for key in self._compared}
+        return {
+            "seed": self._episodes.plan.seed,
+            "generation": self._episodes.plan.generation,
+            "environments": self._episodes.state() | {"frame": now},
+            "actions": self._episodes.mark(),
+            "generators": self._generators.mark(),
+            "carried": carried,
+            "is_init": None if self._is_init is None else self._is_init.copy(),
+            "assigned": self._policy.assigned(),
+            **global_generators(),
+        }
+
+    def state(self, mark: StateMark | None = None) -> dict[str, Any]:
         """Return the state from which ``load`` continues exactly.
 
         It consists of numbers and arrays. The first dimension of those of
         ``environments``, ``generators``, ``carried``, ``is_init`` and ``assigned`` are
         the K environments.
+
+        Args:
+            mark: an earlier moment; None for now.
         """
-        signature = self._policy.signature
-        keys = [*signature.carried, *(signature.kept if self._policy.remembers else ())]
-        carried = {key: self._memory[key].copy() for key in keys}
-        observed = self._description.observed() if self._description.repeats else ()
-        now = {key: self._memory[key].copy() for key in observed}
+        mark = self.mark() if mark is None else mark
         return {
-            "seed": self._episodes.plan.seed,
-            "generation": self._episodes.plan.generation,
-            "environments": self._episodes.state() | {"frame": now},
-            "actions": vars(self._episodes.taken()),
-            "generators": self._generators.state(),
-            "carried": carried,
-            "is_init": None if self._is_init is None else self._is_init.copy(),
-            "assigned": self._policy.assigned(),
-            **global_generators(),
+            **mark,
+            "actions": vars(mark["actions"].cut()),
+            "generators": states_of(mark["generators"]),
         }
 
     def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
@@ -374,7 +398,7 @@ class Rollout:
         )
         for key, value in state["carried"].items():
             self._memory[key][...] = value
-        keys = self._policy.signature.kept.keys()
+        keys = self._signature.kept.keys()
         self._policy.remember(whether=bool(keys) and keys <= state["carried"].keys())
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]

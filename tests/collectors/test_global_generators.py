@@ -124,6 +124,19 @@ def test_a_resumed_policy_goes_on_with_its_draws(kind: Any) -> None:
             assert (collector.next() == batch).all()
 
 
+def test_numpys_state_is_that_of_the_moment() -> None:
+    """Also if only the spare normal number of an earlier draw was used."""
+    np.random.seed(0)  # noqa: NPY002
+    draws = [list, np.random.randn, list, np.random.randn, np.random.rand, list]
+    for draw in draws:
+        draw()
+        actual: Any = global_generators()["numpy"]
+        expected: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+        keys = actual["state"].pop("key"), expected["state"].pop("key")
+        assert (np.asarray(keys[0]) == keys[1]).all()
+        assert actual == expected
+
+
 def unchanged(function: Callable[[], object]) -> bool:
     """Return whether a function leaves the generators of this process alone."""
     state = global_generators()

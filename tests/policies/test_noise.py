@@ -11,7 +11,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models.policy import make_policy
 from marl_collect.policies.noise import HeadNoise, noise
-from marl_collect.policies.runner import Generators
+from marl_collect.policies.runner import Generators, states_of
 
 
 def environment() -> EnvDescription:
@@ -77,11 +77,38 @@ def test_deterministic_actions_sample_no_noise() -> None:
     generators = Generators(0, range(1))
     with set_interaction_type(InteractionType.RANDOM):
         head_noise.begin(3, generators)
-    state = repr(generators.state())
+    before = generators.mark()
     with set_interaction_type(InteractionType.MODE):
         head_noise.begin(5, generators)
-    assert repr(generators.state()) == state
+    assert generators.mark() == before
     head_noise.load(4)
+
+
+def test_marks_keep_the_states_of_generators() -> None:
+    def drawn(generators: Generators) -> list[Any]:
+        """Draw numbers of 64 and 32 bits; half of the latter is left for the next."""
+        both = [*generators.of(0), *generators.of(1007)]
+        return [(g.random(), g.integers(2**32, dtype=np.uint32)) for g in both]
+
+    generators = Generators(3, range(2, 6))
+    states: list[Any] = []
+    for frame in range(5):
+        drawn(generators)
+        if frame == 3:
+            generators.restart(1, 99)
+        mark = generators.mark()
+        expected = [g.bit_generator.state for g in generators.of(1007)]
+        for words, state in zip(states_of(mark)[1007].tolist(), expected, strict=True):
+            assert [n % 2**64 for n in words[:4]] == state["state"]["state"].tolist()
+            assert words[4:] == [state["has_uint32"], state["uinteger"]]
+        states.append((mark, drawn(generators)))
+    assert any(state["has_uint32"] for state in expected)
+    for mark, numbers in states:
+        loaded = Generators(0, range(4))
+        loaded.mark()
+        loaded.load(states_of(mark))
+        assert loaded.mark() == mark
+        assert drawn(loaded) == numbers
 
 
 def test_heads_have_the_noise_until_take_back() -> None:

@@ -10,7 +10,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
-from marl_collect.core.replay import EpisodeActions, SlotActions
+from marl_collect.core.replay import ActionsMark, EpisodeActions, SlotActions
 from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
 
 ACTION: Any = ("a", "action")
@@ -82,12 +82,11 @@ def test_many_worlds_give_the_data_of_single_environments(
         assert first[name] == second[name]
 
 
-def slots(
-    actions: SlotActions, size: int, seed: int, count: int
-) -> list[list[np.ndarray[Any, Any]]]:
-    """Append random slots; return the actions of each running episode."""
-    random = np.random.default_rng(seed)
-    expected: list[list[Any]] = [[] for _ in range(size)]
+def append_slots(
+    actions: SlotActions, expected: list[list[Any]], seed: int, count: int
+) -> None:
+    """Append random slots, also to the actions of each running episode."""
+    random, size = np.random.default_rng(seed), len(expected)
     for _ in range(count):
         frames = int(random.integers(1, 6))
         slot = {ACTION: random.integers(0, 100, (size, frames, 2))}
@@ -98,11 +97,10 @@ def slots(
             if begin:
                 expected[k].clear()
             expected[k].extend(slot[ACTION][k, begin:])
-    return expected
 
 
-def assert_taken(actions: SlotActions, expected: Any) -> None:
-    episode_actions = actions.taken()
+def assert_taken(mark: ActionsMark, expected: Any) -> None:
+    episode_actions = mark.cut()
     assert episode_actions.lengths.tolist() == [len(episode) for episode in expected]
     frames = [list(frame) for episode in expected for frame in episode]
     assert [list(frame) for frame in episode_actions.arrays.get(ACTION, ())] == frames
@@ -113,15 +111,33 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
     for seed in range(30):
         actions = SlotActions([ACTION], 20) if seed % 3 == 0 else actions
         actions.begin(np.arange(20))
-        expected = slots(actions, 20, seed, seed)
-        assert_taken(actions, expected)
+        expected: list[list[Any]] = [[] for _ in range(20)]
+        append_slots(actions, expected, seed, seed)
+        assert_taken(actions.mark(), expected)
         loaded = SlotActions([ACTION], 20)
-        loaded.load(actions.taken())
-        assert_taken(loaded, expected)
+        loaded.load(actions.mark().cut())
+        assert_taken(loaded.mark(), expected)
         actions = loaded if seed % 3 == 1 else actions
     n_frames = sum(block.frames for block in actions._blocks)
     needed = sum(map(len, expected))
     assert n_frames <= 2 * needed + 9 * 20 * 5
+
+
+def test_marks_keep_the_actions_of_their_moment_and_copy_none() -> None:
+    actions = SlotActions([ACTION], 20)
+    expected: list[list[Any]] = [[] for _ in range(20)]
+    marks: list[tuple[ActionsMark, Any]] = []
+    for seed in range(40):
+        if seed % 9 == 8:
+            actions.begin(np.arange(seed % 20, 20))
+            expected[seed % 20 :] = [[] for _ in range(seed % 20, 20)]
+        append_slots(actions, expected, seed, 3)
+        mark = actions.mark()
+        marks.append((mark, [list(episode) for episode in expected]))
+        pairs = zip(mark.blocks, actions._blocks, strict=True)
+        assert all(block is held for block, held in pairs)
+    for mark, episodes in marks:
+        assert_taken(mark, episodes)
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 1000])
@@ -130,20 +146,20 @@ def test_loaded_actions_are_continued(length: int) -> None:
     before = np.arange(2 * length + 2).reshape(length + 1, 2)
     lengths = np.array([length, -1, 0, 1])
     actions.load(EpisodeActions(lengths, {ACTION: before}))
-    assert (actions.taken().lengths == lengths).all()
-    assert (actions.taken().arrays[ACTION] == before).all()
+    assert (actions.mark().cut().lengths == lengths).all()
+    assert (actions.mark().cut().arrays[ACTION] == before).all()
     n_frames = sum(block.frames for block in actions._blocks)
     assert n_frames <= 2 * (length + 1) + 4 * 64
     slot = {ACTION: np.full((4, 2, 2), -1)}
     actions.append(slot, np.array([0, 0, 1, 0]), 2)
-    episode_actions = actions.taken()
+    episode_actions = actions.mark().cut()
     assert episode_actions.lengths.tolist() == [length + 2, -1, 1, 3]
     new = [[-1, -1]]
     expected = [*before[:-1].tolist(), *2 * new, *new, before[-1].tolist(), *2 * new]
     assert episode_actions.arrays[ACTION].tolist() == expected
     actions.begin(np.array([0, 1]))
-    assert actions.taken().lengths.tolist() == [0, 0, 1, 3]
-    assert actions.taken().arrays[ACTION].tolist() == expected[length + 2 :]
+    assert actions.mark().cut().lengths.tolist() == [0, 0, 1, 3]
+    assert actions.mark().cut().arrays[ACTION].tolist() == expected[length + 2 :]
 
 
 def test_actions_of_some_episodes() -> None:
@@ -163,9 +179,9 @@ def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(4):
         slot = {ACTION: np.full((2, 2, 2), number)}
         actions.append(slot, np.array([0, 1]), 2)
-    assert actions.taken().lengths.tolist() == [-1, 1]
-    assert actions.taken().arrays[ACTION].tolist() == [[3, 3]]
+    assert actions.mark().cut().lengths.tolist() == [-1, 1]
+    assert actions.mark().cut().arrays[ACTION].tolist() == [[3, 3]]
     actions.append({ACTION: np.zeros((2, 1, 2))}, np.zeros(2, np.int64), 1)
-    assert actions.taken().lengths.tolist() == [-1, 2]
+    assert actions.mark().cut().lengths.tolist() == [-1, 2]
     actions.begin(np.array([0]))
-    assert actions.taken().lengths.tolist() == [0, 2]
+    assert actions.mark().cut().lengths.tolist() == [0, 2]
