@@ -223,7 +223,7 @@ class TrajectoryAssembler:
         """Number of complete trajectories that were not taken yet."""
         return self._ended - self._taken
 
-    def room(self, rows: int, frames: int) -> Arrays:
+    def memory(self, rows: int, frames: int) -> Arrays:
         """Return arrays ``[B, T, ...]`` for the next batch, which ``join`` adds.
 
         Empty before the first batch, which tells the keys. As in a slot, the memory of
@@ -232,26 +232,26 @@ class TrajectoryAssembler:
         out: Arrays = {}
         begin = self._make_room(rows * frames) if self._memory else 0
         for key, memory in self._memory.items():
-            room, inner = memory[begin : self._end], memory.shape[1:]
+            arrays, inner = memory[begin : self._end], memory.shape[1:]
             if rows >= MANY:
-                out[key] = room.reshape(frames, rows, *inner).swapaxes(0, 1)
+                out[key] = arrays.reshape(frames, rows, *inner).swapaxes(0, 1)
             else:
-                out[key] = room.reshape(rows, frames, *inner)
+                out[key] = arrays.reshape(rows, frames, *inner)
         return out
 
     def add(self, batch: TensorDictBase) -> None:
         """Add the frames of a batch ``[B, T]``, which are copied."""
         if not self._memory:
             self._begin(batch)
-        room = self.room(*batch.shape)
+        arrays = self.memory(*batch.shape)
         for key, leaf in flatten(batch).items():
             # NumPy, because several threads of torch take longer on busy processors.
-            room[key][...] = leaf.detach().cpu().numpy()
-        self.join(room)
+            arrays[key][...] = leaf.detach().cpu().numpy()
+        self.join(arrays)
 
-    def join(self, room: Arrays) -> None:
-        """Add the frames in the arrays that ``room`` returned last."""
-        ids = room[_IDS]
+    def join(self, arrays: Arrays) -> None:
+        """Add the frames in the arrays that ``memory`` returned last."""
+        ids = arrays[_IDS]
         starts = np.ones_like(ids, np.bool_)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
         (first,) = starts.ravel().nonzero()
@@ -261,7 +261,7 @@ class TrajectoryAssembler:
         begins = self._end - ids.size + rows * row + frames * step
         steps = np.full(len(first), step)
         pieces = _Pieces(ids[rows, frames], begins, lengths, steps)
-        done = room["next", "done"][rows, frames + lengths - 1]
+        done = arrays["next", "done"][rows, frames + lengths - 1]
         done = done.any(tuple(range(1, done.ndim)))
         valid = pieces.numbers != -1
         self._join(pieces[valid], done[valid])

@@ -548,19 +548,19 @@ class CollectorBase:
         return self
 
     @final
-    def __exit__(self, kind: object, *exc_info: object) -> None:
+    def __exit__(self, error: object, *exc_info: object) -> None:
         """Shut down; soon if the block has raised an error."""
-        self.shutdown(CLOSE_SECONDS if kind is None else ERROR_CLOSE_SECONDS)
+        self.shutdown(CLOSE_SECONDS if error is None else ERROR_CLOSE_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that names the replacement of an attribute of TorchRL's."""
         if hasattr(type(self), name):
             # A property raised an AttributeError: raise it again, as it is the cause.
             return object.__getattribute__(self, name)
-        kind = type(self).__name__
+        cls = type(self).__name__
         if name in TORCHRL_ATTRIBUTES:
-            raise AttributeError(f"{kind} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            raise AttributeError(f"{cls} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")
+        raise AttributeError(f"{cls!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
         """Shut down a collector that was not closed."""

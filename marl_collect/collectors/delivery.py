@@ -69,7 +69,7 @@ class Delivery:
 
         There are none unless batches are joined to trajectories.
         """
-        self._memory = self._assembler.room(*layout.batch)
+        self._memory = self._assembler.memory(*layout.batch)
         return self._memory
 
     def batches(self, filled: FilledSlot) -> list[Any]:

@@ -440,7 +440,7 @@ class RayPool:
         """
         call = actor.call(SEND, name, *args)
         while not self._ray.wait([call], timeout=_LOOK_SECONDS)[0]:
-            self._look(actor)
+            self._check(actor)
             if actor.lost is not None:
                 return None
         try:
@@ -465,7 +465,7 @@ class RayPool:
             self._fetch(waiting[reference], reference)
         for actor in actors:
             if actor.lost is None and not self._closed:
-                self._look(actor)
+                self._check(actor)
 
     def _fetch(self, actor: Actor, reference: Any) -> None:
         """Take an actor's reply, and copy what its worker has filled."""
@@ -482,7 +482,7 @@ class RayPool:
             actor.copies[reply.worker, reply.filled](reply.content)
         self._arrived.append((actor, replace(reply, content=None)))
 
-    def _look(self, actor: Actor) -> None:
+    def _check(self, actor: Actor) -> None:
         """Check that an actor answers, and that all its calls were executed.
 
         As with local workers, a pause counts for at most a quarter of the limit: a

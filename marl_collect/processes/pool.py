@@ -185,7 +185,7 @@ class WorkerPool:
                 # First, because other workers may always have data to read.
                 self._check_hang(handles)
                 for handle in self._wait(handles, self._watch.pause(self._timeout)):
-                    message = self._read(handles, handle, handle.take)
+                    message = self._read(handles, handle, handle.next_message)
                     if message is not ABSENT:
                         self._next = handle.index + 1
                         return handle.index, message

@@ -148,7 +148,7 @@ class WorkerHandle:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors to wait on: readable if ``take`` would return or raise."""
+        """Descriptors that are readable if ``next_message`` would return or raise."""
         return self._fds
 
     @property
@@ -163,22 +163,22 @@ class WorkerHandle:
 
     @property
     def has_read_ahead(self) -> bool:
-        """Whether ``take`` returns or raises without reading the socket."""
+        """Whether ``next_message`` returns or raises without reading the socket."""
         return bool(self._read_ahead) or self.has_failed
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``take`` would return a message or raise."""
+        """Whether ``next_message`` would return a message or raise."""
         return self.has_read_ahead or any(wait_readable(fd, _NOW) for fd in self._fds)
 
     def read_ahead(self, most: int = _READ_AHEAD) -> None:
-        """Read available messages, which ``take`` returns later.
+        """Read available messages, which ``next_message`` returns later.
 
         Args:
             most: how many are read; a worker may never stop sending.
 
         Raises:
-            Exception: as ``take``, once it has returned all messages.
+            Exception: as ``next_message``, once it has returned all messages.
         """
         if not self._read_ahead and self._failure is not None:
             # It may take long to close its environments.
@@ -192,7 +192,7 @@ class WorkerHandle:
         if not self._read_ahead and (ended or self._at_end) and self._has_ended():
             self._raise_end()
 
-    def take(self) -> object:
+    def next_message(self) -> object:
         """Return the next message, or ``ABSENT``; never blocks.
 
         Raises:

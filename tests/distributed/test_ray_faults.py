@@ -275,7 +275,7 @@ def test_a_pause_of_the_trainer_is_no_silence_of_an_actor(
 
     def after(seconds: float) -> None:
         ray.now += seconds
-        waiting._look(actor)
+        waiting._check(actor)
 
     after(400)  # Ctrl-Z: it counts as two seconds.
     after(5)
@@ -365,7 +365,7 @@ def test_ray_is_not_stopped_while_a_thread_receives(
             stopped.set()
             stop()
 
-        monkeypatch.setattr(actors, "_look", look)
+        monkeypatch.setattr(actors, "_check", look)
         monkeypatch.setattr(actors, "_end", noted_end)
         monkeypatch.setattr(actors.cluster, "close", noted_stop)
         with ThreadPoolExecutor(1) as executor:

@@ -42,12 +42,12 @@ def handle_of(child: Any, status_board: StatusBoard) -> WorkerHandle:
 def test_messages_written_between_two_checks_are_read_before_the_death() -> None:
     status_board = StatusBoard.create(1)
     handle = handle_of(DyingChild(["first", "second"]), status_board)
-    assert [handle.take(), handle.take()] == ["first", "second"]
+    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
     for _ in range(2):
         with pytest.raises(
             WorkerError, match="ended unexpectedly in start: as it should"
         ):
-            handle.take()
+            handle.next_message()
     status_board.close()
 
 
@@ -55,7 +55,7 @@ def test_reading_ahead_loses_nothing() -> None:
     status_board = StatusBoard.create(1)
     handle = handle_of(DyingChild(["first", "second"]), status_board)
     handle.read_ahead()
-    assert [handle.take(), handle.take()] == ["first", "second"]
+    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
     with pytest.raises(WorkerError):
         handle.read_ahead()
     status_board.close()
