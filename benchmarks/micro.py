@@ -42,12 +42,7 @@ TABLE = (
     "families",
     "worlds",
     "prefetch",
-    "imports",
     "datasets",
-    "parquet",
-    "vectors",
-    "formats",
-    "libraries",
 )
 """Modules of ``cases``."""
 

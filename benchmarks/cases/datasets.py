@@ -1,92 +1,59 @@
-"""Forms of datasets of images: their sizes, writing, sampling and offline training.
+"""Datasets: sizes, random frames, sequences, opening, writing, beside memory.
 
-The forms hold the same complete episodes of coins. Writing ends when the files are on
-the disk. Minari is an export of the dataset, so reading it is included. A
-transition is a frame and the following observation, with all keys. Rates are in bytes
-of tensors in memory, which have every observation twice. Minari is read with its own
-reader, which reads whole episodes.
-
-The large dataset has 100,000 frames: 2000 frames, written 50 times. It is in the page
-cache while it is read, if the machine has the memory. Behaviour cloning trains a small
-network to repeat its actions; a call reads or learns from 256 transitions.
+"memory" is the same frames in one TensorDict. A row's frames are at most 20,000
+collected ones, written as often as needed, with other numbers of trajectories. MB of a
+row is the size on disk of 1,000,000 frames, so it is the number of bytes of a frame.
+Files are in the page cache, except in the row with a limit of memory, whose process has
+a control group of its own; that needs root. Rows with 1,000,000 frames and more need
+minutes to begin.
 """
 
 import atexit
 import functools
-import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from harness.turns import Alternative
 from tensordict import TensorDict
 
 from cases.case import Case
-from marl_collect import record
+from marl_collect import Collector, MultiSyncCollector, describe
 from marl_collect.cli.tasks import find_factory
-from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import Dataset, Writer, export_minari, open_dataset
-from marl_collect.storage.files import size_of, sync_tree
+from marl_collect.storage import (
+    BackgroundWriter,
+    Dataset,
+    DatasetDescription,
+    Writer,
+    open_dataset,
+)
+from marl_collect.storage.parquet.files import file_name, list_files, write_table
 
-TASK = "coins"
-EPISODES = 4
-FRAMES = 2000
-REPEATS = 50
-"""Of FRAMES frames, in the large dataset."""
-SAMPLE, SEQUENCE = 256, 50
-MINARI_ID = "forms-v0"
-Read = Callable[[np.ndarray], Any]
-"""Reads the frames with these ascending numbers."""
-
-
-def read_dataset(path: Path) -> Read:
-    """Read with a dataset's transitions."""
-    transitions = open_dataset(path).transitions
-    return lambda numbers: transitions[numbers]
-
-
-def read_memmap(path: Path) -> Read:
-    """Read with tensordict."""
-    frames = TensorDict.load_memmap(path)
-    return lambda numbers: frames[torch.from_numpy(numbers)]
-
-
-def read_minari(_path: Path) -> Read:
-    """Read the episodes of the frames with Minari."""
-    import minari
-
-    dataset = minari.load_dataset(MINARI_ID)
-    about = dataset.storage.get_episode_metadata(range(dataset.total_episodes))
-    ends = np.cumsum([episode["total_steps"] for episode in about])
-
-    def read(numbers: np.ndarray) -> None:
-        episodes = np.unique(np.searchsorted(ends, numbers, side="right"))
-        for _ in dataset.iterate_episodes(episodes.tolist()):
-            pass
-
-    return read
-
-
-@dataclass(frozen=True)
-class Form:
-    """A way to store episodes.
-
-    Attributes:
-        write: writes the recorded episodes to a path; returns the path written.
-        read: opens what was written.
-    """
-
-    write: Callable[[Path], Path]
-    read: Callable[[Path], Read]
+SPREAD = "simple_spread_v3"
+TASKS = {
+    SPREAD: (10_000, 100_000, 1_000_000),
+    "connect_four_v3": (10_000,),
+    "knights_archers_zombies_v11": (10_000,),
+    "coins": (2_000,),
+    "commons_harvest__open": (1_000,),
+}
+"""Tasks with the numbers of frames of their rows."""
+COLLECTED, BATCH = 20_000, 2_000
+SMALL, SMALL_BATCHES = 20, 2_000
+SAMPLE, SEQUENCES, LENGTH = 256, 32, 50
+MEMORY, LARGER_THAN_MEMORY = 2**30, 10_000_000
 
 
 @functools.cache
@@ -94,225 +61,277 @@ def folder() -> Path:
     """Return the folder of this process for all files."""
     path = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    os.environ["MINARI_DATASETS_PATH"] = str(path / "minari")
     return path
 
 
 @functools.cache
-def recorded() -> Dataset:
-    """Return the episodes, recorded once."""
-    return record(
-        folder() / "recorded",
-        find_factory(TASK, {}),
-        policy=None,
-        episodes=EPISODES,
-        num_workers=2,
-        seed=0,
-    )
+def batches(task: str, *, small: bool = False) -> tuple[DatasetDescription, list[Any]]:
+    """Return collected batches, and their description."""
+    factory = find_factory(task, {})
+    size, count = SMALL, SMALL * SMALL_BATCHES
+    if not small:
+        count = min(COLLECTED, max(TASKS[task]))
+        size = min(BATCH, count)
+    with Collector(
+        [factory] * 4, seed=0, frames_per_batch=size, total_frames=count
+    ) as collector:
+        data = [batch.clone() for batch in collector]
+    return DatasetDescription(task, describe(factory)), data
 
 
 @functools.cache
-def frames() -> TensorDict:
-    """Return the recorded frames in memory."""
-    transitions = recorded().trajectories.transitions[:]
-    return TensorDict(transitions.to_dict(), transitions.batch_size)
+def written(task: str, frames: int) -> Dataset:
+    """Return a dataset, written as one run and opened once."""
+    about, data = batches(task)
+    path = folder() / f"{task} {frames}"
+    with Writer(path, about) as writer:
+        for number in range(frames // data[0].numel()):
+            repetition, part = divmod(number, len(data))
+            batch = data[part].copy()
+            ids = batch["collector", "traj_ids"]
+            batch["collector", "traj_ids"] = ids + (repetition << 48)
+            writer.add(batch)
+    return open_dataset(path)
 
 
-def size_in_memory(tensors: TensorDict) -> int:
-    """Return the bytes of all tensors."""
-    return sum(tensor.nbytes for tensor in flatten(tensors).values())
+def files(path: Path) -> list[Path]:
+    """Return the files of a dataset without those of its cache."""
+    return [p for p in path.rglob("[!.]*") if p.is_file() and ".cache" not in p.parts]
 
 
-def write_dataset(path: Path) -> Path:
-    """Write a dataset of this package."""
-    with Writer(path, recorded().description) as writer:
-        writer.add(frames().unsqueeze(0))
-    return path
+def writing(
+    stack: ExitStack, task: str, *, small: bool = False
+) -> dict[str, Alternative]:
+    """Return the writing of some batches, with the sizes of all of them.
 
+    "not closed" has the size before the last small files are joined.
+    """
+    about, data = batches(task, small=small)
+    frames = sum(batch.numel() for batch in data)
 
-def write_memmap(path: Path) -> Path:
-    """Write with tensordict."""
-    frames().memmap(path)
-    sync_tree(path)
-    return path
+    def add_all(path: Path, data: list[Any]) -> Writer:
+        shutil.rmtree(path, ignore_errors=True)
+        writer = Writer(path, about)
+        for batch in data:
+            writer.add(batch)
+        return writer
 
+    def add_some(*, closes: bool) -> float:
+        some = data[:200]
+        writer = add_all(folder() / "again", some)
+        if closes:
+            writer.close()
+        return float(sum(batch.numel() for batch in some))
 
-def export(_path: Path) -> Path:
-    """Export the dataset; Minari has one folder for all its datasets."""
-    shutil.rmtree(folder() / "minari" / MINARI_ID, ignore_errors=True)
-    return export_minari(recorded(), MINARI_ID)
-
-
-def forms() -> dict[str, Form]:
-    """Return the forms whose packages are installed, by name."""
-    forms = {
-        "dataset": Form(write_dataset, read_dataset),
-        "TensorDict memmap": Form(write_memmap, read_memmap),
-    }
-    if importlib.util.find_spec("minari"):
-        forms["Minari, gzip"] = Form(export, read_minari)
-    return forms
-
-
-@functools.cache
-def written(name: str) -> Path:
-    """Return a form of the episodes, written once."""
-    return forms()[name].write(folder() / name)
-
-
-def writing(_: ExitStack) -> dict[str, Alternative]:
-    """Return the writing of each form; it ends when the files are on the disk."""
-    nbytes = size_in_memory(frames())
+    path = folder() / f"{task}, {len(data)} batches"
+    writer = stack.enter_context(add_all(path, data))
     alternatives = {}
-    for name, form in forms().items():
-        target = folder() / f"{name}, again"
-
-        def call(form: Form = form, target: Path = target) -> float:
-            form.write(target)
-            return nbytes
-
-        alternatives[name] = Alternative(
-            call, partial(remove, target), partial(size, written(name))
+    for name in ("not closed", "closed"):
+        if name == "closed":
+            writer.close()
+        parts = files(path)
+        nbytes = sum(part.stat().st_size for part in parts) / frames * 1e6
+        alternatives[f"{name}, files: {len(parts)}"] = Alternative(
+            partial(add_some, closes=name == "closed"), nbytes=partial(float, nbytes)
         )
     return alternatives
 
 
-def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-
-
-def size(path: Path) -> float:
-    """Return the bytes of a file or folder."""
-    return size_of(path) if path.is_dir() else path.stat().st_size
-
-
-def sampling(_: ExitStack) -> dict[str, Alternative]:
-    """Return the reading of random transitions from each form."""
-    count = len(frames())
-    rng = np.random.default_rng(0)
-
-    def sample(read: Read) -> Alternative:
-        return Alternative.once(
-            lambda: read(np.sort(rng.choice(count - 1, SAMPLE, replace=False)))
-        )
-
-    return {name: sample(form.read(written(name))) for name, form in forms().items()}
-
-
-def sequences(_: ExitStack) -> dict[str, Alternative]:
-    """Return the reading of sequences from each form."""
-    count = len(frames())
-    nbytes = size_in_memory(frames()) / count * SEQUENCE
-    rng = np.random.default_rng(0)
-
-    def sequence(read: Read) -> Alternative:
-        def call() -> float:
-            read(rng.integers(count - SEQUENCE) + np.arange(SEQUENCE))
-            return nbytes
-
-        return Alternative(call)
-
-    return {name: sequence(form.read(written(name))) for name, form in forms().items()}
-
-
 @functools.cache
-def large() -> Dataset:
-    """Return the large dataset, written once."""
-    path = folder() / "large"
-    batch = recorded().trajectories.transitions[:FRAMES]
-    about = recorded().description
-    for _ in range(REPEATS):  # One run each, because trajectories would repeat.
-        with Writer(path, about) as writer:
-            writer.add(batch.unsqueeze(0))
-    return open_dataset(path)
+def in_memory(task: str, frames: int) -> TensorDict:
+    """Return all frames in one TensorDict."""
+    read: Any = written(task, frames).transitions[:]
+    return TensorDict(read.to_dict(), read.batch_size)
 
 
-def large_sampling(_: ExitStack) -> dict[str, Alternative]:
-    """Return the reading of random transitions from the large dataset."""
-    return {"dataset": Alternative.once(partial(large().transitions.sample, SAMPLE))}
+def three_keys(task: str) -> list[Any]:
+    """Return an observation, an action and a reward."""
+    about, data = batches(task)
+    group = next(iter(about.environment.groups))
+    keys = [
+        *[(group, "observation"), (group, "observation", "RGB")],
+        *[(group, "action"), ("next", group, "reward")],
+    ]
+    leaves = data[0].keys(include_nested=True, leaves_only=True)
+    return [key for key in keys if key in leaves]
 
 
-def large_sequences(_: ExitStack) -> dict[str, Alternative]:
-    """Return the reading of sequences from the large dataset."""
-
-    def sequence(dataset: Dataset) -> Alternative:
-        begin = 0
-
-        def call() -> float:
-            nonlocal begin
-            # A prime number of frames, so that windows have no frames in common.
-            begin = (begin + 7919) % (len(dataset.transitions) - SEQUENCE)
-            return size_in_memory(dataset.transitions[begin : begin + SEQUENCE])
-
-        return Alternative(call)
-
-    return {"dataset": sequence(large())}
-
-
-def behaviour_cloning(_: ExitStack) -> dict[str, Alternative]:
-    """Return reading and learning; the dataset's largest key is the input."""
-    dataset = large()
-    fields = [f for f in dataset.keys if f.key[0] != "next"]
-    image = max(fields, key=lambda f: f.nbytes).key
-    group = dataset.description.environment.groups[image[0]]
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 8, 4),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(16, 32, 4, 2),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.LazyLinear(128),
-        torch.nn.ReLU(),
-        torch.nn.Linear(128, int(getattr(group.action, "n"))),  # noqa: B009 - a Discrete
-    )
-    transitions = dataset.transitions.select(image, (image[0], "action"))
-    batch: TensorDict = transitions.sample(SAMPLE)
-    pixels = batch[image].flatten(0, 1).permute(0, 3, 1, 2).float() / 255
-    return cloning(network, pixels, batch[image[0], "action"], transitions)
-
-
-def cloning(
-    network: torch.nn.Module,
-    inputs: torch.Tensor,
-    actions: torch.Tensor,
-    transitions: Any,
+def sampling(
+    _: ExitStack, task: str, frames: int, *, few: bool
 ) -> dict[str, Alternative]:
-    """Return the learning of a batch's actions, and the reading of a batch.
-
-    Args:
-        network: from the inputs to logits ``[..., actions]``.
-        inputs: of ``SAMPLE`` transitions.
-        actions: of the same.
-        transitions: to read from.
-    """
-    network(inputs)  # Builds lazy layers.
-    optimiser = torch.optim.Adam(network.parameters())
-
-    def learn() -> None:
-        logits = network(inputs)
-        logits = logits.reshape(-1, logits.shape[-1])
-        loss = torch.nn.functional.cross_entropy(logits, actions.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-
+    """Return the reading of random frames."""
+    memory = in_memory(task, frames)
+    keys = three_keys(task)
+    if few:
+        memory = memory.select(*keys)
+    transitions = written(task, frames).transitions
+    transitions = transitions.select(*keys) if few else transitions
     return {
-        "learning": Alternative.once(learn),
-        "reading": Alternative.once(partial(transitions.sample, SAMPLE)),
+        "memory": Alternative.once(
+            lambda: memory[torch.randint(len(memory), (SAMPLE,))]
+        ),
+        "dataset": Alternative.once(partial(transitions.sample, SAMPLE)),
     }
 
 
+def sequences(_: ExitStack, task: str, frames: int) -> dict[str, Alternative]:
+    """Return the reading of random sequences."""
+    memory, transitions = in_memory(task, frames), written(task, frames).transitions
+    steps = torch.arange(LENGTH)
+
+    def numbers() -> torch.Tensor:
+        return torch.randint(frames - LENGTH, (SEQUENCES, 1)).add(steps)
+
+    return {
+        "memory": Alternative.once(lambda: memory[numbers()]),
+        "dataset": Alternative.once(lambda: transitions[numbers().reshape(-1)]),
+    }
+
+
+def opening(_: ExitStack, task: str, frames: int) -> dict[str, Alternative]:
+    """Return the opening of a dataset whose cache is complete, and of a new one."""
+    path = written(task, frames).path
+
+    def anew() -> None:
+        shutil.rmtree(path / ".cache")
+        open_dataset(path)
+
+    return {
+        "later": Alternative.once(lambda: open_dataset(path).trajectories),
+        "first": Alternative.once(anew),
+    }
+
+
+def collecting(stack: ExitStack) -> dict[str, Alternative]:
+    """Return the collection in two workers, without and with writing."""
+    about, _ = batches(SPREAD)
+    writer = BackgroundWriter(Writer(folder() / "collected", about))
+    calls: dict[str, Callable[[Any], object]] = {
+        "without writing": id,
+        "with writing": stack.enter_context(writer).add,
+    }
+    alternatives = {}
+    for name, use in calls.items():
+        collector = stack.enter_context(
+            MultiSyncCollector(
+                find_factory(SPREAD, {}), num_workers=2, frames_per_batch=BATCH, seed=0
+            )
+        )
+
+        def call(collector: Any = collector, use: Any = use) -> float:
+            batch = collector.next()
+            use(batch)
+            return float(batch.numel())
+
+        alternatives[name] = Alternative(call)
+    return alternatives
+
+
+def larger_than_memory(stack: ExitStack) -> dict[str, Alternative]:
+    """Return the reading of random frames by a process with a limit of memory."""
+    path = folder() / f"{LARGER_THAN_MEMORY}"
+    (part,) = list_files(written(SPREAD, COLLECTED).path)
+    table = pq.read_table(part.path)
+    path.mkdir()
+    descriptor = os.open(path, os.O_RDONLY)
+    for number in range(LARGER_THAN_MEMORY // COLLECTED):  # Each as a run of its own.
+        run = f"{part.run[:-8]}{number:08x}"
+        column = pa.DictionaryArray.from_arrays(np.zeros(len(table), np.int32), [run])
+        table = table.set_column(0, table.schema.field(0), column)
+        write_table(table, file_name(run, 0, part.last), descriptor, path)
+    os.close(descriptor)
+    open_dataset(path)
+    return {"dataset": Alternative.once(stack.enter_context(limited(path)))}
+
+
+@contextmanager
+def limited(path: Path) -> Iterator[Callable[[], object]]:
+    """Yield a function that samples in a process whose memory is limited.
+
+    Raises:
+        ImportError: if there is no control group for memory, or no right to make one.
+    """
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    groups = {line.split(":")[1]: line.split(":")[2] for line in lines}
+    if "memory" not in groups:
+        raise ImportError("a control group for memory")
+    group = Path(f"/sys/fs/cgroup/memory/{groups['memory']}/benchmark-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(MEMORY))
+    except OSError as error:
+        raise ImportError(f"a control group for memory ({error})") from error
+    code = f"from {__name__} import read_limited; read_limited()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(group)],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def sample() -> None:
+            requests.write(b"%d\n" % SAMPLE)
+            requests.flush()
+            if not answers.readline():
+                raise RuntimeError(f"The process that reads {path} has ended.")
+
+        try:
+            sample()
+            yield sample
+        finally:
+            process.communicate()
+            group.rmdir()
+
+
+def read_limited() -> None:
+    """Sample as often as the standard input asks for a number of frames."""
+    path, group = sys.argv[1:]
+    # What is cached counts as memory.
+    (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    for file in Path(path).rglob("*"):
+        if file.is_file():  # Pages that others have read are not of the group.
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+    transitions = open_dataset(path).transitions
+    for line in sys.stdin:
+        print(len(transitions.sample(int(line))), flush=True)
+
+
 def cases() -> list[Case]:
-    """Return the rows of the episodes and of the large dataset."""
+    """Return the rows of every task."""
+    rows = []
     elapsed = time.perf_counter
+    for task, sizes in TASKS.items():
+        rows.append(Case(f"{task}, write", partial(writing, task=task), "frame"))
+        for frames in sizes:
+            title = f"{task}, {frames:,} frames"
+            of: dict[str, Any] = {"task": task, "frames": frames}
+            reads = {
+                f"{SAMPLE} random": partial(sampling, few=False, **of),
+                f"{SAMPLE} random of three keys": partial(sampling, few=True, **of),
+                f"{SEQUENCES} x {LENGTH}": partial(sequences, **of),
+            }
+            rows += [Case(f"{title}, {what}", reads[what], "read") for what in reads]
+            rows.append(Case(f"{title}, open", partial(opening, **of), "open", "ms"))
     return [
-        Case("write", writing, "byte", clock=elapsed),
-        Case("256 transitions", sampling, "sample", "ms", clock=elapsed),
-        Case("sequences of 50", sequences, "byte", clock=elapsed),
-        Case("large, 256 transitions", large_sampling, "sample", "ms", elapsed),
-        Case("large, sequences of 50", large_sequences, "byte", clock=elapsed),
-        Case("behaviour cloning", behaviour_cloning, "batch", "ms", clock=elapsed),
+        *rows,
+        Case(
+            f"{SMALL_BATCHES:,} batches of {SMALL} frames, write",
+            partial(writing, task=SPREAD, small=True),
+            "frame",
+        ),
+        Case("collect with two workers", collecting, "frame", clock=elapsed),
+        Case(
+            f"{LARGER_THAN_MEMORY:,} frames in 1 GiB, {SAMPLE} random",
+            larger_than_memory,
+            "read",
+            "ms",
+            elapsed,
+        ),
     ]

@@ -289,8 +289,9 @@ def _about(
         with naming(file.path, "a file of a dataset"):
             about = json_of(read_schema(file.path))
             described.append(RunDescription.from_json(about["run"]))
-            description = DatasetDescription.from_json(about["description"])
-        expected = expected or about["description"]
+            if expected is None:
+                expected = about["description"]
+                description = DatasetDescription.from_json(expected)
         found = difference({"": expected}, {"": about["description"]})
         if found is not None:
             where, first, second = found
