@@ -1,7 +1,6 @@
 """Options of ``marl-collect collect``."""
 
 import secrets
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -110,10 +109,11 @@ def collect(  # noqa: PLR0913 - one argument per option
         ),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Dataset folder. Batches are appended to an existing dataset of the "
-            "same task.  [default: runs/TASK-N]",
+            "same task. A URL, such as `s3://bucket/data`: batches are written to a "
+            "new folder in runs, and its files are copied.  [default: runs/TASK-N]",
             show_default=False,
         ),
     ] = None,

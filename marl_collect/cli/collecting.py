@@ -16,6 +16,8 @@ from marl_collect.cli.consoles import USER_ERROR, err, fail, out, user_errors
 from marl_collect.cli.environment_errors import explain
 from marl_collect.cli.runs import Play
 from marl_collect.cli.tasks import find_factory
+from marl_collect.cli.uploading import Upload
+from marl_collect.files.urls import url_of
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 from marl_collect.programs.interruption import Interruption
 
@@ -47,13 +49,14 @@ def batch_frames(
 
 
 def run(
-    what: Play, path: Path | None, settings: Mapping[str, Any], *, quiet: bool
+    what: Play, target: str | None, settings: Mapping[str, Any], *, quiet: bool
 ) -> int:
     """Run the collection and return the exit code.
 
     Args:
         what: task, policy and settings of the environment.
-        path: of the dataset; None for a new folder in ``runs``.
+        target: folder of the dataset; None for a new one in ``runs``. For a URL, such
+            a folder is copied there.
         settings: further arguments of ``record``, with ``seed``.
         quiet: whether to print the folder only.
 
@@ -64,7 +67,7 @@ def run(
         factory = find_factory(what.task, what.env_kwargs)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with Interruption() as interruption:
-        job = _Job(what, path or free_folder(Path("runs"), what.task), settings)
+        job = _Job(what, target, settings)
         try:
             job.run(factory, interruption, quiet=quiet)
         except BaseException as error:
@@ -81,9 +84,15 @@ def run(
 class _Job:
     """One run of the command."""
 
-    def __init__(self, what: Play, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, what: Play, target: str | None, settings: Mapping[str, Any]
+    ) -> None:
+        url = None if target is None else url_of(target)
+        is_local = target is not None and url is None
+        new = free_folder(Path("runs"), what.task)
+        self._path = Path(str(target)) if is_local else new
+        self._upload = None if url is None else Upload(self._path, url)
         self._what = what
-        self._path = path
         self._settings = settings
         self._writer: Writer | None = None
         self._started = self._seconds = 0.0
@@ -98,6 +107,8 @@ class _Job:
         # These imports load torch, which takes seconds. Ctrl-C works during them too.
         from marl_collect.cli.progress import ProgressDisplay, live
         from marl_collect.parallel_env.describe import describe
+        from marl_collect.storage import DatasetDescription
+        from marl_collect.storage.parquet.copying import check_url
         from marl_collect.storage.parquet.files import check_target
         from marl_collect.storage.parquet.recording import RecordArguments, collect_into
 
@@ -115,13 +126,20 @@ class _Job:
         def add(episodes: "Sequence[EndedEpisode]") -> None:
             display.add(episodes)
             self._add(episodes)
+            if self._upload is not None:
+                self._upload.more()
 
         def ended() -> None:
             self._seconds = time.perf_counter() - self._started
 
         with nullcontext() if quiet else live(display, err):
             display.say("building one environment to get its spaces")
-            policy = what.policy.build(describe(factory))
+            environment = describe(factory)
+            if self._upload is not None:
+                display.say(f"looking at {self._upload.url}")
+                about = DatasetDescription(what.task, environment, what.env_kwargs)
+                check_url(self._upload.url, about)
+            policy = what.policy.build(environment)
             display.say(f"starting {settings['num_workers']} workers")
             arguments = RecordArguments(
                 self._path,
@@ -140,6 +158,10 @@ class _Job:
                 on_end=ended,
                 interruption=interruption,
             )
+        if self._upload is not None and not interruption.happened:
+            if not quiet:
+                err.print(f"Copying the last files to {self._upload.url}.")
+            self._upload.finish()
 
     def report(self, *, quiet: bool) -> None:
         """Print what was collected and where it is; if ``quiet``, only where."""
@@ -149,6 +171,7 @@ class _Job:
         from marl_collect.storage.parquet.files import list_files
 
         assert self._writer is not None
+        self._report_upload()
         frames, episodes = self._writer.frames, self._episodes
         if quiet:
             out.print(str(self._path), soft_wrap=True)
@@ -163,6 +186,7 @@ class _Job:
             ),
             ("seed", str(self._settings["seed"])),
             ("written to", str(self._path)),
+            *([] if self._upload is None else [("copied to", self._upload.url)]),
             (
                 "folder",
                 decimal(sum(f.path.stat().st_size for f in list_files(self._path))),
@@ -172,6 +196,17 @@ class _Job:
             environment = self._writer.description.environment
             out.print(returns_table(environment, episodes, self._returns))
         out.print(facts(rows))
+
+    def _report_upload(self) -> None:
+        """Raise an error if not everything was copied.
+
+        Raises:
+            typer.Exit: then.
+        """
+        if self._upload is not None and self._upload.error is not None:
+            raise fail(
+                f"{self._upload.error}\nNot everything could be copied. {self._kept()}"
+            )
 
     def _add(self, episodes: "Sequence[EndedEpisode]") -> None:
         for episode in episodes:
@@ -194,7 +229,9 @@ class _Job:
         """
         from marl_collect.errors import worker_error_of
 
-        expected = isinstance(error, (ValueError, OSError, TypeError, KeyError))
+        expected = isinstance(
+            error, (ValueError, OSError, TypeError, KeyError, ImportError)
+        )
         if not isinstance(error, Exception) or not (expected or worker_error_of(error)):
             return
         message = explain(error, self._what.task, self._what.env_kwargs)
@@ -206,7 +243,10 @@ class _Job:
         frames = 0 if self._writer is None else self._writer.frames
         if not frames:
             return "no batch was complete, so nothing was written."
-        return f"{frames:,} frames in complete batches are in {self._path}."
+        text = f"{frames:,} frames in complete batches are in {self._path}."
+        if self._upload is not None:
+            text += f" `{self._upload.command}` copies what {self._upload.url} lacks."
+        return text
 
 
 def free_folder(parent: Path, task: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Final
 
 from marl_collect.files.atomic import sync, sync_folder
 from marl_collect.files.locks import LOCK, FolderLock
-from marl_collect.storage.remote import check_local
+from marl_collect.files.urls import local_folder
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
 """From ``<fcntl.h>``."""
@@ -82,8 +82,7 @@ def completed(target: Path, what: str, *, or_empty: bool = False) -> Iterator[Pa
         FileExistsError: if something is at the target.
         BlockingIOError: if another process writes to the same target.
     """
-    check_local(target)
-    target = target.absolute()  # A later chdir has no effect.
+    target = local_folder(target)
     _check_free(target, what, or_empty=or_empty)
     created = [parent for parent in target.parents if not parent.exists()]
     try:

@@ -5,22 +5,24 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import psutil
 import pytest
 import torch
 from support.processes import SOON
 from support.scripts import Program, run_python, start_python
+from support.stores import s3_server
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.cli.main import app
 from marl_collect.models import make_policy
-from marl_collect.storage import Writer, open_dataset
+from marl_collect.storage import DatasetDescription, Writer, copy, open_dataset
 
 COUNTING = "workloads.counting:CountingEnv"
 
@@ -293,3 +295,105 @@ def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     (run,) = open_dataset(tmp_path / "d").runs
     assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """Environment variables of a local S3 server, which has the bucket ``bucket``."""
+    with s3_server() as options:
+        yield {
+            "AWS_ENDPOINT_URL": options["endpoint_url"],
+            "AWS_ACCESS_KEY_ID": options["key"],
+            "AWS_SECRET_ACCESS_KEY": options["secret"],
+        }
+
+
+@pytest.fixture
+def _in_store(
+    s3: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+@pytest.mark.usefixtures("_in_store")
+def test_a_collection_is_copied_to_a_store(tmp_path: Path) -> None:
+    url = "s3://bucket/collected"
+    for run in (1, 2):
+        result = collect(tmp_path, COUNTING, "--frames", "4000", "--out", url)
+        assert result.returncode == 0, result.stderr
+        folder = f"runs/workloads.counting-CountingEnv-{run}"
+        assert f"Copying the last files to {url}" in result.stderr
+        lines = [line.split() for line in result.stdout.splitlines()]
+        assert ["written", "to", folder] in lines
+        assert ["copied", "to", url] in lines
+        local = open_dataset(tmp_path / folder)
+        assert len(local) == 4000
+    copied = open_dataset(url)
+    assert len(copied) == 8000
+    assert (copied[range(4000, 8000)] == local[range(4000)]).all()
+
+
+@pytest.mark.usefixtures("_in_store")
+def test_what_cannot_be_copied_stays_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = collect(tmp_path, COUNTING, "--frames", "4000", "--out", "s3://later/d")
+    folder = "runs/workloads.counting-CountingEnv-1"
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    text = " ".join(result.stderr.split())
+    assert "bucket does not exist Not everything could be copied." in text
+    assert f"4,000 frames in complete batches are in {folder}." in text
+    command = f"marl-collect copy {folder} s3://later/d"
+    assert f"`{command}` copies what s3://later/d lacks." in text
+    assert len(open_dataset(tmp_path / folder)) == 4000
+    # The command does it, once there is a bucket.
+    fsspec.filesystem("s3").mkdir("later")
+    monkeypatch.chdir(tmp_path)
+    again = CliRunner().invoke(app, command.split()[1:])
+    assert again.exit_code == 0, again.output
+    assert len(open_dataset("s3://later/d")) == 4000
+
+
+@pytest.mark.usefixtures("_in_store")
+def test_a_store_that_is_not_suited_is_refused_at_once(tmp_path: Path) -> None:
+    description = DatasetDescription("other", CountingEnv().description)
+    with Writer(tmp_path / "other", description) as writer:
+        writer.add(Collector(CountingEnv, frames_per_batch=20).next())
+    copy(tmp_path / "other", "s3://bucket/other")
+    for url, message in (
+        (
+            "s3://bucket/other",
+            "s3://bucket/other holds a dataset of another kind: task",
+        ),
+        ("nothing://x/y", "nothing://x/y cannot be read or written: .*Protocol not kn"),
+    ):
+        result = collect(tmp_path, COUNTING, "--out", url)
+        assert result.returncode == 2
+        assert re.search(f"error: {message}", result.stderr)
+        assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("_in_store")
+def test_ctrl_c_names_the_command_that_copies(tmp_path: Path) -> None:
+    url = "s3://bucket/stopped"
+
+    def is_there() -> bool:
+        try:
+            return bool(fsspec.filesystem("s3").ls("bucket/stopped", refresh=True))
+        except FileNotFoundError:
+            return False
+
+    with start(tmp_path, COUNTING, "--frames", "100000000", "--out", url) as command:
+        wait_for(command, is_there)
+        command.send_signal(signal.SIGINT)
+        _, err = command.communicate(timeout=SOON)
+    assert command.returncode == 130
+    folder = "runs/workloads.counting-CountingEnv-1"
+    assert f"`marl-collect copy {folder} {url}` copies what {url} lacks" in err
+    frames = len(open_dataset(tmp_path / folder))
+    assert 0 < len(open_dataset(url)) <= frames
+    copy(tmp_path / folder, url)
+    assert len(open_dataset(url)) == frames

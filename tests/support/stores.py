@@ -1,7 +1,7 @@
 """A local S3 server."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import fsspec
@@ -17,6 +17,7 @@ def s3_server() -> Iterator[dict[str, Any]]:
     running.start()
     host, port = running.get_host_and_port()
     options = {"endpoint_url": f"http://{host}:{port}", "key": "k", "secret": "s"}
-    fsspec.filesystem("s3", **options).mkdir("bucket")
+    with suppress(FileExistsError):  # The servers of a process share their buckets.
+        fsspec.filesystem("s3", **options).mkdir("bucket")
     yield options
     running.stop()

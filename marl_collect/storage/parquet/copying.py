@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
-from marl_collect.storage.description import difference
+from marl_collect.files.urls import url_of
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.parquet.columns import json_of
 from marl_collect.storage.parquet.files import (
     BatchFile,
     arranged,
     check_target,
     read_schema,
-    url_of,
 )
 from marl_collect.storage.parquet.writer import schema_difference
 
@@ -27,13 +28,12 @@ _CARD: Final = "README.md"
 
 
 def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
-    """Copy the files of a dataset that a target lacks.
+    """Copy the files of a dataset that a target lacks, by name and size.
 
-    Each file appears when it is complete, and the batches of a run in their order, so
-    the target is a dataset at any time. Run it again after an interruption, or when the
-    dataset has grown. Files with equal names and sizes are not copied. A writer may
-    have the source open. Small files of the target that the source has joined are
-    removed.
+    Each file appears when it is complete, and those of a run in their order, so the
+    target is a dataset at any time. Run it again after an interruption, or when the
+    dataset has grown. A writer may have the source open. Small files of the target that
+    the source has joined are removed. ``README.md`` is copied if the target has none.
 
     Args:
         source: a folder, or a URL such as ``"s3://bucket/data"``.
@@ -65,20 +65,15 @@ def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
 
 
 def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
-    """Bring a folder of this machine up to date with a dataset in an object store.
+    """Return a folder with the files of a dataset in an object store.
 
     Args:
         url: of the dataset.
-        cache: folder for the files of several URLs, a folder each.
+        cache: has a folder for each URL, which is brought up to date.
         storage_options: arguments of the fsspec file system.
 
-    Returns:
-        The folder with the same files.
-
     Raises:
-        FileNotFoundError: if there are no batches.
-        ImportError: if the package for the URL is missing. The message names it.
-        OSError: if something cannot be read or written.
+        FileNotFoundError, DatasetError, ImportError, OSError: as ``copy``.
     """
     origin = _Place.of(url, storage_options)
     folder = cache / hashlib.sha256(url.encode()).hexdigest()[:24]
@@ -90,6 +85,20 @@ def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
             if path.name not in names:  # It was deleted there.
                 path.unlink()
     return folder
+
+
+def check_url(url: str, description: DatasetDescription) -> None:
+    """Check that batches of this description may be copied to a URL.
+
+    Raises:
+        ValueError: if it holds a dataset of another description.
+        ImportError, OSError: as ``copy``.
+    """
+    place = _Place.of(url, {})
+    files = place.files(place.sizes(), check=False)
+    if files:
+        there = json_of(place.schema(files[0].path.name)).get("description")
+        _check_equal(place, there, description.to_json(), "")
 
 
 @final
@@ -111,7 +120,6 @@ class _Place:
 
     @classmethod
     def of(cls, path: str | Path, options: Mapping[str, Any]) -> Self:
-        """Open the file system of a path or URL."""
         import fsspec
 
         url = url_of(path)
@@ -129,11 +137,10 @@ class _Place:
         return cls(url, store, root, is_local=False)
 
     def path(self, name: str) -> str:
-        """Return the path of a file."""
         return f"{self.root}/{name}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every finished file of a dataset."""
+        """Return the size of every file of a dataset; others are left out."""
         with _named(self.name):
             self.store.invalidate_cache()
             try:
@@ -148,12 +155,10 @@ class _Place:
         }
 
     def files(self, sizes: Mapping[str, int], *, check: bool = True) -> list[BatchFile]:
-        """Return the batch files of a listing in the order of their frames."""
         paths = [Path(self.root, name) for name in sizes if name != _CARD]
         return arranged(paths, self.name, check=check)
 
     def schema(self, name: str) -> Any:
-        """Read the schema of a file."""
         with _named(self.name), self.store.open(self.path(name)) as file:
             return read_schema(Path(self.name, name), file)
 
@@ -169,7 +174,9 @@ def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
-            _check_kind(origin, names[0], goal, before[0].path.name)
+            first, second = goal.schema(before[0].path.name), origin.schema(names[0])
+            descriptions = (json_of(s).get("description") for s in (first, second))
+            _check_equal(goal, *descriptions, schema_difference(first, second))
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.
@@ -191,17 +198,15 @@ def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
             return count, {*names, _CARD}
 
 
-def _check_kind(origin: _Place, name: str, goal: _Place, other: str) -> None:
-    schemas = [goal.schema(other), origin.schema(name)]
-    text = schema_difference(*schemas)
-    there, here = (json_of(schema).get("description") for schema in schemas)
+def _check_equal(goal: _Place, there: Any, here: Any, text: str) -> None:
+    """Raise an error if descriptions differ, or ``text`` says how keys do."""
     found = difference({"": there}, {"": here})
     if found is not None:
         text = f"{found[0].lstrip('/')} is {found[2]!r}, but {found[1]!r} there"
     if text:
         raise ValueError(
-            f"{goal.name} holds a dataset of another kind than {origin.name}: {text}. "
-            "Copy to another place."
+            f"{goal.name} holds a dataset of another kind: {text}. Copy to another "
+            "place."
         )
 
 
@@ -210,13 +215,7 @@ def _transfer(
 ) -> None:
     """Copy a file; it appears when it is complete.
 
-    Args:
-        origin: from where.
-        goal: to where.
-        name: of the file.
-        size: in bytes.
-        like: a file of this machine with the same last batch. It gets its time, unless
-            it has its name, and so is replaced because it differs.
+    ``like`` has the same last batch. A local file gets its time, unless it replaces it.
     """
     if not goal.is_local and origin.is_local:
         with _named(goal.name):
@@ -252,7 +251,7 @@ def _named(name: str) -> Iterator[None]:
     """Name the place in errors of its store, which are of any kind."""
     try:
         yield
-    except (OSError, ImportError):
+    except (OSError, ImportError, DatasetError):
         raise
     except Exception as error:
         raise OSError(

@@ -7,6 +7,7 @@ from typing import Any, Final, final
 
 from tensordict import TensorDict
 
+from marl_collect.files.urls import url_of
 from marl_collect.options import method
 from marl_collect.programs import notebooks
 from marl_collect.storage.checks import DatasetError, naming
@@ -29,7 +30,6 @@ from marl_collect.storage.parquet.files import (
     BatchFile,
     list_files,
     read_schema,
-    url_of,
 )
 from marl_collect.storage.parquet.frames import Frames
 from marl_collect.storage.parquet.numbering import item_numbers

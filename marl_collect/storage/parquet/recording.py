@@ -18,6 +18,7 @@ from marl_collect.core.factories import Factory
 from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import draw_seed
 from marl_collect.errors import ClosedError
+from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.programs.interruption import Interruption
@@ -25,7 +26,7 @@ from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.parquet.dataset import Dataset, open_dataset
 from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES, EpisodeWriter
 from marl_collect.storage.parquet.episodes import EndedEpisode
-from marl_collect.storage.parquet.files import check_target, local_folder
+from marl_collect.storage.parquet.files import check_target
 from marl_collect.storage.parquet.writer import Writer
 
 

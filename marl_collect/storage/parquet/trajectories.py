@@ -14,11 +14,11 @@ from tensordict import TensorDict
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
+from marl_collect.files.urls import local_folder
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.parquet.columns import Column, flat_rows
 from marl_collect.storage.parquet.episodes import EndedEpisode
-from marl_collect.storage.parquet.files import local_folder
 from marl_collect.storage.parquet.frames import Frames
 from marl_collect.storage.parquet.numbering import draw, item_numbers
 from marl_collect.storage.parquet.saving import save

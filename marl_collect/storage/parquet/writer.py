@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
+from marl_collect.files.urls import local_folder
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -24,7 +25,6 @@ from marl_collect.storage.parquet.files import (
     check_target,
     file_name,
     list_files,
-    local_folder,
     new_run,
     read_schema,
     read_table,

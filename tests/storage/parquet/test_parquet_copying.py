@@ -341,7 +341,7 @@ def test_a_target_of_another_kind_is_refused(
         ("a", "task is 'other', but 'stream' there"),
         ("b", r"\('frame',\) is missing, but in the dataset int64"),
     ):
-        with pytest.raises(ValueError, match=f"of another kind than .*{name}: {text}"):
+        with pytest.raises(ValueError, match=f"of another kind: {text}"):
             copy(tmp_path / name, url, **options)
     assert names(location) == before
 

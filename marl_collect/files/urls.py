@@ -1,0 +1,32 @@
+"""URLs of object stores, where paths of folders are expected."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)")
+
+
+def url_of(path: str | Path) -> str | None:
+    """Return a URL without its last slash; None if ``path`` is a folder here.
+
+    A ``Path`` has removed one of the two slashes.
+    """
+    match = _URL.fullmatch(str(path))
+    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
+
+
+def local_folder(path: str | Path) -> Path:
+    """Return the absolute path of a folder to write to.
+
+    Raises:
+        ValueError: if ``path`` is a URL.
+    """
+    url = url_of(path)
+    if url is not None:
+        raise ValueError(
+            f"{url} is a URL, but batches are written to folders of this machine. "
+            f"Write to a folder: `marl-collect copy FOLDER {url}` copies a dataset, "
+            "and later the files that were added."
+        )
+    return Path(path).absolute()
