@@ -175,8 +175,11 @@ def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
             first, second = goal.schema(before[0].path.name), origin.schema(names[0])
-            descriptions = (json_of(s).get("description") for s in (first, second))
-            _check_equal(goal, *descriptions, schema_difference(first, second))
+            there_says, here_says = (
+                json_of(schema).get("description") for schema in (first, second)
+            )
+            text = schema_difference(first, second)
+            _check_equal(goal, there_says, here_says, text)
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.
