@@ -26,7 +26,7 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -314,29 +314,6 @@ class TensorDictEnv(Closing):
         except actions. Episodes that ended are not reset.
         """
         return self._tensordict_api.step_mdp(tensordict)
-
-    @final
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state from which ``load_state_dict`` continues exactly.
-
-        It consists of plain data and tensors: seeds, episode numbers, and the actions
-        of the running episodes.
-        """
-        return self._tensordict_api.state_dict()
-
-    @final
-    def load_state_dict(self, state: "Mapping[str, Any]") -> None:
-        """Continue from ``state_dict`` by replaying the running episodes.
-
-        ``rollout(..., auto_reset=False)`` continues these episodes. An environment
-        begins a new episode instead, with a warning, if it does not repeat, if the
-        actions of its episode were too large to keep (64 MB), or if the replay leads
-        to observations other than the recorded ones.
-
-        Raises:
-            ValueError: if the state has another number of environments.
-        """
-        self._tensordict_api.load_state_dict(state)
 
     @final
     def fake_tensordict(self) -> "TensorDict":

@@ -5,7 +5,7 @@ frame of a replay is compared with the recorded one to detect environments that 
 repeat.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -40,11 +40,6 @@ class EpisodeActions:
                 for key in {key: 0 for part in parts for key in part.arrays}
             },
         )
-
-    @classmethod
-    def of(cls, actions: Mapping[Key, NDArray[Any]]) -> "EpisodeActions":
-        """Return the actions ``[frames, ...]`` of one episode."""
-        return cls(np.array([len(next(iter(actions.values()), ()))]), dict(actions))
 
     @property
     def firsts(self) -> NDArray[np.int64]:
@@ -478,58 +473,3 @@ class ActionsMark:
             for key in whole[0].arrays
         }
         return [*some, _Block(whole[0].begin, whole[-1].end, None, arrays)]
-
-
-@final
-class ActionRecorder:
-    """Records the actions of the running episodes of K environments, step by step.
-
-    If the actions of an episode exceed ``MOST_BYTES``, they are discarded.
-    """
-
-    def __init__(self, memory: Row, actions: Iterable[Key]) -> None:
-        """Read actions from ``memory``, ``[K, ...]`` per key of ``actions``."""
-        self._sources = {key: memory[key] for key in actions}
-        size = len(next(iter(memory.values())))
-        self._lengths = [0] * size
-        # The bytes of all frames by key, of each environment; None if discarded.
-        self._taken: list[dict[Key, bytearray] | None] = [None] * size
-        self.begin(range(size))
-
-    def begin(self, indices: Iterable[int]) -> None:
-        """Clear the actions of the environments whose episodes begin."""
-        for k in indices:
-            self._lengths[k] = 0
-            self._taken[k] = {key: bytearray() for key in self._sources}
-
-    def step(self, indices: Iterable[int]) -> None:
-        """Record the actions that are in the memory now."""
-        for k in indices:
-            taken = self._taken[k]
-            if taken is None:
-                continue
-            self._lengths[k] += 1
-            for key, array in self._sources.items():
-                taken[key] += array[k].tobytes()
-            if sum(map(len, taken.values())) > MOST_BYTES:
-                self._taken[k] = None
-
-    def actions(self, k: int) -> dict[Key, NDArray[Any]] | None:
-        """Return environment k's actions, ``[frames, ...]``; None if discarded."""
-        taken, frames = self._taken[k], self._lengths[k]
-        if taken is None:
-            return None
-        return {
-            key: np.frombuffer(taken[key], array.dtype)
-            .reshape(frames, *array.shape[1:])
-            .copy()
-            for key, array in self._sources.items()
-        }
-
-    def load(self, k: int, actions: Mapping[Key, NDArray[Any]]) -> None:
-        """Continue environment k's history from ``actions``, ``[frames, ...]``."""
-        self._lengths[k] = len(next(iter(actions.values()), ()))
-        self._taken[k] = {
-            key: bytearray(actions[key].astype(array.dtype).tobytes())
-            for key, array in self._sources.items()
-        }

@@ -4,7 +4,7 @@ They step the same ``EnvBatch`` as the engine, on memory of their own. They retu
 copies, so a returned TensorDict never changes later.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,17 +16,8 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import RandomPolicy
-from marl_collect.core.replay import (
-    ACTIONS_DISCARDED,
-    REPLAY_DIVERGED,
-    ActionRecorder,
-    EpisodeActions,
-    RecordedEpisodes,
-    replay,
-)
 from marl_collect.core.seeding import checked_seed, draw_seed, episode_seeds, next_seed
 from marl_collect.core.tensordicts import assemble
-from marl_collect.errors import warn
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -63,9 +54,7 @@ class TensorDictAPI:
         }
         self._seed = draw_seed(description.pinned_seed)
         self._episodes = [0] * engine.size
-        self._seeds: list[int | None] = [None] * engine.size
         self._started = [False] * engine.size
-        self._recording = ActionRecorder(self._memory, description.actions())
         engine.bind(self._memory)
 
     def set_seed(self, seed: int, *, static_seed: bool) -> int:
@@ -98,9 +87,6 @@ class TensorDictAPI:
             self._engine.step()
         else:
             self._engine.step_some(indices)
-        if self._description.repeats:
-            every = range(self._engine.size)
-            self._recording.step(every if indices is None else indices)
         keys = [*self._description.observed(), *self._description.outcome()]
         following: TensorDictBase = self._copy(keys)
         if "next" in tensordict.keys():
@@ -183,86 +169,6 @@ class TensorDictAPI:
         root = tensordict.exclude("next", *actions)
         return root.update(tensordict.get("next").exclude(*self._description.outcome()))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return seeds, episode numbers and the running episodes' actions."""
-        return {
-            "seed": self._seed,
-            "environments": [
-                {
-                    "seed": self._seeds[k],
-                    "episodes": self._episodes[k],
-                    "actions": self._taken(k),
-                    "frame": self._frame(k),
-                }
-                for k in range(self._engine.size)
-            ],
-        }
-
-    def _taken(self, k: int) -> dict[str, torch.Tensor] | None:
-        taken = self._recording.actions(k)
-        if taken is None:
-            return None
-        return {"/".join(key): torch.from_numpy(array) for key, array in taken.items()}
-
-    def _frame(self, k: int) -> dict[str, torch.Tensor]:
-        return {
-            "/".join(key): torch.from_numpy(self._memory[key][k].copy())
-            for key in self._description.observed()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``."""
-        environments = state["environments"]
-        if len(environments) != self._engine.size:
-            raise ValueError(
-                f"The state has {len(environments)} environments, but this batch has "
-                f"{self._engine.size}."
-            )
-        self._seed = state["seed"]
-        self._episodes = [one["episodes"] for one in environments]
-        self._seeds = [one["seed"] for one in environments]
-        begun = [k for k, seed in enumerate(self._seeds) if seed is not None]
-        self._started = [seed is not None for seed in self._seeds]
-        if not self._description.repeats:
-            warn(
-                f"Episodes of {self._description.name} do not repeat, so new episodes "
-                "begin instead of those in the state."
-            )
-            self._reset(begun)
-            return
-        keys = {"/".join(key): key for key in self._description.actions()}
-        running: list[int] = []
-        discarded: list[int] = []
-        recorded: list[EpisodeActions] = []
-        for k in begun:
-            taken = environments[k]["actions"]
-            if taken is None:
-                discarded.append(k)
-                continue
-            actions = {key: taken[name].numpy() for name, key in keys.items()}
-            self._recording.load(k, actions)
-            running.append(k)
-            recorded.append(EpisodeActions.of(actions))
-        frames = [environments[k]["frame"] for k in running]
-        episodes = RecordedEpisodes(
-            rows=np.array(running, np.int64),
-            seeds=np.array([self._seeds[k] for k in running], np.int64),
-            actions=EpisodeActions.join(recorded),
-            frame={
-                key: np.array([frame["/".join(key)] for frame in frames])
-                for key in self._description.observed()
-            },
-        )
-        diverged = replay(self._engine, self._memory, episodes)
-        name = self._description.name
-        for message, indices in (
-            (ACTIONS_DISCARDED, discarded),
-            (REPLAY_DIVERGED, diverged),
-        ):
-            if indices:
-                warn(message.format(name))
-                self._reset(indices)
-
     def fake_tensordict(self) -> TensorDict:
         """Return zeros with the keys of one frame."""
         d = self._description
@@ -275,9 +181,7 @@ class TensorDictAPI:
         numbers = np.array([self._episodes[k] for k in indices])
         seeds = episode_seeds(self._seed, np.array(indices), numbers).tolist()
         self._engine.reset(indices, seeds)
-        self._recording.begin(indices)
-        for k, seed in zip(indices, seeds, strict=True):
-            self._seeds[k] = seed
+        for k in indices:
             self._episodes[k] += 1
             self._started[k] = True
 

@@ -7,7 +7,13 @@ _BRIDGE = (
 _SPACES = (
     "it has observation_space and action_space, Gymnasium spaces nested like the keys"
 )
+_RESUMES = (
+    "a collector saves and resumes running episodes: collector.state_dict() and "
+    "collector.load_state_dict(state)"
+)
 _ADVICE = {
+    "load_state_dict": _RESUMES,
+    "state_dict": _RESUMES,
     "done_key": "done flags are at 'done' and (group, 'done')",
     "done_keys": "done flags are at 'done' and (group, 'done')",
     "maybe_reset": "use step_and_maybe_reset(tensordict)",

@@ -7,7 +7,6 @@ _STEPPING = frozenset(
     {
         "bind",
         "close",
-        "load_state_dict",
         "rand_step",
         "reset",
         "reset_row",

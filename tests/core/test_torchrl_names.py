@@ -40,6 +40,7 @@ def test_an_environment_has_torchrls_attributes() -> None:
         ("append_transform", "to_torchrl"),
         ("maybe_reset", "step_and_maybe_reset"),
         ("done_keys", "done"),
+        ("state_dict", r"collector\.state_dict\(\)"),
     ],
 )
 def test_an_attribute_that_does_not_exist_names_its_replacement(
