@@ -42,6 +42,7 @@ TABLE = (
     "families",
     "worlds",
     "prefetch",
+    "groups",
     "datasets",
 )
 """Modules of ``cases``."""

@@ -136,6 +136,17 @@ def test_rows_are_selected_by_words() -> None:
         ("recurrent", ["LSTM", "50 steps"], ["ours", "torch"]),
         ("worlds", ["16 worlds, random", "1 %"], ["bare loop", "Collector"]),
         ("worlds", ["16 worlds, network"], ["bare loop", "Collector"]),
+        ("prefetch", ["64 worlds, 100"], ["waiting", "prefetch=True"]),
+        (
+            "groups",
+            ["simple_spread_v3, 64"],
+            [
+                "all processors, groups=1",
+                "all but one, groups=1",
+                "all processors, groups=2",
+                "all but one, groups=2",
+            ],
+        ),
         (
             "worlds",
             ["64 worlds, trajectories", "1 %"],
