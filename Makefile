@@ -170,7 +170,7 @@ fuzz: $(STAMP_ALL)
 DAMAGES ?= 3000
 fuzz-storage: $(STAMP_ALL)
 	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 \
-		tests/storage/parquet/test_parquet_damage.py
+		tests/storage/test_storage_damage.py
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)

@@ -114,6 +114,7 @@ USES: dict[str, tuple[str, ...]] = {
     "benchmarl": (_BENCHMARL,),
     "compare": (_COMPARE,),
     "video": (_VIDEO,),
+    "datasets": ("marl-collect inspect {data}",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
     "vault": (_VAULT,),
     "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),
@@ -122,7 +123,7 @@ USES: dict[str, tuple[str, ...]] = {
     "dev": ("import hypothesis, mkdocs, pytest, ruff",),
 }
 """What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
-that has been collected before."""
+that is collected before."""
 DATA = "collected"
 """Its folder; the README's commands use other names."""
 NOT_IN_ALL = ("benchmarl", "jaxmarl", "overcooked")
@@ -231,8 +232,8 @@ def tested_versions(extras: list[str]) -> str:
 def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
     """Install an archive in a clean environment and use it.
 
-    Without an extra, the commands that need none run, and collect the dataset that the
-    uses of the extras read.
+    Without an extra, the commands that need none run. The first use of an extra that
+    reads a dataset collects it before.
     """
     environment = install(archive, extra, system=system, folder=folder)
     try:
@@ -244,11 +245,12 @@ def check(archive: Path, extra: str, *, system: bool, folder: Path) -> None:
         if not extra:
             run(command, "--version", folder=folder)
             run(command, "info", COUNTING, folder=folder)
+        uses = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
+        chosen = uses if extra == "all" else USES.get(extra, ())
+        if any("{data}" in use for use in chosen) and not (folder / DATA).exists():
             amount = ["--frames", "100", "--policy", "random", "--quiet"]
             run(command, "collect", COUNTING, *amount, "--out", DATA, folder=folder)
-            run(command, "inspect", DATA, folder=folder)
-        uses = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
-        for use in uses if extra == "all" else USES.get(extra, ()):
+        for use in chosen:
             execute(
                 use.replace("{data}", DATA),
                 environment,

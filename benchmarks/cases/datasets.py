@@ -39,7 +39,7 @@ from marl_collect.storage import (
     Writer,
     open_dataset,
 )
-from marl_collect.storage.parquet.files import file_name, list_files, write_table
+from marl_collect.storage.files import file_name, list_files, write_table
 
 SPREAD = "simple_spread_v3"
 TASKS = {

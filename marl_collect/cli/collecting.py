@@ -37,7 +37,7 @@ def batch_frames(
         frames_per_batch: that the user wants; None chooses equal batches whose total
             exceeds ``frames`` as little as possible.
     """
-    from marl_collect.storage.parquet.episode_writer import BATCH_FRAMES
+    from marl_collect.storage.episode_writer import BATCH_FRAMES
 
     if frames is None:
         size = frames_per_batch or BATCH_FRAMES
@@ -108,9 +108,9 @@ class _Job:
         from marl_collect.cli.progress import ProgressDisplay, live
         from marl_collect.parallel_env.describe import describe
         from marl_collect.storage import DatasetDescription
-        from marl_collect.storage.parquet.copying import check_url
-        from marl_collect.storage.parquet.files import check_target
-        from marl_collect.storage.parquet.recording import RecordArguments, collect_into
+        from marl_collect.storage.copying import check_url
+        from marl_collect.storage.files import check_target
+        from marl_collect.storage.recording import RecordArguments, collect_into
 
         what, settings = self._what, self._settings
         check_target(self._path.absolute())
@@ -168,7 +168,7 @@ class _Job:
         from rich.filesize import decimal
 
         from marl_collect.cli.summary import facts, returns_table
-        from marl_collect.storage.parquet.files import list_files
+        from marl_collect.storage.files import list_files
 
         assert self._writer is not None
         self._report_upload()

@@ -75,7 +75,7 @@ def inspect(
     environment = description.environment
     out.print(groups_table(environment))
     if keys:
-        out.print(keys_table(dataset.keys))
+        out.print(keys_table([(c.key, c.shape, c.dtype) for c in dataset.keys]))
     ranges = statistics.ranges if keys else statistics.main_ranges(environment)
     out.print(ranges_table(ranges))
     if lengths is not None:
@@ -103,7 +103,7 @@ def inspect(
 
 def _runs(dataset: "Dataset") -> list[tuple[str, str]]:
     """Return what is printed about the runs of a dataset."""
-    from marl_collect.storage.parquet.card import new_versions
+    from marl_collect.storage.card import new_versions
 
     rows: list[tuple[str, str]] = []
     versions = new_versions(dataset.runs)

@@ -11,10 +11,11 @@ from rich.table import Table
 from marl_collect.errors import imports_of
 from marl_collect.files.atomic import named_if_full, require_folder
 from marl_collect.programs.printable import printable
-from marl_collect.storage import Dataset, Trajectories
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from marl_collect.storage import Dataset, Trajectories
 
 _BINS = 10
 _WIDTH = 40
@@ -45,7 +46,7 @@ Panel = tuple[str, Sequence[float]]
 """The name of a histogram, and its values."""
 
 
-def episode_panels(episodes: Trajectories) -> list[Panel]:
+def episode_panels(episodes: "Trajectories") -> list[Panel]:
     """Return team returns, returns per group, and lengths of at least one episode."""
     panels: list[Panel] = [("team return", episodes.returns.tolist())]
     returns = episodes.agent_returns
@@ -57,7 +58,7 @@ def episode_panels(episodes: Trajectories) -> list[Panel]:
     return [*panels, ("length in frames", episodes.lengths.astype(float).tolist())]
 
 
-def reward_panels(dataset: Dataset) -> list[Panel]:
+def reward_panels(dataset: "Dataset") -> list[Panel]:
     """Return the rewards of frames, summed over each group; empty without frames."""
     keys = {field.key for field in dataset.keys}
     panels: list[Panel] = []

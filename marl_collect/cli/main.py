@@ -8,11 +8,13 @@ import typer
 import marl_collect
 from marl_collect.cli.collect import collect
 from marl_collect.cli.compare import compare
+from marl_collect.cli.consoles import USER_ERROR, fail
 from marl_collect.cli.datasets import copy, export, import_, inspect
 from marl_collect.cli.listing import envs, info
 from marl_collect.cli.play import play
 from marl_collect.cli.render import render
 from marl_collect.cli.view import view
+from marl_collect.errors import MissingPackageError
 
 app = typer.Typer(
     name="marl-collect",
@@ -69,7 +71,10 @@ _QUIET = {
 
 def main() -> None:
     """Run the command; the entry point of ``marl-collect``."""
-    app()
+    try:
+        app()
+    except MissingPackageError as error:
+        raise SystemExit(fail(str(error), USER_ERROR).exit_code) from None
 
 
 if __name__ == "__main__":

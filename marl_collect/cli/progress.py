@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,7 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from marl_collect.storage import EndedEpisode
+if TYPE_CHECKING:
+    from marl_collect.storage import EndedEpisode
 
 _PER_SECOND = 8
 """How often a display is drawn."""
@@ -92,13 +93,13 @@ class ProgressDisplay:
         """Display frames from now on, by calling ``frames``."""
         self._frames = frames
 
-    def convert(self, done: int, total: int, ended: Sequence[EndedEpisode]) -> None:
+    def convert(self, done: int, total: int, ended: "Sequence[EndedEpisode]") -> None:
         """Display ``done`` of ``total`` frames, and add episodes."""
         self._total = total
         self.count(lambda: done)
         self.add(ended)
 
-    def add(self, ended: Sequence[EndedEpisode]) -> None:
+    def add(self, ended: "Sequence[EndedEpisode]") -> None:
         """Add episodes that ended."""
         self._episodes += len(ended)
         self._recent.extend(ended)
@@ -152,7 +153,7 @@ def line(text: str) -> Text:
     return Text(text, "dim", no_wrap=True, overflow="ellipsis")
 
 
-def returns_line(episodes: Sequence[EndedEpisode]) -> str:
+def returns_line(episodes: "Sequence[EndedEpisode]") -> str:
     """Return the mean returns of ``episodes``: of the team, then of each agent."""
     count = len(episodes)
     team = sum(episode.team_return for episode in episodes) / count

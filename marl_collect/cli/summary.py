@@ -1,13 +1,15 @@
 """Tables of data, groups and spaces."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.storage.parquet.card import GROUP_COLUMNS, group_rows, number
-from marl_collect.storage.parquet.columns import Column
-from marl_collect.storage.parquet.statistics import Range, Statistics, Summary
+from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
+from marl_collect.storage.statistics import Range, Statistics, Summary
+
+KeyFacts = tuple[Key, Sequence[int], str]
+"""A key, the shape of one frame, and the dtype."""
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
@@ -92,19 +94,18 @@ def groups_table(environment: EnvDescription) -> Table:
     return table
 
 
-def keys_table(keys: Sequence[Column], *, title: str = "Keys of a batch") -> Table:
+def keys_table(keys: Iterable[KeyFacts], *, title: str = "Keys of a batch") -> Table:
     """Return a table of keys with the shape and dtype of one frame."""
     table = Table(title=title)
     for column in ("key", "shape of a frame", "dtype"):
         table.add_column(column, overflow="fold")
-    for field in keys:
-        key = field.key[0] if len(field.key) == 1 else field.key
-        table.add_row(repr(key), str(list(field.shape)), field.dtype)
+    for key, shape, dtype in keys:
+        table.add_row(repr(key[0] if len(key) == 1 else key), str(list(shape)), dtype)
     return table
 
 
-def environment_keys(environment: EnvDescription) -> list[Column]:
+def environment_keys(environment: EnvDescription) -> list[KeyFacts]:
     """Return the keys that an environment reads and writes, as in a batch."""
     outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
     fields = environment.observed() | environment.actions() | outcome
-    return [Column(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
+    return [(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]

@@ -1,4 +1,4 @@
-"""Files: changed atomically, descriptions of environments, logs, locks, URLs.
+"""Files: atomic changes, complete folders, locks, logs, URLs, environments in JSON.
 
 Everything outside of the engine uses this room; the engine does not.
 """

@@ -1,14 +1,16 @@
 """The card of a dataset: what it holds and how to load it, as Markdown."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, Key, stored_action
-from marl_collect.storage.description import Metadata
-from marl_collect.storage.index import Index
+from marl_collect.storage.description import RunDescription
 from marl_collect.storage.statistics import Range, Statistics, Summary
+
+if TYPE_CHECKING:
+    from marl_collect.storage.frames import Frames
 
 _LOADING = """
 ```python
@@ -30,43 +32,31 @@ _ABOUT_KEYS = (
 )
 
 
-def card(contents: Index, statistics: Statistics) -> str:
-    """Return the card as Markdown."""
-    about, totals = contents.description, contents.totals
+def card(frames: "Frames", statistics: Statistics) -> str:
+    """Return the card of a dataset as Markdown."""
+    about = frames.description
     summary = (
         f"Multi-agent experience in the environment `{about.task}`, collected with "
-        f"marl_collect: {totals.frames:,} frames, {totals.episodes:,} complete "
-        f"episodes, {totals.nbytes / 1e6:,.1f} MB in memory."
+        f"marl_collect: {len(frames):,} frames, {statistics.episodes:,} complete "
+        f"episodes, {frames.nbytes / 1e6:,.1f} MB in memory."
     )
     sections = [
         f"# {about.task}",
         summary,
-        *_metadata(contents.metadata),
         "## Environment",
         _settings(about.env_kwargs),
         groups_table(about.environment),
         "## Statistics",
-        _episodes(contents, statistics),
+        _episodes(about.environment, statistics),
         "## Keys",
         _ABOUT_KEYS,
-        _keys(contents, statistics.ranges),
+        _keys(frames, statistics.ranges),
         "## Runs",
-        _runs(contents),
+        _runs(frames),
         "## Loading",
         _LOADING.strip(),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _metadata(metadata: Metadata) -> list[str]:
-    rows = [
-        ("author", metadata.author),
-        ("license", metadata.license),
-        ("tags", ", ".join(metadata.tags)),
-    ]
-    table = [(name, value) for name, value in rows if value]
-    shown = [metadata.description] if metadata.description else []
-    return [*shown, _table(("", "value"), table)] if table else shown
 
 
 def number(value: float | None) -> str:
@@ -95,10 +85,10 @@ def group_rows(environment: EnvDescription) -> Iterator[tuple[str, ...]]:
         yield name, agents, observation, describe_space(stored_action(group))
 
 
-def _episodes(contents: Index, statistics: Statistics) -> str:
+def _episodes(environment: EnvDescription, statistics: Statistics) -> str:
     if statistics.lengths is None or statistics.team_return is None:
         return "No episode is complete."
-    groups = contents.description.environment.groups
+    groups = environment.groups
     rows = [
         ("return", "all", "team sum", *_numbers(statistics.team_return)),
         *(
@@ -128,7 +118,7 @@ def _numbers(summary: Summary) -> tuple[str, ...]:
     return tuple(map(number, values))
 
 
-def _keys(contents: Index, ranges: Mapping[Key, Range]) -> str:
+def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
     rows = (
         (
             f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
@@ -138,26 +128,38 @@ def _keys(contents: Index, ranges: Mapping[Key, Range]) -> str:
             number(ranges[field.key].high),
             f"{ranges[field.key].nans:,}",
         )
-        for field in contents.keys
+        for field in frames.keys
     )
     return _table(("key", "shape", "dtype", "lowest", "highest", "NaN"), rows)
 
 
-def _runs(contents: Index) -> str:
+def _runs(frames: "Frames") -> str:
+    versions, counts = new_versions(frames.runs), frames.cache.state.runs.values()
     rows = [
         (
             str(number),
-            f"{contents.run_frames(number):,}",
+            f"{count:,}",
             str(run.seed),
             run.started,
             ", ".join(f"{k}={v}" for k, v in run.policy.items()),
             ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None),
-            contents.new_versions(number),
+            versions[number],
         )
-        for number, run in enumerate(contents.runs)
+        for number, (run, count) in enumerate(zip(frames.runs, counts, strict=True))
     ]
     columns = ("run", "frames", "seed", "started", "policy", "options", "new versions")
     return _table(columns, rows)
+
+
+def new_versions(runs: Sequence[RunDescription]) -> list[str]:
+    """Return for each run the versions that differ from those of the run before."""
+    before: Mapping[str, str] = {}
+    texts = []
+    for run in runs:
+        new = (f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v)
+        texts.append(", ".join(new))
+        before = run.versions
+    return texts
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

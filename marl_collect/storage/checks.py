@@ -1,15 +1,8 @@
-"""Checks a dataset's files before they are read.
+"""Errors that name the file, and checks of what files say."""
 
-All readers use this module, so a damaged, missing or replaced file raises an error that
-names it. Nothing here opens a file for writing.
-"""
-
-import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +13,7 @@ _DEEPEST: Final = 100
 
 
 class DatasetError(ValueError):
-    """A file of a dataset is damaged, missing, or contradicts the journal."""
+    """A file of a dataset is damaged, missing, or contradicts another one."""
 
 
 @contextmanager
@@ -29,7 +22,7 @@ def naming(path: str | Path, what: str) -> Iterator[None]:
 
     Args:
         path: the file whose content is parsed inside.
-        what: the expected content, such as ``"an index of a dataset"``.
+        what: the expected content, such as ``"a file of a dataset"``.
     """
     try:
         yield
@@ -39,71 +32,6 @@ def naming(path: str | Path, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # Building a space can raise anything.
         raise DatasetError(f"{path} is not {what}: {error!r}.") from error
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The folder of a dataset.
-
-    Attributes:
-        path: absolute, so that ``chdir`` does not change it.
-    """
-
-    path: Path
-
-    def local(self, name: str) -> Path:
-        """Return where a file is on this machine."""
-        return self.path / name
-
-    def named(self, *parts: str) -> str:
-        """Return the name of a file for messages."""
-        return str(self.path.joinpath(*parts))
-
-    def has(self, name: str) -> bool:
-        """Whether the folder has an entry of this name, which may be a broken link."""
-        return os.path.lexists(self.path / name)
-
-    def locate(self, name: str, size: int = 0) -> os.stat_result:
-        """Find a file of the dataset, which may not be a link.
-
-        Args:
-            name: of the file.
-            size: how many bytes it must have at least.
-
-        Raises:
-            DatasetError: if it is missing, a link, not a regular file, or too small.
-        """
-        try:
-            status = os.lstat(self.local(name))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise DatasetError(
-                f"{self.named(name)} is missing, but the dataset needs it."
-            ) from error
-        if stat.S_ISLNK(status.st_mode):
-            raise DatasetError(
-                f"{self.named(name)} is a symbolic link. A dataset is read without "
-                "following links: put the file itself there."
-            )
-        if not stat.S_ISREG(status.st_mode):
-            raise DatasetError(f"{self.named(name)} is not a regular file.")
-        if status.st_size < size:
-            raise DatasetError(
-                f"{self.named(name)} has {status.st_size:,} bytes, but the journal "
-                f"lists {size:,}: the file was truncated or changed."
-            )
-        return status
-
-    def read(self, name: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            DatasetError: if it is missing, a link, or not a regular file.
-        """
-        self.locate(name)
-        return (self.path / name).read_bytes()
-
-    def fetch(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
-        """Make ranges of the bytes of a file readable; here they are already."""
 
 
 def key_of(data: Any) -> Key:
@@ -135,13 +63,6 @@ def shape_of(data: Any) -> tuple[int, ...]:
         raise DatasetError(f"{data!r} is not a shape.")
     for size in data:
         _check_size("a size", size)
-    return tuple(data)
-
-
-def numbers(data: Any) -> tuple[float, ...]:
-    """Return a list of numbers."""
-    if not isinstance(data, list) or any(type(n) not in (int, float) for n in data):
-        raise DatasetError(f"{data!r} is not a list of numbers.")
     return tuple(data)
 
 

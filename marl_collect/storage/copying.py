@@ -1,151 +1,262 @@
-"""Copies datasets to object stores, from them, and between folders."""
+"""Copies datasets between folders and object stores, through fsspec."""
 
+import fcntl
+import hashlib
+import os
+import secrets
 import tempfile
-from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, final
 
-from marl_collect.files.atomic import named_if_full
-from marl_collect.storage.appending import DatasetFiles, check_target
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.frames import segment_name
-from marl_collect.storage.index import JOURNAL, Index
-from marl_collect.storage.remote import RemoteFolder, open_folder, url_of
+from marl_collect.files.atomic import named_if_full, sync, sync_folder
+from marl_collect.files.urls import url_of
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.columns import json_of
+from marl_collect.storage.description import DatasetDescription, difference
+from marl_collect.storage.files import (
+    BatchFile,
+    arranged,
+    check_target,
+    read_schema,
+)
+from marl_collect.storage.writer import schema_difference
 
-_SYNCED: Final = 2**26
-"""Bytes that are written between two waits for the disk."""
-_AT_ONCE: Final = 4
-"""Data files that are uploaded at the same time, before the journal lists them."""
+_CARD: Final = "README.md"
 
 
-def copy(
-    source: str | Path,
-    target: str | Path,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-) -> int:
-    """Copy a dataset between folders of this machine and object stores.
+def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
+    """Copy the files of a dataset that a target lacks, by name and size.
 
-    Batches are checked, copied, and then listed in the target's journal. At any moment,
-    the target is a complete dataset with the first batches. If it already has the first
-    batches of the source, only the others are copied: a copy that was interrupted goes
-    on, and a dataset that grows is copied again. A writer may have the source open.
+    Each file appears when it is complete, and those of a run in their order, so the
+    target is a dataset at any time. Run it again after an interruption, or when the
+    dataset has grown. A writer may have the source open. Small files of the target that
+    the source has joined are removed. ``README.md`` is copied if the target has none.
 
     Args:
-        source: a folder or a URL, such as ``"s3://bucket/data"``.
-        target: a folder or a URL.
-        storage_options: arguments of the fsspec file systems, such as
-            ``{"endpoint_url": ...}``.
+        source: a folder, or a URL such as ``"s3://bucket/data"``.
+        target: a folder or a URL; a folder is created.
+        storage_options: arguments of the fsspec file systems of URLs.
 
     Returns:
-        The number of batches that were copied.
+        The number of files that were copied.
 
     Raises:
-        ValueError: if the target holds another dataset, or there are options but no
-            URL.
-        DatasetError: if a file of the source is damaged. It names the file.
-        BlockingIOError: if the target is a folder that a writer has open.
+        FileNotFoundError: if the source has no batches.
+        ValueError: if the target holds a dataset of another kind, or there are options
+            but no URL.
         FileExistsError: if the target is a folder that holds something else.
+        DatasetError: if a file is missing or damaged; names it.
+        ImportError: if the package for a URL is missing. The message names it.
+        OSError: if something cannot be read or written.
     """
-    options = {
-        path: storage_options if url_of(path) else None for path in (source, target)
-    }
-    if storage_options and not any(options.values()):
+    origin = _Place.of(source, storage_options)
+    goal = _Place.of(target, storage_options)
+    if storage_options and origin.is_local and goal.is_local:
         raise ValueError(
-            f"Neither {source} nor {target} is a URL: storage_options are for URLs "
-            "only."
+            f"Neither {source} nor {target} is a URL, but there are options for URLs: "
+            f"{', '.join(storage_options)}."
         )
-    dataset = open_dataset(source, storage_options=options[source])
-    ((folder, _),) = dataset.parts
-    content = folder.read(JOURNAL)
-    output = open_folder(target, options[target])
-    if isinstance(output, RemoteFolder):
-        return _upload(dataset, content, output)
-    return _write(dataset, content, output)
+    if goal.is_local:
+        check_target(Path(goal.root))
+    return _copy(origin, goal, check=True)[0]
 
 
-def _write(dataset: Dataset, content: bytes, target: Folder) -> int:
-    """Copy what a folder of this machine lacks; ``content`` is the source's journal."""
-    ((_, index),) = dataset.parts
-    check_target(target.path)
-    target.path.mkdir(parents=True, exist_ok=True)
-    # Without the first line, a copy that is killed could not go on.
-    first = content[: content.index(b"\n") + 1]
-    with DatasetFiles(target.path, first) as files:
-        done = _listed(dataset, content, target)
-        missing = _missing(index, done)
-        waiting = 0
-        for batch in missing:
-            stored = dataset.stored_bytes(batch)
-            files.write(index.batches[batch].segment, [stored])
-            waiting += len(stored)
-            if waiting >= _SYNCED:
-                files.list(content[done : index.listed[batch]])
-                done, waiting = index.listed[batch], 0
-        if done < index.size:
-            files.list(content[done : index.size])
-    return len(missing)
+def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
+    """Return a folder with the files of a dataset in an object store.
 
-
-def _upload(dataset: Dataset, content: bytes, target: RemoteFolder) -> int:
-    """Copy what an object store lacks; it replaces each object at once."""
-    ((source, index),) = dataset.parts
-    changed: set[int] = set()
-
-    def upload(end: int) -> None:
-        """Upload the changed data files, then the journal that lists them."""
-        files = {}
-        for segment in sorted(changed):
-            name = segment_name(segment)
-            # Also what was copied earlier: an object is replaced as a whole.
-            source.fetch(name, [(0, index.ends[segment])])
-            files[name] = source.local(name)
-        if files:
-            target.upload(files)
-        changed.clear()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / JOURNAL
-            with named_if_full(path):
-                path.write_bytes(content[:end])
-            target.upload({JOURNAL: path})
-
-    done = _listed(dataset, content, target)
-    if not done:  # Without a journal, a copy that is killed could not go on.
-        done = content.index(b"\n") + 1
-        upload(done)
-    missing = _missing(index, done)
-    for batch in missing:
-        dataset.stored_bytes(batch)  # Checks it.
-        segment = index.batches[batch].segment
-        changed.add(segment)
-        following = index.batches[batch + 1 : batch + 2]
-        is_last = bool(following) and following[0].segment != segment
-        if is_last and len(changed) >= _AT_ONCE:
-            done = index.listed[batch]
-            upload(done)
-    if done < index.size:
-        upload(index.size)
-    return len(missing)
-
-
-def _listed(dataset: Dataset, content: bytes, target: Folder) -> int:
-    """Return how many bytes of the source's journal a target has already.
+    Args:
+        url: of the dataset.
+        cache: has a folder for each URL, which is brought up to date.
+        storage_options: arguments of the fsspec file system.
 
     Raises:
-        ValueError: if the target holds another dataset.
+        FileNotFoundError, DatasetError, ImportError, OSError: as ``copy``.
     """
-    before = target.read(JOURNAL) if target.has(JOURNAL) else b""
-    done = before.rfind(b"\n") + 1
-    if not content.startswith(before[:done]):
+    origin = _Place.of(url, storage_options)
+    folder = cache / hashlib.sha256(url.encode()).hexdigest()[:24]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Others wait instead of fetching it too.
+        _, names = _copy(origin, _Place.of(folder, {}), check=False)
+        for path in folder.glob("[!.]*"):
+            if path.name not in names:  # It was deleted there.
+                path.unlink()
+    return folder
+
+
+def check_url(url: str, description: DatasetDescription) -> None:
+    """Check that batches of this description may be copied to a URL.
+
+    Raises:
+        ValueError: if it holds a dataset of another description.
+        ImportError, OSError: as ``copy``.
+    """
+    place = _Place.of(url, {})
+    files = place.files(place.sizes(), check=False)
+    if files:
+        there = json_of(place.schema(files[0].path.name)).get("description")
+        _check_equal(place, there, description.to_json(), "")
+
+
+@final
+@dataclass(frozen=True)
+class _Place:
+    """A folder of this machine or of an object store.
+
+    Attributes:
+        name: for messages.
+        store: the fsspec file system.
+        root: path in it.
+        is_local: whether it is on this machine.
+    """
+
+    name: str
+    store: Any
+    root: str
+    is_local: bool
+
+    @classmethod
+    def of(cls, path: str | Path, options: Mapping[str, Any]) -> Self:
+        import fsspec
+
+        url = url_of(path)
+        if url is None:
+            root = str(Path(path).absolute())
+            return cls(root, fsspec.filesystem("file"), root, is_local=True)
+        try:
+            with _named(url):
+                store, root = fsspec.url_to_fs(url, **options)
+        except ImportError as error:
+            raise ImportError(
+                f"{url} needs a package that is not installed: {error} For S3: "
+                'pip install "marl-collect[cloud]"'
+            ) from error
+        return cls(url, store, root, is_local=False)
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of every file of a dataset; others are left out."""
+        with _named(self.name):
+            self.store.invalidate_cache()
+            try:
+                entries = self.store.ls(self.root, detail=True)
+            except FileNotFoundError:
+                return {}
+        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if name == _CARD or (name.endswith(".parquet") and name[0] != ".")
+        }
+
+    def files(self, sizes: Mapping[str, int], *, check: bool = True) -> list[BatchFile]:
+        paths = [Path(self.root, name) for name in sizes if name != _CARD]
+        return arranged(paths, self.name, check=check)
+
+    def schema(self, name: str) -> Any:
+        with _named(self.name), self.store.open(self.path(name)) as file:
+            return read_schema(Path(self.name, name), file)
+
+
+def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
+    """Copy what is missing; return how many files, and the names of all of them."""
+    count = 0
+    while True:
+        sizes, there = origin.sizes(), goal.sizes()
+        files, before = origin.files(sizes), goal.files(there, check=False)
+        if not files:
+            raise FileNotFoundError(f"{origin.name} has no batches of a dataset.")
+        names = [file.path.name for file in files]
+        missing = [name for name in names if there.get(name) != sizes[name]]
+        if check and missing and before:
+            first, second = goal.schema(before[0].path.name), origin.schema(names[0])
+            there_says, here_says = (
+                json_of(schema).get("description") for schema in (first, second)
+            )
+            text = schema_difference(first, second)
+            _check_equal(goal, there_says, here_says, text)
+        if _CARD in sizes and _CARD not in there:
+            missing.append(_CARD)
+        # What a cache has decoded of small files is valid for a file that joins them.
+        lasts = {(file.run, file.last): file.path for file in before}
+        likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
+        for name in missing:
+            try:
+                _transfer(origin, goal, name, sizes[name], likes.get(name))
+            except FileNotFoundError:
+                if name in origin.sizes():
+                    raise
+                break  # A writer has joined it to others.
+            count += 1
+        else:
+            kept = goal.files({**there, **sizes}, check=False)
+            for name in set(there) - {file.path.name for file in kept} - {_CARD}:
+                with _named(goal.name), suppress(FileNotFoundError):
+                    goal.store.rm_file(goal.path(name))
+            return count, {*names, _CARD}
+
+
+def _check_equal(goal: _Place, there: Any, here: Any, text: str) -> None:
+    """Raise an error if descriptions differ, or ``text`` says how keys do."""
+    found = difference({"": there}, {"": here})
+    if found is not None:
+        text = f"{found[0].lstrip('/')} is {found[2]!r}, but {found[1]!r} there"
+    if text:
         raise ValueError(
-            f"{target.named()} holds another dataset than {dataset.name}, or one with "
-            "more batches. Copy to another place."
+            f"{goal.name} holds a dataset of another kind: {text}. Copy to another "
+            "place."
         )
-    return done
 
 
-def _missing(index: Index, done: int) -> range:
-    """Return the batches that are listed behind the first bytes of a journal."""
-    return range(bisect_right(index.listed, done), len(index.batches))
+def _transfer(
+    origin: _Place, goal: _Place, name: str, size: int, like: Path | None
+) -> None:
+    """Copy a file; it appears when it is complete.
+
+    ``like`` has the same last batch. A local file gets its time, unless it replaces it.
+    """
+    if not goal.is_local and origin.is_local:
+        with _named(goal.name):
+            goal.store.put_file(origin.path(name), goal.path(name))
+        return
+    if not goal.is_local:
+        with tempfile.TemporaryDirectory() as between:
+            middle = _Place.of(between, {})
+            _transfer(origin, middle, name, size, None)
+            _transfer(middle, goal, name, size, None)
+        return
+    folder = Path(goal.root)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{secrets.token_hex(4)}.{name}.tmp"
+    try:
+        with _named(origin.name), named_if_full(folder / name):
+            origin.store.get_file(origin.path(name), str(temporary))
+        if temporary.stat().st_size != size:
+            raise OSError(f"{origin.name}/{name} was changed while it was copied.")
+        if like is None or like.name == name:
+            like = Path(origin.path(name)) if origin.is_local else temporary
+        time = like.stat().st_mtime_ns
+        os.utime(temporary, ns=(time, time))
+        sync(temporary, os.O_RDWR)
+        temporary.replace(folder / name)
+        sync_folder(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Name the place in errors of its store, which are of any kind."""
+    try:
+        yield
+    except (OSError, ImportError, DatasetError):
+        raise
+    except Exception as error:
+        raise OSError(
+            f"{name} cannot be read or written: {type(error).__name__}: {error}"
+        ) from error

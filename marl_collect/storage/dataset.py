@@ -1,143 +1,157 @@
-"""Opens a dataset as a list of TensorDicts; batches are read when they are used."""
+"""Opens a dataset: frames and episodes by their numbers."""
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import Any, Final, final
 
+from tensordict import TensorDict
+
+from marl_collect.files.urls import url_of
 from marl_collect.options import method
 from marl_collect.programs import notebooks
+from marl_collect.storage.cache import (
+    Cache,
+    cache_folder,
+    open_cache,
+    user_cache,
+)
 from marl_collect.storage.card import card
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import StoredFrames, segment_name
-from marl_collect.storage.index import Index, join_indexes
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.columns import Column, json_of
+from marl_collect.storage.copying import fetch
+from marl_collect.storage.description import (
+    DatasetDescription,
+    RunDescription,
+    difference,
+)
+from marl_collect.storage.files import (
+    BatchFile,
+    list_files,
+    read_schema,
+)
+from marl_collect.storage.frames import Frames
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.remote import RemoteFolder, open_folder
-from marl_collect.storage.selection import Trajectories
-from marl_collect.storage.spans import item_numbers
-from marl_collect.storage.statistics import Statistics
+from marl_collect.storage.numbering import item_numbers
+from marl_collect.storage.statistics import Range, Statistics, ranges_of
+from marl_collect.storage.trajectories import Trajectories
 from marl_collect.storage.transitions import Transitions
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
+_LISTINGS: Final = 5
+"""How often files may vanish while they are read, as writers join small ones."""
 
 
 @final
-class Dataset(Sequence["TensorDict"]):
-    """The complete batches of a folder, in the order in which they were written.
+class Dataset:
+    """The frames of one or several folders, in the order of their runs.
 
-    ``dataset[i]`` is the batch ``[B, T]``, in new memory.
-    Open a dataset with ``open_dataset``; ``concatenate`` makes one of several folders.
+    ``dataset[numbers]`` is a TensorDict of frames in new memory. Open a dataset with
+    ``open_dataset``.
 
     Attributes:
-        parts: its folders, each with its index as of opening; several after
-            ``concatenate``.
-        name: its folders in one line.
-        contents: description, runs, totals and list of batches, as of opening.
+        name: its folders, for messages.
+        files: as of opening.
+        frames: all frames.
+        description: what all batches have in common.
+        runs: description of each run, by number.
     """
 
-    def __init__(self, parts: Sequence[tuple[Folder, Index]]) -> None:
-        """Prepare reading; the parts must be of one kind."""
-        self.parts = tuple(parts)
-        self.name = ", ".join(folder.named() for folder, _ in self.parts)
-        self.contents = join_indexes([index for _, index in self.parts])
+    def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
+        """Map a cache; reads the descriptions from the files.
 
-    @cached_property
-    def _frames(self) -> StoredFrames:
-        return StoredFrames(self.name, self.parts)
+        Raises:
+            DatasetError: if two runs have different descriptions; names the first
+                difference.
+        """
+        self.name, self.files = name, tuple(files)
+        self.description, self.runs = _about(self.files, cache.runs)
+        self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return len(self.frames)
+
+    def __getitem__(self, numbers: Any) -> TensorDict:
+        """Copy frames by their numbers, ``[n]``.
+
+        Raises:
+            IndexError: if a number is out of range.
+        """
+        chosen = item_numbers(numbers, len(self), "frame").reshape(-1)
+        return self.frames.nested(self.frames.read(chosen), [len(chosen)], time=False)
 
     @property
     def path(self) -> Path:
-        """The folder on this machine.
+        """The folder.
 
         Raises:
-            ValueError: if the dataset has several folders, or is in an object store.
+            ValueError: if the dataset has several folders.
         """
-        if len(self.parts) != 1:
-            raise ValueError(
-                f"This dataset has {len(self.parts)} folders, not one: {self.name}."
-            )
-        ((folder, _),) = self.parts
-        if isinstance(folder, RemoteFolder):
-            raise ValueError(  # noqa: TRY004 - not a type
-                f"{self.name} is not on this machine: copy it with `marl-collect copy`."
-            )
-        return folder.path
+        folders = {file.path.parent for file in self.files}
+        if len(folders) > 1:
+            raise ValueError(f"This dataset has {len(folders)} folders: {self.name}.")
+        return folders.pop()
 
-    def __len__(self) -> int:
-        """Number of batches."""
-        return len(self.contents.batches)
+    @property
+    def keys(self) -> tuple[Column, ...]:
+        """Key, shape of a frame, and dtype of every tensor."""
+        return self.frames.keys
 
-    @overload
-    def __getitem__(self, index: int) -> "TensorDict": ...
+    @property
+    def nbytes(self) -> int:
+        """Size of all frames in memory."""
+        return self.frames.nbytes
 
-    @overload
-    def __getitem__(self, index: slice) -> "list[TensorDict]": ...
-
-    def __getitem__(self, index: int | slice) -> "TensorDict | list[TensorDict]":
-        """Read a batch, or several.
-
-        Raises:
-            DatasetError: if a file is missing, damaged or a link. It names the file.
-            IndexError: if there is no such batch.
-        """
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        batch = int(item_numbers(operator.index(index), len(self), "batch"))
-        tensors = self._frames.read(self._frames.frames(batch))
-        return self._frames.nested(tensors, self.contents.batches[batch].shape)
-
-    def episodes(self, batch: int | None = None) -> Iterator[EndedEpisode]:
-        """Yield the episodes that ended in all batches, or in one batch.
-
-        Raises:
-            DatasetError: if a file is damaged.
-        """
-        batches = range(len(self)) if batch is None else [range(len(self))[batch]]
-        for number in batches:
-            yield from self._frames.episodes(number)
+    @property
+    def run_frames(self) -> list[int]:
+        """Number of frames of each run."""
+        return list(self.frames.cache.state.runs.values())
 
     @cached_property
-    def statistics(self) -> Statistics:
-        """Returns, lengths and the range of each key; reads no frames."""
-        ranges = map(self._frames.ranges, range(len(self)))
-        return Statistics.of(self._frames.all_episodes(), ranges)
+    def view(self) -> TensorDict:
+        """All frames ``[n]`` without copying, except keys with large frames.
 
-    def card(self) -> str:
-        """Return what the dataset holds and how to load it, as Markdown."""
-        return card(self.contents, self.statistics)
-
-    def verify(self, batch: int | None = None) -> None:
-        """Read all batches, or one of them, and compare every checksum.
-
-        Raises:
-            DatasetError: if one is missing, damaged or a link. It names the file.
+        ``view[numbers]`` copies frames; what is written to the view is not saved.
         """
-        batches = range(len(self)) if batch is None else [range(len(self))[batch]]
-        for number in batches:
-            self._frames.verify(number)
-
-    def stored_bytes(self, batch: int) -> memoryview:
-        """Return all bytes of a batch, after comparing every checksum.
-
-        Raises:
-            DatasetError: if a file is missing, damaged or a link. It names the file.
-        """
-        return self._frames.stored_bytes(batch)
-
-    @cached_property
-    def trajectories(self) -> Trajectories:
-        """The complete episodes; reads their positions, but not their content."""
-        episodes = self._frames.episode_spans()
-        return Trajectories(self._frames, self.contents, *episodes)
+        return self.frames.nested(self.frames.views, [len(self)], time=False)
 
     @cached_property
     def transitions(self) -> Transitions:
         """All frames, including those of episodes that did not end."""
-        part = self.parts[0] if len(self.parts) == 1 else None
-        return Transitions(self._frames, self._frames.all_spans(), part)
+        return Transitions(self.frames)
+
+    @cached_property
+    def trajectories(self) -> Trajectories:
+        """The complete episodes; reads their positions, but not their content."""
+        return Trajectories(self.frames, self.frames.cache.episodes)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Returns, lengths and the range of each key.
+
+        The first call reads all frames once; ranges are kept in the cache.
+        """
+        cache = self.frames.cache
+        saved = cache.saved("ranges")
+        if not saved:
+            ranges = ranges_of(self.frames.parts(range(len(self))))
+            saved = {c.name: vars(ranges[c.key]) for c in self.keys}
+            cache.save("ranges", saved)
+        by_key = {c.key: Range(**saved[c.name]) for c in self.keys}
+        return Statistics.of(self.trajectories, by_key)
+
+    def card(self) -> str:
+        """Return what the dataset holds and how to load it, as Markdown."""
+        return card(self.frames, self.statistics)
+
+    def verify(self) -> None:
+        """Decode all files again, and compare what the cache has.
+
+        Raises:
+            DatasetError: if a file is damaged, or the cache differs. It names what.
+            FileNotFoundError: if a file vanished; open the dataset again.
+        """
+        self.frames.cache.verify(self.files)
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> Loader:
@@ -153,83 +167,137 @@ class Dataset(Sequence["TensorDict"]):
 
     def __repr__(self) -> str:
         """Return the path, the task and the sizes."""
-        totals = self.contents.totals
         return (
-            f"Dataset({self.name!r}, task={self.contents.description.task!r}, "
-            f"{len(self)} batches, {totals.frames} frames, {totals.episodes} episodes)"
+            f"Dataset({self.name!r}, task={self.description.task!r}, {len(self)} "
+            f"frames, {len(self.trajectories)} episodes)"
         )
 
     def _repr_html_(self) -> str:
         """Show sizes and groups as tables in notebooks."""
-        contents = self.contents
-        totals = contents.totals
+        episodes = self.trajectories
         rows = {
             "path": self.name,
-            "batches": len(self),
-            "frames": f"{totals.frames:,}",
-            "episodes": f"{totals.episodes:,}",
-            "mean length": totals.mean_length,
-            "mean team return": totals.mean_team_return,
-            "runs": len(contents.runs),
+            "frames": f"{len(self):,}",
+            "episodes": f"{len(episodes):,}",
+            "mean length": float(episodes.lengths.mean()) if len(episodes) else None,
+            "mean team return": (
+                float(episodes.returns.mean()) if len(episodes) else None
+            ),
+            "runs": len(self.runs),
         }
-        about = notebooks.facts(contents.description.task, rows)
-        return about + contents.description.environment.to_html()
+        about = notebooks.facts(self.description.task, rows)
+        return about + self.description.environment.to_html()
 
 
 def open_dataset(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
-    storage_options: Mapping[str, Any] | None = None,
     cache: str | Path | None = None,
+    **storage_options: Any,
 ) -> Dataset:
     """Open a dataset that ``record``, ``marl-collect collect`` or a ``Writer`` wrote.
 
     Args:
-        path: a folder, or a URL such as ``"s3://bucket/data"``. What is read from an
-            object store is copied to a temporary folder, and removed with the dataset.
-        storage_options: arguments of the fsspec file system of a URL.
-        cache: folder that keeps what is read from a URL for other processes and later
-            ones. It may have parts of any datasets. Nothing removes them: delete the
-            folder when no dataset uses it.
+        path: a folder, or several of one kind, whose frames follow each other. Also
+            URLs, such as ``"s3://bucket/data"``: new files are fetched to the cache.
+        cache: folder for the decoded frames of any datasets, and for what is fetched.
+            None: ``.cache`` in the dataset's folder if it can be written, else one in
+            ``$XDG_CACHE_HOME``.
+        storage_options: arguments of the fsspec file systems of URLs.
 
     Raises:
-        FileNotFoundError: if the folder holds no dataset.
-        DatasetError: if its index is damaged, or of a newer version.
-        ValueError: if there are options or a cache, but no URL.
+        FileNotFoundError: if a folder does not exist or has no batches.
+        NotADirectoryError: if it is a file.
+        DatasetError: if a file is damaged or missing, or two files are of different
+            kinds; names it.
+        ImportError: if the package for a URL is missing. The message names it.
+        OSError: if the cache cannot be written.
     """
-    folder = open_folder(path, storage_options, cache)
-    index = Index.load(folder)
-    if cache is not None and isinstance(folder, RemoteFolder):
-        folder.keep({segment_name(n): text for n, text in index.digests.items()})
-    return Dataset([(folder, index)])
-
-
-def concatenate(datasets: Sequence[Dataset | str | Path]) -> Dataset:
-    """Return a view over several datasets, which reads like one; nothing is copied.
-
-    Episodes, frames and runs are in the order of ``datasets``.
-
-    Args:
-        datasets: at least one, or their folders, of one kind: task, environment
-            settings, groups, spaces and keys are equal.
-
-    Raises:
-        ValueError: if there are none, or two are of different kinds. The message names
-            the first difference.
-        FileNotFoundError: if a folder holds no dataset.
-    """
-    if isinstance(datasets, str | Path | Dataset) or not datasets:
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not paths:
+        raise ValueError("There are no folders to open.")
+    urls = [url_of(one) for one in paths]
+    if storage_options and not any(urls):
         raise ValueError(
-            f"datasets is {datasets!r}, but must be a list of datasets or of folders."
+            f"{path} is no URL: {', '.join(storage_options)} are for URLs."
         )
-    opened = [d if isinstance(d, Dataset) else open_dataset(d) for d in datasets]
-    for other in opened[1:]:
-        different = opened[0].contents.difference(other.contents)
-        if different is not None:
-            name, first, second = different
+    home = Path(cache).absolute() if cache else user_cache()
+    folders = [
+        fetch(url, home, **storage_options) if url else _folder(one)
+        for one, url in zip(paths, urls, strict=True)
+    ]
+    name = ", ".join(
+        url or str(folder) for url, folder in zip(urls, folders, strict=True)
+    )
+    for attempt in range(1, _LISTINGS + 1):
+        files: list[BatchFile] = []
+        for folder in folders:
+            listed = list_files(folder)
+            if not listed:
+                raise FileNotFoundError(f"{folder} has no batches of a dataset.")
+            files += listed
+        _check_runs(files)
+        try:
+            # One URL is decoded where its files are.
+            is_fetched = len(urls) == 1 and urls[0]
+            place = cache_folder(folders, None if is_fetched or not cache else home)
+            return Dataset(name, files, open_cache(files, place))
+        except FileNotFoundError as error:
+            if attempt == _LISTINGS:
+                raise DatasetError(
+                    f"The files of {name} vanish while they are read ({error}). Try "
+                    "again when nobody changes them."
+                ) from error
+    raise AssertionError
+
+
+def _folder(path: str | Path) -> Path:
+    """Return the folder that is read."""
+    folder = Path(path).absolute()
+    if not folder.is_dir():
+        kind = NotADirectoryError if folder.exists() else FileNotFoundError
+        raise kind(f"{folder} is not a folder of a dataset.")
+    return folder
+
+
+def _check_runs(files: Sequence[BatchFile]) -> None:
+    folders: dict[str, Path] = {}
+    for file in files:
+        other = folders.setdefault(file.run, file.path.parent)
+        if other != file.path.parent:
             raise ValueError(
-                f"{other.name} and {opened[0].name} are of different kinds: {name} is "
-                f"{second} in the former, but {first} in the latter. Datasets that are "
-                "joined need the same task, settings, groups, spaces and keys."
+                f"The run {file.run} is in {other} and in {file.path.parent}, so its "
+                "episodes would be read twice."
             )
-    return Dataset([part for dataset in opened for part in dataset.parts])
+
+
+def _about(
+    files: Sequence[BatchFile], runs: Sequence[str]
+) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
+    """Return the descriptions of the dataset and of its runs, in this order."""
+    firsts: dict[str, BatchFile] = {}
+    for file in files:
+        firsts.setdefault(file.run, file)
+    if list(firsts) != list(runs):
+        raise DatasetError(
+            f"{files[0].path.parent} has frames of the runs {', '.join(runs)}, but "
+            f"files of {', '.join(firsts)}: a file was renamed."
+        )
+    expected: Any = None
+    described = []
+    for file in firsts.values():
+        with naming(file.path, "a file of a dataset"):
+            about = json_of(read_schema(file.path))
+            described.append(RunDescription.from_json(about["run"]))
+            if expected is None:
+                expected = about["description"]
+                description = DatasetDescription.from_json(expected)
+        found = difference({"": expected}, {"": about["description"]})
+        if found is not None:
+            where, first, second = found
+            raise DatasetError(
+                f"{file.path} is of another kind than {files[0].path}: "
+                f"{where.lstrip('/')} is {second!r} in the former, but {first!r} in "
+                "the latter. A dataset has one task, with equal settings and spaces."
+            )
+    return description, tuple(described)

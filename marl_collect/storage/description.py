@@ -74,41 +74,6 @@ class DatasetDescription:
 
 @final
 @dataclass(frozen=True)
-class Metadata:
-    """What people should know about a dataset; see ``label``.
-
-    Attributes:
-        author: who made it.
-        license: such as ``"CC-BY-4.0"``.
-        description: text.
-        tags: words to find it by.
-    """
-
-    author: str = ""
-    license: str = ""
-    description: str = ""
-    tags: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the metadata as JSON values, without what is empty."""
-        return {name: value for name, value in asdict(self).items() if value}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the metadata from the output of ``to_json``.
-
-        Raises:
-            TypeError: if a value is no text, or there is no such name.
-        """
-        metadata = cls(**dict(data) | {"tags": tuple(data.get("tags", ()))})
-        texts = (metadata.author, metadata.license, metadata.description)
-        if not all(isinstance(text, str) for text in (*texts, *metadata.tags)):
-            raise TypeError(f"Metadata must be texts, but are {data}.")
-        return metadata
-
-
-@final
-@dataclass(frozen=True)
 class RunDescription:
     """Describes one run of a writer; a dataset can have several runs.
 

@@ -8,9 +8,11 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from marl_collect.buffers.layout import STEP_COUNT
 from marl_collect.buffers.trajectories import TrajectoryAssembler
 from marl_collect.core.closing import Closing
-from marl_collect.storage.episodes import EndedEpisode, first_frames
+from marl_collect.core.signature import IS_INIT
+from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.writer import Writer
 
 BATCH_FRAMES: Final = 2000
@@ -84,8 +86,12 @@ class EpisodeWriter(Closing):
         frames = self._assembler.take("cat")
         ids = frames.get(("collector", "traj_ids")).numpy()
         (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
-        begun = first_frames(frames)
-        whole = np.ones(len(first), np.bool_) if begun is None else begun[first]
+        whole = np.ones(len(first), np.bool_)
+        # A collector that has run before delivers the rest of an episode first.
+        for key in (STEP_COUNT, IS_INIT):
+            if (values := frames.get(key, None)) is not None:
+                whole = (values[first] == (key == IS_INIT)).reshape(len(first)).numpy()
+                break
         for at in whole.nonzero()[0].tolist():
             environment = int(ids[first[at]]) >> 32
             whole[at] = self._taken[environment] < self._shares[environment]

@@ -1,117 +1,232 @@
-"""Folders that reach the disk completely or not at all, and locks."""
+"""Names, listing and durable writing of the files of a dataset.
 
-import ctypes
+``RUN.FIRST-LAST.parquet`` holds the batches with these numbers of one run. A *run* is
+what one writer wrote. Its name is unique, so writers of one folder need no lock, and
+files of other folders may be copied into it.
+"""
+
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from marl_collect.files.atomic import sync, sync_folder
-from marl_collect.files.locks import LOCK, FolderLock
-from marl_collect.files.urls import local_folder
+from marl_collect.files.atomic import named_if_full
+from marl_collect.storage.arrow import pa, pq
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.columns import RUN, float_paths
 
-_SYNC_FILE_RANGE_WRITE: Final = 2
-"""From ``<fcntl.h>``."""
-
-
-def remove(path: Path) -> None:
-    """Remove a folder, a file or a link; what a link points to stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def size_of(folder: Path) -> int:
-    """Return the sum of the sizes of all files in a folder, in bytes."""
-    return sum(
-        os.lstat(os.path.join(parent, name)).st_size
-        for parent, _, names in os.walk(folder)
-        for name in names
-    )
+_NAME: Final = re.compile(
+    r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
+    r"(?P<first>[0-9]{6,})-(?P<last>[0-9]{6,})\.parquet"
+)
+_TIME: Final = "%Y%m%d-%H%M%S-%f"
+_ROW_GROUP: Final = 20_000
+_ZSTD: Final = 3
+"""Level of compression: 15 % smaller pictures than with 1, for the same time."""
+_PAGE_BYTES: Final = 2**22
+"""Compressed as one: pictures of neighbouring frames resemble each other."""
 
 
-def sync_tree(folder: Path) -> None:
-    """Wait until every file and folder in ``folder`` is on the disk."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            sync(Path(parent, name), os.O_RDWR)
-        sync_folder(Path(parent))
+class BatchFile(NamedTuple):
+    """A file with consecutive batches of a run.
 
-
-def begin_sync(descriptor: int, begin: int, end: int) -> None:
-    """Let the disk write a range of a file without waiting for it.
-
-    A later sync, which is still needed, waits for the rest only. Not every system and
-    file system can do this, so failures are ignored.
+    Attributes:
+        run: name of the run.
+        first: number of its first batch in the run.
+        last: number of its last one.
+        path: of the file.
     """
-    # Linux has it, other systems do not.
-    sync_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if sync_range is not None:
-        offset, size = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
-        sync_range(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
+
+    run: str
+    first: int
+    last: int
+    path: Path
 
 
-def rename_synced(temporary: Path, final: Path) -> None:
-    """Rename a file or folder after all of its content has reached the disk."""
-    if temporary.is_dir():
-        sync_tree(temporary)
-    else:
-        sync(temporary, os.O_RDWR)
-    temporary.rename(final)
-    sync_folder(final.parent)
+def new_run(files: Sequence[BatchFile]) -> str:
+    """Return the name of a run that is listed behind those of ``files``."""
+    now = datetime.now(UTC)
+    if files:
+        last = files[-1].run.rpartition("-")[0]
+        # Where the clock was set back, or is that of another machine.
+        after = datetime.strptime(last, _TIME).replace(tzinfo=UTC)
+        now = max(now, after + timedelta(microseconds=1))
+    return f"{now.strftime(_TIME)}-{secrets.token_hex(4)}"
 
 
-@contextmanager
-def completed(target: Path, what: str, *, or_empty: bool = False) -> Iterator[Path]:
-    """Yield a path for a new file or folder, which is renamed to ``target`` at the end.
+def file_name(run: str, first: int, last: int) -> str:
+    """Return the name of a file."""
+    return f"{run}.{first:06}-{last:06}.parquet"
 
-    The path is in a hidden folder ``.NAME.incomplete`` beside the target. An error
-    removes it. If the process is killed it stays, and is removed here by the next call
-    for the same target.
+
+def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
+    """Return the files of a folder in the order of their frames.
+
+    Hidden files are ignored. See ``arranged`` for the rest.
+    """
+    return arranged(folder.glob("[!.]*.parquet"), folder, check=check)
+
+
+def arranged(
+    paths: Iterable[Path], folder: str | Path, *, check: bool = True
+) -> list[BatchFile]:
+    """Return Parquet files in the order of their frames.
+
+    A file whose batches are in a longer file is left out: a writer that joined them was
+    killed before it deleted them.
 
     Args:
-        target: the file or folder to write.
-        what: verb for the error, such as "export".
-        or_empty: whether an empty folder may be at the target.
+        paths: the files.
+        folder: of the dataset, for errors.
+        check: whether a missing batch is an error.
 
     Raises:
-        ValueError: if the target is a URL.
-        FileExistsError: if something is at the target.
-        BlockingIOError: if another process writes to the same target.
+        DatasetError: if a batch is missing, or a Parquet file has another name.
     """
-    target = local_folder(target)
-    _check_free(target, what, or_empty=or_empty)
-    created = [parent for parent in target.parents if not parent.exists()]
+    found = []
+    for path in paths:
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            raise DatasetError(
+                f"{path} is not a file of a dataset, which are named "
+                "RUN.FIRST-LAST.parquet. Move it to another folder."
+            )
+        run, first, last = match.groups()
+        found.append(BatchFile(run, int(first), int(last), path))
+    listed: list[BatchFile] = []
+    for file in sorted(found, key=lambda file: (file.run, file.first, -file.last)):
+        is_same_run = bool(listed) and listed[-1].run == file.run
+        following = listed[-1].last + 1 if is_same_run else 0
+        if file.last < following:
+            continue
+        if check and file.first != following:
+            raise DatasetError(
+                f"{folder} lacks batch {following} of the run {file.run}, which is "
+                f"before {file.path.name}. Restore its file, or delete all files of "
+                "this run."
+            )
+        listed.append(file)
+    return listed
+
+
+def check_target(folder: Path) -> list[BatchFile]:
+    """Return the files of a folder to write to, which may not exist.
+
+    Raises:
+        NotADirectoryError: if it is a file.
+        FileExistsError: if it holds something else than a dataset.
+    """
+    if not folder.exists():
+        return []
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: pass a folder.")
+    files = list_files(folder, check=False)
+    others = [p.name for p in folder.glob("[!.]*") if p.name != "README.md"]
+    if others and not files:
+        raise FileExistsError(
+            f"{folder} holds no dataset, but {others[0]}: write to a new or empty "
+            "folder."
+        )
+    return files
+
+
+def write_table(
+    table: pa.Table, name: str, folder: int, path: Path, like: str | None = None
+) -> None:
+    """Write a file so that it is either complete and on disk, or not there.
+
+    Args:
+        table: its content.
+        name: of the file.
+        folder: descriptor of the folder, which may have been renamed.
+        path: of the folder, for errors.
+        like: a file whose time of modification it gets.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    temporary = f".{name}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with named_if_full(path / name):
+        try:
+            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
+                pq.write_table(
+                    table,
+                    file,
+                    compression="zstd",
+                    compression_level=_ZSTD,
+                    use_dictionary=[RUN],
+                    use_byte_stream_split=float_paths(table),
+                    write_page_checksum=True,
+                    row_group_size=_ROW_GROUP,
+                    data_page_size=_PAGE_BYTES,
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            if like is not None:
+                time = os.stat(like, dir_fd=folder).st_mtime_ns
+                os.utime(temporary, ns=(time, time), dir_fd=folder)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except BaseException:
+            remove(temporary, folder)
+            raise
+
+
+def remove(name: str, folder: int) -> None:
+    """Remove a file that may not be there."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def read_table(
+    file: Any, name: str | Path, columns: Sequence[str] | None = None
+) -> Any:
+    """Read a file and compare the checksums of its pages.
+
+    Args:
+        file: path or open file.
+        name: of the file, for errors.
+        columns: names of the columns; None for all.
+
+    Raises:
+        DatasetError: if it is damaged; names it.
+        FileNotFoundError: if it is missing.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        hidden = target.with_name(f".{target.name}.incomplete")
-        if hidden.is_symlink():
-            hidden.unlink()  # What it points to stays.
-        hidden.mkdir(exist_ok=True)
-        with FolderLock(hidden / LOCK):
-            try:
-                # Another process may have written it until the lock was free.
-                _check_free(target, what, or_empty=or_empty)
-                for leftover in hidden.iterdir():
-                    if leftover.name != LOCK:
-                        remove(leftover)
-                yield hidden / target.name
-                rename_synced(hidden / target.name, target)
-            finally:
-                shutil.rmtree(hidden, ignore_errors=True)
-    except BaseException:
-        for parent in created:
-            with suppress(OSError):  # It was not created, or is in use.
-                parent.rmdir()
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            return parquet.read(columns)
+    except FileNotFoundError:
         raise
+    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+        raise DatasetError(
+            f"{name} is damaged, or not a Parquet file: {error}. Restore it from a "
+            "copy, or delete all files of its run."
+        ) from error
 
 
-def _check_free(target: Path, what: str, *, or_empty: bool) -> None:
-    if or_empty and target.is_dir() and not any(target.iterdir()):
-        return
-    if os.path.lexists(target):
-        free = "a new or empty folder" if or_empty else "a path that does not exist"
-        raise FileExistsError(f"{target} exists: {what} to {free}.")
+def read_schema(path: Path, file: Any = None) -> pa.Schema:
+    """Read the schema of a file.
+
+    Args:
+        path: of the file.
+        file: the open file, if it is not on this machine.
+
+    Raises:
+        DatasetError: if it is damaged; names it.
+        FileNotFoundError: if it is missing.
+    """
+    try:
+        return pq.read_schema(file or path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+        raise DatasetError(
+            f"{path} is damaged, or not a Parquet file: {error}. Restore it from a "
+            "copy, or delete all files of its run."
+        ) from error

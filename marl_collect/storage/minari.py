@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import imports_of
+from marl_collect.files.folders import completed
+from marl_collect.storage.dataset import Dataset
 from marl_collect.storage.description import DatasetDescription
-from marl_collect.storage.files import completed
-from marl_collect.storage.parquet.dataset import Dataset
-from marl_collect.storage.parquet.episodes import Progress, no_progress
-from marl_collect.storage.parquet.trajectories import Trajectories
+from marl_collect.storage.episodes import Progress, no_progress
+from marl_collect.storage.trajectories import Trajectories
 
 _FILE: Final = "main_data.hdf5"
 _METADATA: Final = "metadata.json"

@@ -1,79 +1,64 @@
-"""Mean and standard deviation of keys, kept in a file of the dataset."""
+"""Mean and standard deviation of keys, kept in the cache."""
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import torch
 
 from marl_collect.core.description import Key
-from marl_collect.files.atomic import write_atomically
-from marl_collect.storage.checks import DatasetError, Folder, key_of, naming, numbers
-from marl_collect.storage.index import Index
-from marl_collect.storage.parquet.moments import Moments
-from marl_collect.storage.remote import RemoteFolder
-
-MOMENTS: Final = "moments.json"
 
 
-def load_moments(folder: Folder, index: Index) -> dict[Key, Moments]:
-    """Return the moments of all frames that are kept in a folder, as float32.
+@final
+@dataclass(frozen=True)
+class Moments:
+    """Describes the values of a key.
 
-    They are only a copy of what can be computed: a file that is missing, damaged, or of
-    another state of the journal counts as empty.
+    Attributes:
+        mean: of each element, float32.
+        std: standard deviation of each element, float32.
     """
-    try:
-        content = folder.read(MOMENTS)
-        with naming(folder.named(MOMENTS), "a file of moments"):
-            return _parse(content, index)
-    except (DatasetError, OSError):
-        return {}
 
+    mean: torch.Tensor
+    std: torch.Tensor
 
-def _parse(content: bytes, index: Index) -> dict[Key, Moments]:
-    import torch
+    @classmethod
+    def of(cls, count: int, total: torch.Tensor, squares: torch.Tensor) -> Self:
+        """Return the moments of values, from their number and sums in float64."""
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp(min=0)
+        return cls(mean.float(), variance.sqrt().float())
 
-    data = json.loads(content)
-    if data["journal"] != [index.size, index.checksum]:
-        return {}
-    groups = index.description.environment.groups
-    shapes = {
-        item.key: item.shape[1:] if item.key[0] in groups else item.shape
-        for item in index.keys
-    }
-    moments = {}
-    for item in data["moments"]:
-        key = key_of(item["key"])
-        lists = (numbers(item[name]) for name in ("mean", "std"))
-        tensors = (
-            torch.tensor(values, dtype=torch.float32, device="cpu") for values in lists
+    def to_json(self) -> list[Any]:
+        """Return the moments as JSON values, which may be NaN."""
+        return [self.mean.tolist(), self.std.tolist()]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Self:
+        """Return the moments from the output of ``to_json``."""
+        mean, std = (
+            torch.tensor(values, dtype=torch.float32, device="cpu") for values in data
         )
-        moments[key] = Moments(*(tensor.view(shapes[key]) for tensor in tensors))
-        if not _plausible(moments[key]):
-            raise DatasetError(f"the moments of {key!r} are impossible.")
-    return moments
+        return cls(mean, std)
 
 
-def save_moments(folder: Folder, index: Index, moments: Mapping[Key, Moments]) -> None:
-    """Replace the moments in a folder, except in an object store.
+def moments_of(
+    parts: Iterable[Mapping[Key, torch.Tensor]], groups: Iterable[str]
+) -> dict[Key, Moments]:
+    """Return the moments over frames, and over the agents of groups.
 
-    NaN and infinity are left out. Failing to write is not an error. Processes that
-    train together may do so at once: the last one wins.
+    Args:
+        parts: of frames, ``[n, ...]`` for each key.
+        groups: names of the groups.
     """
-    if isinstance(folder, RemoteFolder):
-        return
-    items = [
-        {"key": key} | {name: t.flatten().tolist() for name, t in vars(m).items()}
-        for key, m in moments.items()
-        if _plausible(m)
-    ]
-    # The journal has checksums of all frames.
-    journal = [index.size, index.checksum]
-    content = json.dumps({"journal": journal, "moments": items})
-    with suppress(OSError):  # The folder may be read-only, or the disk full.
-        write_atomically(folder.path / MOMENTS, content)
-
-
-def _plausible(moments: Moments) -> bool:
-    """Whether values without NaN and infinity can have these moments."""
-    finite = moments.mean.isfinite().all() and moments.std.isfinite().all()
-    return bool(finite and (moments.std >= 0).all())
+    sums: dict[Key, list[Any]] = {}
+    names = set(groups)
+    for part in parts:
+        for key, tensor in part.items():
+            values = tensor.double()
+            if key[0] in names:
+                values = values.flatten(0, 1)
+            added = len(values), values.sum(0), values.square().sum(0)
+            before = sums.get(key, [0, 0, 0])
+            sums[key] = [a + b for a, b in zip(before, added, strict=True)]
+    return {key: Moments.of(*values) for key, values in sums.items()}

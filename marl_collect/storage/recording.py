@@ -18,15 +18,15 @@ from marl_collect.core.factories import Factory
 from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import draw_seed
 from marl_collect.errors import ClosedError
+from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.programs.interruption import Interruption
-from marl_collect.storage.appending import check_target
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episode_writer import BATCH_FRAMES, EpisodeWriter
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.packed import Compression
+from marl_collect.storage.files import check_target
 from marl_collect.storage.writer import Writer
 
 
@@ -71,10 +71,6 @@ class RecordArguments(BatchOptions):
         Mapping[str, Any] | None,
         Option("the environment's keyword arguments, for the description"),
     ] = None
-    compression: Annotated[
-        Compression,
-        Option("of images and other large frames, lossless; `none` stores raw numbers"),
-    ] = "lz4"
     policy_description: Annotated[
         Mapping[str, Any] | None,
         Option(
@@ -132,7 +128,7 @@ def collect_into(
             "record() needs either episodes or frames: pass exactly one of them."
         )
     refuse(arguments, "record")
-    check_target(path)
+    check_target(local_folder(path))
     options = changed(BatchOptions, arguments)
     options["frames_per_batch"] = arguments.frames_per_batch
     if arguments.frames_per_batch is None:
@@ -160,7 +156,7 @@ def collect_into(
             name: value for name, value in options.items() if _is_plain(value)
         }
         run = RunDescription(options["seed"], policy_description, settings)
-        writer = Writer(path, about, run, compression=arguments.compression)
+        writer = Writer(path, about, run)
         if on_start is not None:
             on_start(collector, writer)
         whole = None if episodes is None else EpisodeWriter(writer, episodes)

@@ -1,24 +1,17 @@
-"""Statistics of a dataset: returns, lengths, and the range of every key.
+"""Statistics of a dataset: returns, lengths, and the range of every key."""
 
-Ranges of values are in the notes of each batch, so statistics read no frames.
-"""
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, final
 
-import json
-import math
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self, final
-
+import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.storage.checks import DatasetError, integer
-from marl_collect.storage.episodes import EpisodeTable
-from marl_collect.storage.index import KeyField
 
-_RANGE: Final = 1000
-"""Bytes of the JSON text of a range, at most."""
+if TYPE_CHECKING:
+    from marl_collect.storage.trajectories import Trajectories
 
 
 @final
@@ -36,27 +29,19 @@ class Range:
     high: float | None = None
     nans: int = 0
 
-    def joined(self, other: "Range") -> "Range":
-        """Return the range of the values of both."""
-        lows = [r.low for r in (self, other) if r.low is not None]
-        highs = [r.high for r in (self, other) if r.high is not None]
-        return Range(
-            min(lows, default=None), max(highs, default=None), self.nans + other.nans
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; infinity is a string, because JSON has none."""
-        return {
-            "low": _number(self.low),
-            "high": _number(self.high),
-            "nans": self.nans,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the range from the output of ``to_json``."""
-        low, high = (_value(data[name]) for name in ("low", "high"))
-        return cls(low, high, integer(data, "nans"))
+    def joined(self, values: torch.Tensor) -> Self:
+        """Return the range of further values too."""
+        if values.is_complex():
+            return self
+        is_float = values.is_floating_point()  # NumPy has no bfloat16.
+        array = (values.double() if is_float else values).numpy()
+        nans = int(np.isnan(array).sum()) if is_float else 0
+        known = array[~np.isnan(array)] if nans else array
+        ends = [end for end in (self.low, self.high) if end is not None]
+        if known.size:
+            ends += [known.min().item(), known.max().item()]
+        low, high = min(ends, default=None), max(ends, default=None)
+        return replace(self, low=low, high=high, nans=self.nans + nans)
 
 
 @final
@@ -107,23 +92,20 @@ class Statistics:
     ranges: Mapping[Key, Range]
 
     @classmethod
-    def of(cls, episodes: EpisodeTable, ranges: Iterable[Mapping[Key, Range]]) -> Self:
-        """Summarise episodes, and join the ranges of batches."""
-        joined: dict[Key, Range] = {}
-        for batch in ranges:
-            for key, values in batch.items():
-                joined[key] = joined.get(key, Range()).joined(values)
-        if not episodes:
-            return cls(0, None, {}, None, joined)
+    def of(cls, trajectories: "Trajectories", ranges: Mapping[Key, Range]) -> Self:
+        """Summarise episodes."""
+        count = len(trajectories)
+        if not count:
+            return cls(0, None, {}, None, ranges)
         return cls(
-            len(episodes),
-            Summary.of(episodes.team_returns),
+            count,
+            Summary.of(trajectories.returns),
             {
                 group: tuple(map(Summary.of, values.T))
-                for group, values in episodes.returns.items()
+                for group, values in trajectories.agent_returns.items()
             },
-            Summary.of(episodes.length),
-            joined,
+            Summary.of(trajectories.lengths),
+            ranges,
         )
 
     def main_ranges(self, environment: EnvDescription) -> dict[Key, Range]:
@@ -137,37 +119,10 @@ class Statistics:
         return {key: self.ranges[key] for key in wanted if key in self.ranges}
 
 
-def read_notes(
-    notes: bytes, episodes: int, keys: Sequence[KeyField], rewards: Mapping[str, int]
-) -> tuple[EpisodeTable, dict[Key, Range]]:
-    """Return the episodes of a batch, and the range of each key.
-
-    Args:
-        notes: as ``encode`` writes them.
-        episodes: number of episodes.
-        keys: of the batch.
-        rewards: groups with rewards, each with its number of agents.
-
-    Raises:
-        Exception: if the notes are not of such a batch.
-    """
-    size = episodes * EpisodeTable.entry_size(rewards)
-    # Damage is found by its checksum; this is a limit for what others have written.
-    text = zlib.decompressobj().decompress(notes, size + len(keys) * _RANGE)
-    table = EpisodeTable.from_bytes(text[:size], episodes, rewards)
-    ranges = json.loads(text[size:])
-    return table, {
-        item.key: Range.from_json(data) for item, data in zip(keys, ranges, strict=True)
-    }
-
-
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
-
-
-def _value(data: Any) -> float | None:
-    if data is None or type(data) in (int, float):
-        return data
-    if data in ("inf", "-inf"):
-        return float(data)
-    raise DatasetError(f"{data!r} is not the end of a range.")
+def ranges_of(parts: Iterable[Mapping[Key, torch.Tensor]]) -> dict[Key, Range]:
+    """Return the range of each key over frames, which come in parts."""
+    ranges: dict[Key, Range] = {}
+    for part in parts:
+        for key, values in part.items():
+            ranges[key] = ranges.get(key, Range()).joined(values)
+    return ranges

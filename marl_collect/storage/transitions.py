@@ -1,26 +1,18 @@
 """The frames of a dataset as one long list."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 from marl_collect.core.description import Key
-from marl_collect.storage.checks import Folder
-from marl_collect.storage.frames import StoredFrames
-from marl_collect.storage.index import Index
+from marl_collect.storage.frames import Frames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.moments import load_moments, save_moments
-from marl_collect.storage.parquet.moments import Moments
-from marl_collect.storage.spans import Spans, draw, item_numbers
-
-if TYPE_CHECKING:
-    import torch
-    from tensordict import TensorDict
-
-_PART: Final = 20_000
-"""Frames that are read at once to compute moments."""
+from marl_collect.storage.moments import Moments, moments_of
+from marl_collect.storage.numbering import draw, item_numbers
 
 
 @final
@@ -32,28 +24,16 @@ class Transitions(Loadable):
     """
 
     def __init__(
-        self,
-        frames: StoredFrames,
-        spans: Spans,
-        part: tuple[Folder, Index] | None = None,
+        self, frames: Frames, numbers: NDArray[np.int64] | None = None
     ) -> None:
-        """Number the frames of ``spans``; nothing is read yet.
-
-        Args:
-            frames: to read from.
-            spans: their numbers.
-            part: the folder that keeps the moments, if these are all of its frames.
-        """
-        self._frames = frames
-        self._spans = spans
-        self._part = part
-        self._count = int((spans.end - spans.begin).sum())
+        """Select frames by number, None for all; nothing is read yet."""
+        self._frames, self._numbers = frames, numbers
 
     def __len__(self) -> int:
         """Number of frames."""
-        return self._count
+        return len(self._frames if self._numbers is None else self._numbers)
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> "TensorDict":
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
         """Read frames into new memory.
 
         Args:
@@ -66,8 +46,7 @@ class Transitions(Loadable):
             TypeError: if ``index`` has another dtype or several dimensions.
         """
         if isinstance(index, slice):
-            numbers = np.arange(*index.indices(len(self)), dtype=np.int64)
-            return self._read(numbers)
+            return self._read(np.arange(*index.indices(len(self)), dtype=np.int64))
         array = np.asarray(index)
         if array.dtype == np.bool_ and array.shape == (len(self),):
             array = np.flatnonzero(array)
@@ -80,13 +59,11 @@ class Transitions(Loadable):
         frames = self._read(numbers.reshape(-1))
         return frames if numbers.ndim else frames[0]
 
-    def __getitems__(self, indices: list[int]) -> "TensorDict":
+    def __getitems__(self, indices: list[int]) -> TensorDict:
         """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""
         return self[indices]
 
-    def sample(
-        self, n: int, *, generator: "torch.Generator | None" = None
-    ) -> "TensorDict":
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
         """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
@@ -96,23 +73,19 @@ class Transitions(Loadable):
         return self._read(draw(n, len(self), what, generator))
 
     def select(self, *keys: str | Key) -> "Transitions":
-        """Return the same frames with these keys, and those below them, only."""
-        return Transitions(self._frames.select(*keys), self._spans, self._part)
+        """Return the same frames with these keys, and those below them, only.
 
-    def __repr__(self) -> str:
-        """Return the path and the number of frames."""
-        return f"Transitions({self._frames.name!r}, {len(self)} frames)"
-
-    def _read(self, numbers: NDArray[np.int64]) -> "TensorDict":
-        tensors = self._frames.read(self._spans.locate(numbers))
-        return self._frames.nested(tensors, [len(numbers)], time=False)
+        Raises:
+            KeyError: if a key does not exist.
+        """
+        return Transitions(self._frames.select(*keys), self._numbers)
 
     def moments(self, *keys: str | Key) -> dict[Key, Moments]:
         """Return the mean and the standard deviation of each element of keys.
 
         They are over all frames, and over the agents of a group. All frames are read
-        once, in parts. Moments of ``dataset.transitions`` are kept in the dataset's
-        folder, if it can be written to; the next call reads them there and no frames.
+        once, in parts. Moments of ``dataset.transitions`` are kept in the cache; the
+        next call reads them there and no frames.
 
         Args:
             keys: numeric keys at the root, such as ``("agent", "observation")``.
@@ -124,22 +97,25 @@ class Transitions(Loadable):
         chosen = self._frames.select(*keys)
         if not len(self):
             raise ValueError(f"There are no frames in {self._frames.name}.")
-        moments = load_moments(*self._part) if self._part else {}
-        missing = [item.key for item in chosen.keys if item.key not in moments]
+        cache, is_all = chosen.cache, self._numbers is None
+        saved = cache.saved("moments") if is_all else {}
+        missing = [column for column in chosen.keys if column.name not in saved]
         if missing:
-            moments |= self._compute(chosen.select(*missing))
-            if self._part:
-                save_moments(*self._part, moments)
-        return {item.key: moments[item.key] for item in chosen.keys}
+            numbers = range(len(self)) if self._numbers is None else self._numbers
+            parts = chosen.select(*(c.key for c in missing)).parts(numbers)
+            computed = moments_of(parts, chosen.groups)
+            saved |= {c.name: computed[c.key].to_json() for c in missing}
+            if is_all:
+                cache.save("moments", saved)
+        return {c.key: Moments.from_json(saved[c.name]) for c in chosen.keys}
 
-    def _compute(self, chosen: StoredFrames) -> dict[Key, Moments]:
-        sums: dict[Key, list[Any]] = {item.key: [0, 0, 0] for item in chosen.keys}
-        for begin in range(0, len(self), _PART):
-            numbers = np.arange(begin, min(begin + _PART, len(self)))
-            for key, tensor in chosen.read(self._spans.locate(numbers)).items():
-                values = tensor.double()
-                if self._frames.in_group(key):
-                    values = values.flatten(0, 1)
-                part = len(values), values.sum(0), values.square().sum(0)
-                sums[key] = [a + b for a, b in zip(sums[key], part, strict=True)]
-        return {key: Moments.of(*values) for key, values in sums.items()}
+    def __repr__(self) -> str:
+        """Return the path and the number of frames."""
+        return f"Transitions({self._frames.name!r}, {len(self)} frames)"
+
+    def _read(self, positions: NDArray[np.int64]) -> TensorDict:
+        if self._numbers is not None:
+            positions = self._numbers[positions]
+        return self._frames.nested(
+            self._frames.read(positions), [len(positions)], time=False
+        )

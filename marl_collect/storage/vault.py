@@ -32,13 +32,13 @@ from marl_collect.core.description import (
 )
 from marl_collect.core.tensordicts import assemble
 from marl_collect.errors import imports_of
+from marl_collect.files.folders import completed
 from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.files import completed
-from marl_collect.storage.parquet.dataset import Dataset, open_dataset
-from marl_collect.storage.parquet.episodes import Progress, no_progress
-from marl_collect.storage.parquet.numbering import ranges
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage.episodes import Progress, no_progress
+from marl_collect.storage.numbering import ranges
+from marl_collect.storage.writer import Writer
 
 _METADATA: Final = "metadata.json"
 _SHAPES: Final = "structure_shape"

@@ -2,18 +2,17 @@
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, final
+from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
-from marl_collect.storage.frames import StoredFrames
+from marl_collect.storage.frames import Frames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.spans import Spans, item_numbers, ranges
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
+from marl_collect.storage.numbering import item_numbers, ranges, starts
 
 
 @final
@@ -27,13 +26,13 @@ class Sequences(Loadable):
 
     def __init__(
         self,
-        frames: StoredFrames,
-        episodes: Spans,
+        frames: Frames,
+        episodes: NDArray[Any],
         length: int,
         stride: int,
         burn_in: int,
     ) -> None:
-        """Cut episodes, given as spans; nothing is read yet.
+        """Cut episodes, rows of ``Cache.episodes``; nothing is read yet.
 
         Raises:
             ValueError: if the numbers do not fit.
@@ -47,39 +46,38 @@ class Sequences(Loadable):
             )
         if burn_in < 0:
             raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
-        self._frames, self._spans = frames, episodes
+        self._frames, self._episodes = frames, episodes
         self._length, self._stride, self._burn_in = length, stride, burn_in
-        self._episodes = episodes.item_starts
-        beyond_first = np.maximum(np.diff(self._episodes) - length, 0)
+        beyond_first = np.maximum(episodes["length"] - length, 0)
         # The last piece of an episode is the first one that reaches its end.
-        counts = 1 + -(-beyond_first // stride)
-        self._pieces = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._pieces = starts(1 + -(-beyond_first // stride))
 
     def __len__(self) -> int:
         """Number of pieces."""
         return int(self._pieces[-1])
 
-    def __getitem__(self, index: int) -> "TensorDict":
+    def __getitem__(self, index: int) -> TensorDict:
         """Read one piece ``[burn_in + length]``."""
         return self.__getitems__([operator.index(index)])[0]
 
-    def __iter__(self) -> "Iterator[TensorDict]":
+    def __iter__(self) -> Iterator[TensorDict]:
         """Read one piece after the other."""
         return (self[i] for i in range(len(self)))
 
-    def __getitems__(self, indices: Sequence[int]) -> "TensorDict":
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
         items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
-        first = self._episodes[episode]
+        rows = self._episodes[episode]
+        first = rows["first"]
         begin = first + self._stride * (items - self._pieces[episode])
-        end = np.minimum(self._episodes[episode + 1], begin + self._length)
+        end = np.minimum(first + rows["length"], begin + self._length)
         padding = np.maximum(0, self._burn_in - (begin - first))
         begin = begin - self._burn_in + padding
         lengths = end - begin
         return read_padded(
             self._frames,
-            self._spans.locate(ranges(begin, lengths)),
+            self._frames.numbers(begin, lengths),
             lengths,
             padding,
             self._burn_in + self._length,
@@ -104,8 +102,8 @@ class NSteps(Loadable):
 
     def __init__(
         self,
-        frames: StoredFrames,
-        episodes: Spans,
+        frames: Frames,
+        episodes: NDArray[Any],
         n: int,
         gamma: float,
     ) -> None:
@@ -121,28 +119,30 @@ class NSteps(Loadable):
         ]
         if not self._rewards:
             raise ValueError("No reward is selected: add its key to select().")
-        self._frames, self._spans, self._n, self._gamma = frames, episodes, n, gamma
+        self._frames, self._n, self._gamma = frames, n, gamma
         root = [item.key for item in frames.keys if item.key[0] != "next"]
         after = [item.key for item in frames.keys if item.key[0] == "next"]
         self._root, self._after = frames.select(*root), frames.select(*after)
         self._between = frames.select(*self._rewards)
-        self._episodes = episodes.item_starts
+        self._episodes, self._starts = episodes, starts(episodes["length"])
 
     def __len__(self) -> int:
         """Number of frames."""
-        return int(self._episodes[-1])
+        return int(self._starts[-1])
 
-    def __getitems__(self, indices: Sequence[int]) -> "TensorDict":
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
-        import torch
-
-        first = item_numbers(indices, len(self), "frame")
-        episode = np.searchsorted(self._episodes, first, side="right") - 1
-        end = np.minimum(first + self._n, self._episodes[episode + 1])
+        items = item_numbers(indices, len(self), "frame")
+        episode = np.searchsorted(self._starts, items, side="right") - 1
+        rows = self._episodes[episode]
+        first = rows["first"] + items - self._starts[episode]
+        end = np.minimum(first + self._n, rows["first"] + rows["length"])
         steps = end - first
-        tensors = self._root.read(self._spans.locate(first))
-        tensors |= self._after.read(self._spans.locate(end - 1))
-        rewards = self._between.read(self._spans.locate(ranges(first, steps)))
+        between = self._frames.numbers(first, steps)
+        item_starts = starts(steps)
+        tensors = self._root.read(between[item_starts[:-1]])
+        tensors |= self._after.read(between[item_starts[1:] - 1])
+        rewards = self._between.read(between)
         item = torch.from_numpy(np.repeat(np.arange(len(first)), steps))
         power = torch.from_numpy(ranges(np.zeros_like(steps), steps))
         discount = self._gamma ** power.double()
@@ -162,12 +162,12 @@ class NSteps(Loadable):
 
 
 def read_padded(
-    frames: StoredFrames,
+    frames: Frames,
     numbers: NDArray[np.int64],
     lengths: NDArray[np.int64],
     padding: NDArray[np.int64],
     width: int,
-) -> "TensorDict":
+) -> TensorDict:
     """Read pieces ``[n, width]`` and their mask.
 
     Args:
@@ -177,8 +177,6 @@ def read_padded(
         padding: frames of zeros in front of each piece; behind it they fill the row.
         width: frames of a row.
     """
-    import torch
-
     shape = [len(lengths), width]
     column = np.arange(width)
     first = padding[:, None]

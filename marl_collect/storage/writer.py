@@ -1,61 +1,59 @@
-"""Adds batches to a dataset; complete batches stay readable after any crash.
+"""Adds batches to a folder of Parquet files; after ``add``, a batch is on disk."""
 
-A batch is appended to a data file and synced, then a line is appended to the journal
-and synced. What a killed writer has appended without listing it is cut off by the next
-one.
-"""
-
-import copy
-from collections.abc import Mapping, Sequence
+import json
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
-import numpy as np
-import torch
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.closing import Closing
-from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
-from marl_collect.storage.appending import DatasetFiles, check_target
+from marl_collect.files.urls import local_folder
+from marl_collect.storage.arrow import pa
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.columns import columns_of, json_of, rows_of, to_table
 from marl_collect.storage.description import (
     DatasetDescription,
-    Metadata,
     RunDescription,
+    difference,
 )
-from marl_collect.storage.encoding import choose_layout, encode
-from marl_collect.storage.episodes import (
-    EndedEpisode,
-    EpisodeFinder,
-    EpisodeTable,
-    valid_frames,
+from marl_collect.storage.episodes import EndedEpisode, EpisodeTracker
+from marl_collect.storage.files import (
+    check_target,
+    file_name,
+    list_files,
+    new_run,
+    read_schema,
+    read_table,
+    remove,
+    write_table,
 )
-from marl_collect.storage.index import (
-    Index,
-    KeyField,
-    Totals,
-    first_line,
-    key_difference,
-)
-from marl_collect.storage.packed import COPY, Compression, check_compression
+
+_MOST_PARTS: Final = 256
+"""Files of a run that wait to be joined."""
+_SMALL_BYTES: Final = 2**24
+"""Decoded size from which on a batch stays a file of its own."""
+_JOINED_BYTES: Final = 2**26
+"""Decoded size at which parts are joined: what joining holds in memory."""
+_ABANDONED_SECONDS: Final = 86_400
+"""Age at which a temporary file is no longer being written."""
 
 
 @final
 class Writer(Closing):
-    """Writes batches ``[B, T]`` to a new folder or a dataset of the same kind.
+    """Writes the batches of one run, each as a file; joins small files.
 
-    A folder has one writer at a time. Trajectories continue across the batches of one
-    writer, so add a collector's batches in their order.
-
-    Example:
-        >>> with Writer(path, DatasetDescription("task", description)) as writer:
-        ...     for batch in collector:
-        ...         writer.add(batch)
+    Any number of writers may share a folder. Trajectories continue across the batches
+    of one writer, so add a collector's batches in their order.
 
     Attributes:
         path: the folder, absolute.
+        description: of the dataset.
+        run: name of the run.
+        frames: how many are on disk.
     """
 
     def __init__(
@@ -63,127 +61,144 @@ class Writer(Closing):
         path: str | Path,
         description: DatasetDescription,
         run: RunDescription | None = None,
-        *,
-        metadata: Metadata | None = None,
-        compression: Compression = "lz4",
     ) -> None:
-        """Create the folder, or continue after an earlier writer.
-
-        Args:
-            path: a folder that is new, empty or holds a dataset.
-            description: must equal that of an existing dataset.
-            run: describes the batches of this writer.
-            metadata: of the dataset; replaces what it has. None: as it is.
-            compression: of large frames such as images, lossless. ``"zstd"`` makes
-                smaller files than ``"lz4"`` and takes more time.
+        """Create the folder, or open that of a dataset with an equal description.
 
         Raises:
+            NotADirectoryError: if ``path`` is a file.
             FileExistsError: if the folder holds something else.
-            ValueError: if there is no such compression, or the descriptions differ.
-                The message names the first difference.
-            BlockingIOError: if another writer has the folder open.
+            ValueError: if ``path`` is a URL, or the folder has a dataset of another
+                description; names the first difference.
         """
-        self._closed = True
-        self._error: BaseException | None = None
-        check_compression(compression)
-        self._codec = COPY if compression == "none" else compression
-        check_target(Path(path))
-        self.path: Final = Path(path).absolute()
+        self.path: Final = local_folder(path)
+        files = check_target(self.path)
+        self.description: Final = description
+        self.frames = 0
+        # As it is read, with lists instead of tuples.
+        self._about = json.loads(json.dumps({"description": description.to_json()}))
+        self._schema: pa.Schema | None = None
+        if files:
+            self._schema = read_schema(files[0].path)
+            self._check_description(files[0].path)
+        self._about["run"] = (run or RunDescription()).to_json()
+        self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._files = DatasetFiles(self.path, first_line(description))
-        try:
-            if metadata is not None and metadata != self._files.index.metadata:
-                self._files.list_entry({"metadata": metadata.to_json()})
-            self._files.list_entry({"run": (run or RunDescription()).to_json()})
-        except BaseException:
-            self._files.close()
-            raise
-        self._finder = EpisodeFinder()
-        self._added = Totals()
+        self.run: Final = new_run(files)
+        self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._owner = os.getpid()
+        self._error: BaseException | None = None
         self._closed = False
+        self._batches = 0
+        self._parts: list[int] = []
+        self._part_bytes = 0
+        self._tracker = EpisodeTracker()
+        self._clean()
 
     def __repr__(self) -> str:
         """Return the path, and whether it is closed."""
         return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
 
-    @property
-    def contents(self) -> Index:
-        """The content of the dataset on disk, including earlier runs."""
-        return self._files.index
-
-    @property
-    def added(self) -> Totals:
-        """Totals of the batches that this writer has added."""
-        return self._added
-
-    def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
+    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
         A batch that is refused with a ``ValueError`` changes nothing. After any other
         error the writer is closed, because later batches would lack a part of their
         episodes; the dataset has all batches that were added before.
 
+        Args:
+            batch: ``[B, T]`` with ``("collector", "traj_ids")``.
+
         Returns:
-            The episodes that ended in it.
+            The episodes that ended in it and whose beginning was seen.
 
         Raises:
-            ValueError: if a key has another shape or dtype than in the dataset, the
-                return of an episode is not finite, an episode continues in another
-                row, or there are no frames. The message names the key or the episode.
-            OSError: if the disk is full, or the dataset was removed.
+            ValueError: if keys, shapes or dtypes differ from those of the dataset, a
+                trajectory continues after its end, a return is not finite, or there
+                are no frames.
+            OSError: if the disk is full; names the folder.
             ClosedError: after ``close``, after an error, and in a fork of the process
                 that opened this writer.
         """
         self._check_open()
-        if not batch.batch_size.numel():
-            raise ValueError(
-                f"The batch has the shape {list(batch.shape)}, so it has no frames."
-            )
-        tensors = dict(sorted(flatten(batch).items()))
-        tensors.pop(FRAME_IDS, None)  # Only restore_next needs them, which comes first.
-        keys = _fields(tensors)
-        self._check_keys(keys)
-        finder = copy.deepcopy(self._finder)
-        ended = finder.add(batch)
-        _check_returns(ended)
+        rows = rows_of(batch)
+        tracker = self._tracker.copy()
+        frame_index, ended = tracker.add(rows)
+        table = to_table(rows, self.run, frame_index, self._about)
+        self._check_keys(table.schema)
         try:
-            self._write(tensors, keys, valid_frames(batch), ended)
+            self._write_batch(table)
+            self._tracker = tracker
+            if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
+                self._join()
         except BaseException as error:
             self._error = error
-            self._release()
             raise
-        self._finder = finder
         return ended
 
-    def _write(
-        self,
-        tensors: Mapping[Key, torch.Tensor],
-        keys: Sequence[KeyField],
-        valid: Sequence[int],
-        ended: EpisodeTable,
-    ) -> None:
-        index = self._files.index
-        if not index.keys:
-            self._files.list_entry({"keys": [item.to_json() for item in keys]})
-        layout = index.layouts[-1] if index.layouts else choose_layout(keys, tensors)
-        encoded = encode(index, layout, tensors, valid, ended, self._codec)
-        entry = self._files.add(*encoded)
-        self._added = self._added.plus(entry, index.frame_bytes)
-
     def close(self) -> None:
-        """Release the folder; may be called twice.
+        """Join the last files; may be called twice. In a fork nothing happens.
 
-        A folder without any batch is removed. In a fork of the process that opened this
-        writer, nothing happens.
+        A folder that this writer created, and that nobody wrote to, is removed.
         """
-        if not self._closed:
-            self._release()
-
-    def _release(self) -> None:
+        if self._closed or os.getpid() != self._owner:
+            return
         self._closed = True
-        if self._files.owned and not self._files.index.batches:
-            self._files.remove(self.path)
-        self._files.close()
+        try:
+            if self._error is None:
+                self._join()
+        finally:
+            os.close(self._folder)
+        if self._is_new and not self._batches:
+            with suppress(OSError):  # Another writer uses it.
+                self.path.rmdir()
+
+    def _write_batch(self, table: pa.Table) -> None:
+        is_small = table.nbytes < _SMALL_BYTES
+        if not is_small:
+            self._join()  # Parts of a joined file have consecutive numbers.
+        self._write(table, self._batches, self._batches)
+        self._schema = self._schema or table.schema
+        if is_small:
+            self._parts.append(self._batches)
+            self._part_bytes += table.nbytes
+        self._batches += 1
+        self.frames += len(table)
+
+    def _join(self) -> None:
+        """Write the batches of small files as one file, then delete these."""
+        parts, self._parts, self._part_bytes = self._parts, [], 0
+        if len(parts) < 2:
+            return
+        names = [file_name(self.run, part, part) for part in parts]
+        tables = []
+        for name in names:
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            with os.fdopen(descriptor, "rb") as file:
+                tables.append(read_table(file, self.path / name))
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        # With the time of its last part, readers know that its frames are not new.
+        self._write(table, parts[0], parts[-1], like=names[-1])
+        for name in names:
+            remove(name, self._folder)
+
+    def _write(
+        self, table: pa.Table, first: int, last: int, like: str | None = None
+    ) -> None:
+        name = file_name(self.run, first, last)
+        write_table(table, name, self._folder, self.path, like)
+
+    def _clean(self) -> None:
+        """Delete what killed writers left: parts that were joined, temporary files."""
+        kept = {file.path for file in list_files(self.path, check=False)}
+        for path in self.path.glob("[!.]*.parquet"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+        for path in self.path.glob(".*.parquet.tmp"):
+            try:
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+            except FileNotFoundError:
+                continue
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -194,41 +209,50 @@ class Writer(Closing):
             ) from self._error
         if self._closed:
             raise ClosedError("This writer is closed: open a new one.")
-        if not self._files.owned:
+        if os.getpid() != self._owner:
             raise ClosedError(
                 f"The writer of {self.path} belongs to the process that opened it, and "
-                "this process is a fork of that one. Write in the original process, or "
-                "open a writer for another folder."
+                "this process is a fork of that one. Open a writer in it."
             )
 
-    def _check_keys(self, keys: tuple[KeyField, ...]) -> None:
-        index = self._files.index
-        if not index.keys:
+    def _check_description(self, path: Path) -> None:
+        assert self._schema is not None
+        with naming(path, "a file of a dataset"):
+            columns_of(self._schema)
+            there = json_of(self._schema).get("description")
+        found = difference({"": there}, {"": self._about["description"]})
+        if found is not None:
+            where, expected, actual = found
+            raise ValueError(
+                f"The dataset {self.path} has another description: {where.lstrip('/')} "
+                f"is {expected!r} there, but {actual!r} here. Write to another folder."
+            )
+
+    def _check_keys(self, schema: pa.Schema) -> None:
+        if self._schema is None:
             return
-        different = key_difference(index.keys, keys)
-        if different is not None:
-            key, expected, actual = different
+        text = schema_difference(self._schema, schema)
+        if text:
             raise ValueError(
-                f"The batch does not fit the dataset {self.path}: {key} is {actual}, "
-                f"but in the dataset {expected}. Write to another folder."
+                f"The batch does not fit the dataset {self.path}: {text}. Write to "
+                "another folder."
             )
 
 
-def _fields(tensors: Mapping[Key, torch.Tensor]) -> tuple[KeyField, ...]:
-    return tuple(
-        KeyField(key, tuple(t.shape[2:]), str(t.dtype).removeprefix("torch."))
-        for key, t in tensors.items()
-    )
+def schema_difference(expected: pa.Schema, actual: pa.Schema) -> str:
+    """Return how the keys of two files differ; empty if they do not."""
 
+    def sides(schema: pa.Schema) -> dict[Any, str]:
+        try:
+            columns = columns_of(schema)
+        except DatasetError as error:
+            return {"a column": str(error)}
+        return {
+            column.key: f"{column.dtype} {list(column.shape)}" for column in columns
+        }
 
-def _check_returns(ended: EpisodeTable) -> None:
-    for name, returns in ended.returns.items():
-        for number, agent in np.argwhere(~np.isfinite(returns))[:1].tolist():
-            episode = ended[number]
-            raise ValueError(
-                f"Agent {agent} of the group {name!r} has the return "
-                f"{returns[number, agent]} in the episode that ends in row "
-                f"{episode.environment}, frame {episode.frame} of the batch. Returns "
-                "must be finite, so the batch was not written. Look for a reward that "
-                "is NaN or infinite."
-            )
+    found = difference(sides(expected), sides(actual))
+    if found is None:
+        return ""
+    key, there, here = found
+    return f"{key} is {here or 'missing'}, but in the dataset {there or 'missing'}"

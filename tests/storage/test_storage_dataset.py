@@ -25,10 +25,10 @@ from marl_collect.storage import (
     Moments,
     RunDescription,
     Writer,
+    saving,
 )
-from marl_collect.storage.parquet import saving
-from marl_collect.storage.parquet.frames import Frames
-from marl_collect.storage.parquet.statistics import Range, ranges_of
+from marl_collect.storage.frames import Frames
+from marl_collect.storage.statistics import Range, ranges_of
 
 OBSERVATION = ("hunter", "observation")
 
@@ -347,3 +347,17 @@ def test_a_build_of_a_process_is_used_by_others(path: Path) -> None:
     values = float(dataset.transitions[:]["hunter", "observation"].sum())
     assert process.stdout == f"{len(dataset)} {values}\n"
     assert before == {p: p.stat().st_mtime_ns for p in (path / ".cache").iterdir()}
+
+
+def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; "
+    uses = (
+        "from marl_collect import open_dataset",
+        "from marl_collect.storage.recording import RecordArguments",
+        "sys.argv[1:] = ['inspect', 'x']; import marl_collect.cli.main as m; m.main()",
+    )
+    for use in uses:
+        process = run_python("-c", code + use)
+        assert process.returncode
+        assert 'pip install "marl-collect[datasets]"' in process.stderr
+    assert "Traceback" not in process.stderr

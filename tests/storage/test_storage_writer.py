@@ -31,8 +31,8 @@ from marl_collect.storage import (
     Writer,
     open_dataset,
 )
-from marl_collect.storage.parquet import files as storage_files
-from marl_collect.storage.parquet.recording import RecordArguments, collect_into
+from marl_collect.storage import files as storage_files
+from marl_collect.storage.recording import RecordArguments, collect_into
 
 
 def batches(n: int = 3, frames: int = 20, seed: int = 0, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from marl_collect.storage import (
     RunDescription,
     Writer,
 )
-from marl_collect.storage.parquet.recording import describe_policy
+from marl_collect.storage.recording import describe_policy
 
 
 def record_here(

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import cached_property, lru_cache, partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from gymnasium import spaces
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from marl_collect.core.description import FLAGS, Key
 from marl_collect.core.signature import ACTS, NOBODY, POLICY_ID
 from marl_collect.rendering.pictures import to_picture, to_png
-from marl_collect.storage import Trajectories
+
+if TYPE_CHECKING:
+    from marl_collect.storage import Trajectories
 
 FRAMES: Final = 2_000
 """Frames of an episode that are sent at once; the page asks for the others."""
@@ -47,7 +49,7 @@ class Episodes:
 
     def __init__(
         self,
-        trajectories: Trajectories,
+        trajectories: "Trajectories",
         find_factory: Callable[[], Callable[[], Any] | str],
     ) -> None:
         self._list = trajectories

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
-from marl_collect.storage.files import completed
-from marl_collect.storage.parquet.columns import DONE, to_table
-from marl_collect.storage.parquet.files import file_name, write_table
-from marl_collect.storage.parquet.frames import Frames
-from marl_collect.storage.parquet.numbering import ranges, starts
+from marl_collect.files.folders import completed
+from marl_collect.storage.columns import DONE, to_table
+from marl_collect.storage.files import file_name, write_table
+from marl_collect.storage.frames import Frames
+from marl_collect.storage.numbering import ranges, starts
 
 _FILE_BYTES: Final = 2**26
 """Decoded size of a file: what writing and reading one hold in memory."""

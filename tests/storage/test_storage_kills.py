@@ -18,12 +18,12 @@ pytest.importorskip("pyarrow")
 
 import numpy as np
 import torch
-from parquet_streams import ENVIRONMENT, Frame, Stream, flat_frames, frames_of
+from storage_streams import ENVIRONMENT, Frame, Stream, flat_frames, frames_of
 
 from marl_collect.storage import DatasetDescription
-from marl_collect.storage.parquet import writer as writing
-from marl_collect.storage.parquet.dataset import open_dataset
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage import writer as writing
+from marl_collect.storage.dataset import open_dataset
+from marl_collect.storage.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 CALLS = ("fsync", "rename", "replace", "unlink", "utime", "open")

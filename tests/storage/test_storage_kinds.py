@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("pyarrow")
 
-from parquet_streams import (
+from storage_streams import (
     DTYPES,
     ENVIRONMENT,
     SHAPES,
@@ -23,10 +23,9 @@ from parquet_streams import (
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, restore_next
-from marl_collect.storage import DatasetDescription
-from marl_collect.storage.parquet import cache
-from marl_collect.storage.parquet.dataset import open_dataset
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage import DatasetDescription, cache
+from marl_collect.storage.dataset import open_dataset
+from marl_collect.storage.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 

@@ -15,8 +15,6 @@ from math import prod
 from typing import Any, Final, Self, final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
@@ -26,6 +24,7 @@ from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
+from marl_collect.storage.arrow import pa, pc
 from marl_collect.storage.checks import DatasetError, key_of, shape_of
 
 RUN: Final = "run"

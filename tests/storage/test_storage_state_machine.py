@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from parquet_streams import (
+from storage_streams import (
     ENVIRONMENT,
     Frame,
     Stream,
@@ -36,9 +36,9 @@ from parquet_streams import (
 )
 
 from marl_collect.storage import DatasetDescription, DatasetError
-from marl_collect.storage.parquet import writer as writing
-from marl_collect.storage.parquet.dataset import Dataset, open_dataset
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage import writer as writing
+from marl_collect.storage.dataset import Dataset, open_dataset
+from marl_collect.storage.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 

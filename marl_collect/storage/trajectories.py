@@ -15,15 +15,15 @@ from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
 from marl_collect.files.urls import local_folder
+from marl_collect.storage.columns import Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.frames import Frames
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.parquet.columns import Column, flat_rows
-from marl_collect.storage.parquet.episodes import EndedEpisode
-from marl_collect.storage.parquet.frames import Frames
-from marl_collect.storage.parquet.numbering import draw, item_numbers
-from marl_collect.storage.parquet.saving import save
-from marl_collect.storage.parquet.transitions import Transitions
-from marl_collect.storage.parquet.windows import NSteps, Sequences, read_padded
+from marl_collect.storage.numbering import draw, item_numbers
+from marl_collect.storage.saving import save
+from marl_collect.storage.transitions import Transitions
+from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
 _ABOUT: Final = ("traj_id", "length", "terminated")
 _TOLERATED_SHARE: Final = 0.1

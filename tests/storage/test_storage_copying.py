@@ -15,14 +15,14 @@ from unittest.mock import patch
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from parquet_streams import ENVIRONMENT, Stream, flat_frames, frames_of
+from storage_streams import ENVIRONMENT, Stream, flat_frames, frames_of
 from support.scripts import run_python, start_python
 from support.stores import s3_server
 
 from marl_collect.storage import DatasetDescription, DatasetError
-from marl_collect.storage.parquet.copying import copy
-from marl_collect.storage.parquet.dataset import Dataset, open_dataset
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage.copying import copy
+from marl_collect.storage.dataset import Dataset, open_dataset
+from marl_collect.storage.writer import Writer
 
 Location = tuple[str, dict[str, Any]]
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
@@ -65,7 +65,7 @@ def write(path: Path, seed: int, batches: int = 3) -> list[Any]:
     """Write a run whose batches are files of their own; return its frames as bytes."""
     stream, frames = Stream(seed), []
     with (
-        patch("marl_collect.storage.parquet.writer._SMALL_BYTES", 0),
+        patch("marl_collect.storage.writer._SMALL_BYTES", 0),
         Writer(path, ABOUT) as writer,
     ):
         for _ in range(batches):
@@ -256,7 +256,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import fsspec
-from marl_collect.storage.parquet.copying import copy
+from marl_collect.storage.copying import copy
 
 source, target, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 calls = []
@@ -299,7 +299,7 @@ def test_a_killed_copy_is_a_dataset_and_goes_on(
 COUNTED = """
 import sys
 import fsspec
-from marl_collect.storage.parquet.dataset import open_dataset
+from marl_collect.storage.dataset import open_dataset
 
 options, calls = eval(sys.argv[2]), []
 store = fsspec.get_filesystem_class("s3")

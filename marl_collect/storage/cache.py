@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.files.atomic import write_atomically
+from marl_collect.storage.arrow import pa
 from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.parquet.columns import (
+from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
     RUN,
@@ -44,8 +44,8 @@ from marl_collect.storage.parquet.columns import (
     decode,
     flat_rows,
 )
-from marl_collect.storage.parquet.files import BatchFile, read_schema, read_table
-from marl_collect.storage.parquet.writer import schema_difference
+from marl_collect.storage.files import BatchFile, read_schema, read_table
+from marl_collect.storage.writer import schema_difference
 
 _FORMAT: Final = 1
 _STATE: Final = "state.json"
@@ -219,7 +219,7 @@ class Cache:
         pairs = zip(stored.tolist(), values[:, 0].tolist(), strict=True)
         for span, number in dict.fromkeys((tuple(s), n) for s, n in pairs):
             self.large_frame(span, out)
-            if out.tobytes() != large[number]:
+            if out.tobytes() != bytes(large[number]):
                 return False
         return True
 

@@ -1,6 +1,6 @@
 """A damaged file is an error that names it, or its data are right.
 
-``MARL_COLLECT_DAMAGES=3000 pytest tests/storage/parquet/test_parquet_damage.py`` tries
+``MARL_COLLECT_DAMAGES=3000 pytest tests/storage/test_storage_damage.py`` tries
 more than the usual number, with other seeds.
 """
 
@@ -18,11 +18,11 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from parquet_streams import ENVIRONMENT, Stream, flat_frames
+from storage_streams import ENVIRONMENT, Stream, flat_frames
 
 from marl_collect.storage import DatasetDescription, DatasetError
-from marl_collect.storage.parquet.dataset import open_dataset
-from marl_collect.storage.parquet.writer import Writer
+from marl_collect.storage.dataset import open_dataset
+from marl_collect.storage.writer import Writer
 
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 TRIALS = int(os.environ.get("MARL_COLLECT_DAMAGES", "200"))
