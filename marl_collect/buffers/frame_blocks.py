@@ -51,10 +51,10 @@ class _Piece:
     def __init__(self, arrays: Arrays) -> None:
         """Cover the memory from the first of ``arrays`` to the last."""
         first, *_, last = [*arrays.values()] * 2
-        begin = _address(first)
-        nbytes = _address(last) + last.nbytes - begin
+        start = _address(first)
+        nbytes = _address(last) + last.nbytes - start
         memory = memoryview(_owner(first)).cast("B")
-        offset = begin - _address(np.frombuffer(memory, np.uint8))
+        offset = start - _address(np.frombuffer(memory, np.uint8))
         self.snapshot: Callable[[], bytes] = memory[offset : offset + nbytes].tobytes
         self.recorded: list[bytes] = []
         self._names = {key: str(number) for number, key in enumerate(arrays)}
@@ -62,7 +62,7 @@ class _Piece:
             {
                 "names": list(self._names.values()),
                 "formats": [(a.dtype, a.shape) for a in arrays.values()],
-                "offsets": [_address(a) - begin for a in arrays.values()],
+                "offsets": [_address(a) - start for a in arrays.values()],
                 "itemsize": nbytes,
             }
         )
@@ -80,11 +80,11 @@ def _side_by_side(arrays: Arrays) -> list[dict[Key, NDArray[Any]]]:
     end, memory = 0, -1
     for key in sorted(arrays, key=lambda key: _address(arrays[key])):
         array = arrays[key]
-        begin, owner = _address(array), id(_owner(array))
-        if owner != memory or begin - end > ALIGNMENT:
+        start, owner = _address(array), id(_owner(array))
+        if owner != memory or start - end > ALIGNMENT:
             pieces.append({})
         pieces[-1][key] = array
-        end, memory = begin + array.nbytes, owner
+        end, memory = start + array.nbytes, owner
     return pieces
 
 

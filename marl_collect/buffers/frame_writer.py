@@ -138,22 +138,22 @@ class SlotWriter:
 
     def flush(self, end: int) -> None:
         """Write the recorded frames before ``end``."""
-        begin, self._written, self._due = self._written, end, end + _BLOCK
-        if begin == end:
+        start, self._written, self._due = self._written, end, end + _BLOCK
+        if start == end:
             return
         slot, sources = self._slot, self._sources
         recorded = sources.blocks.drain()
         block = {key: values.swapaxes(0, 1) for key, values in recorded.items()}
         for key, at in sources.outputs.items():
             if at in block:
-                slot[key][:, begin:end] = block[at]
+                slot[key][:, start:end] = block[at]
         for key in sources.following:
             if key in block and ("next", *key) in slot:
-                slot["next", *key][:, begin:end] = block[key]
+                slot["next", *key][:, start:end] = block[key]
         roots = min(end, self.frames - 1)
         for key in sources.observed:
             if key in block:
-                slot[key][:, begin + 1 : roots + 1] = block[key][:, : roots - begin]
+                slot[key][:, start + 1 : roots + 1] = block[key][:, : roots - start]
         if self._begun:
             counts = [len(rows) for rows, _ in self._begun]
             rows = np.concatenate([rows for rows, _ in self._begun])

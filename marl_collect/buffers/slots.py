@@ -185,9 +185,9 @@ class Slots:
 
     def _new_segment(self) -> Segment:
         batch, frames = self.layout.batch
-        what = f"A batch of {batch} environments x {frames} frames"
+        purpose = f"A batch of {batch} environments x {frames} frames"
         new = Segment.create if self._shared else Segment.ordinary
-        return new(self.layout.nbytes, what, _HINT)
+        return new(self.layout.nbytes, purpose, _HINT)
 
 
 _ALIVE: weakref.WeakValueDictionary[int, Slots] = weakref.WeakValueDictionary()

@@ -230,9 +230,9 @@ class TrajectoryAssembler:
         many rows is ``[T, B, ...]``.
         """
         out: Arrays = {}
-        begin = self._make_room(rows * frames) if self._memory else 0
+        start = self._reserve(rows * frames) if self._memory else 0
         for key, memory in self._memory.items():
-            arrays, inner = memory[begin : self._end], memory.shape[1:]
+            arrays, inner = memory[start : self._end], memory.shape[1:]
             if rows >= MANY:
                 out[key] = arrays.reshape(frames, rows, *inner).swapaxes(0, 1)
             else:
@@ -341,15 +341,15 @@ class TrajectoryAssembler:
             values = leaf.detach().cpu().numpy()[0]
             self._memory[key] = np.zeros((_FIRST, *values.shape[1:]), values.dtype)
 
-    def _make_room(self, frames: int) -> int:
+    def _reserve(self, frames: int) -> int:
         """Return the position at which ``frames`` further frames fit."""
         present = self._open + self._complete
         total = int(present.lengths.sum()) + frames
         if _FIRST + _FULL * total > self._capacity:
             self._capacity = _FIRST + _GROWTH * total
-            begin, moved = _FIRST, np.ones(len(present), np.bool_)
+            start, moved = _FIRST, np.ones(len(present), np.bool_)
         else:
-            begin, moved = self._range(present, self._end, frames)
+            start, moved = self._range(present, self._end, frames)
         positions = present[moved].positions()
         for key, memory in self._memory.items():
             values, target = memory.take(positions, 0), memory
@@ -357,17 +357,17 @@ class TrajectoryAssembler:
                 target = np.empty((self._capacity, *memory.shape[1:]), memory.dtype)
                 target[:_FIRST] = 0
                 self._memory[key] = target
-            target[begin : begin + len(positions)] = values
+            target[start : start + len(positions)] = values
         lengths = present.lengths[moved]
-        present.starts[moved] = begin + lengths.cumsum() - lengths
+        present.starts[moved] = start + lengths.cumsum() - lengths
         present.steps[moved] = 1
         count = len(self._open)
         self._open, self._complete = present[:count], present[count:]
-        self._end = begin + len(positions) + frames
-        return begin + len(positions)
+        self._end = start + len(positions) + frames
+        return start + len(positions)
 
     def _range(
-        self, present: _Pieces, begin: int, frames: int
+        self, present: _Pieces, start: int, frames: int
     ) -> tuple[int, NDArray[np.bool_]]:
         """Return the first position of a range, and the pieces in it.
 
@@ -375,13 +375,13 @@ class TrajectoryAssembler:
         """
         moved = np.zeros(len(present), np.bool_)
         while True:
-            end = begin + frames + int(present.lengths[moved].sum())
+            end = start + frames + int(present.lengths[moved].sum())
             if end > self._capacity:
                 return self._range(present, _FIRST, frames)
             last = present.starts + (present.lengths - 1) * present.steps
-            touched = (present.starts < end) & (last >= begin)
+            touched = (present.starts < end) & (last >= start)
             if (touched == moved).all():
-                return begin, moved
+                return start, moved
             moved = touched
 
     def _gather(self, positions: NDArray[np.int64]) -> TensorDictBase:

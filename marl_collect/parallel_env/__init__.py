@@ -12,8 +12,8 @@ ParallelEnv do not need it.
           memory [N, ...] per key <============>   envs read and write it
           Signals (signals.py)    <============>   commands, finished
 
-``joint.py`` has what SerialEnv and ParallelEnv share, ``messages.py`` what is sent over
-sockets.
+``joint.py`` has what SerialEnv and ParallelEnv share. ``worker.py`` lists the messages
+on sockets.
 """
 
 from marl_collect.parallel_env.parallel import ParallelEnv

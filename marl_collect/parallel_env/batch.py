@@ -111,7 +111,7 @@ class ParallelBatch(EnvBatch):
         return self._step_all
 
     def _step_all(self) -> None:
-        self._settle(self._groups)
+        self._finish_commands(self._groups)
         for group in self._groups:
             self._signals.command(group, EnvOperation.STEP, self._members[group])
 
@@ -153,7 +153,7 @@ class ParallelBatch(EnvBatch):
     def _ask(
         self, rows: Sequence[int], function: Callable[..., Any], *arguments: Any
     ) -> list[Any]:
-        self._settle(range(len(self._members)))
+        self._finish_commands(range(len(self._members)))
         rows_of_process: dict[int, list[int]] = {}
         for row in rows:
             rows_of_process.setdefault(self._owners[row][1], []).append(row)
@@ -176,7 +176,7 @@ class ParallelBatch(EnvBatch):
         rows = [self._rows[k] for k in indices]
         touched = {self._owners[row] for row in rows}
         groups = {group for group, _ in touched}
-        self._settle(groups)
+        self._finish_commands(groups)
         chosen = self._signals.chosen
         for group in groups:
             of_group = self._spread.groups[group]
@@ -187,7 +187,7 @@ class ParallelBatch(EnvBatch):
             processes = [p for g, p in touched if g == group]
             self._signals.command(group, operation, processes)
 
-    def _settle(self, groups: Sequence[int] | set[int] | range) -> None:
+    def _finish_commands(self, groups: Sequence[int] | set[int] | range) -> None:
         """Wait for commands of an interrupted call; raise if closed."""
         self._processes.check_open()
         for group in groups:

@@ -21,7 +21,7 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import STOP
 
-_LOOK_SECONDS: Final = 0.1
+_CHECK_SECONDS: Final = 0.1
 """Interval of the trainer's checks that processes are alive while it waits."""
 
 _NUDGE_SECONDS: Final = 1.0
@@ -46,7 +46,7 @@ class EnvProcesses:
         self.spread = Spread.even(size, processes, options.groups)
         self._segments: list[Segment] = []
         self._calls = 0
-        self._look = min(_LOOK_SECONDS, (options.timeout or 1.0) / 10)
+        self._check_seconds = min(_CHECK_SECONDS, (options.timeout or 1.0) / 10)
         self._pool = WorkerPool(
             worker.main,
             [self._assignment(p, factories, options) for p in range(processes)],
@@ -90,16 +90,16 @@ class EnvProcesses:
             WorkerError: a process died or hung. All are ended.
         """
         signals = self.signals
-        if not signals.awaited(group) or signals.sleep(group, self._look):
+        if not signals.awaited(group) or signals.sleep(group, self._check_seconds):
             return
-        begin, nudged = time.monotonic(), False
+        start, nudged = time.monotonic(), False
         while True:
             self._supervise()
-            if not nudged and time.monotonic() - begin > _NUDGE_SECONDS:
+            if not nudged and time.monotonic() - start > _NUDGE_SECONDS:
                 nudged = True
                 with self._ending_on(Exception):
                     self._pool.broadcast(None, signals.pending(group))
-            if signals.sleep(group, self._look):
+            if signals.sleep(group, self._check_seconds):
                 return
 
     def call(
@@ -150,10 +150,10 @@ class EnvProcesses:
         return failures
 
     @contextmanager
-    def _ending_on(self, kind: type[BaseException]) -> Iterator[None]:
+    def _ending_on(self, error: type[BaseException]) -> Iterator[None]:
         try:
             yield
-        except kind:
+        except error:
             self._end(ERROR_CLOSE_SECONDS)
             raise
 

@@ -89,11 +89,11 @@ class Signals:
         self._done = [self._semaphore(segment, fresh=fresh) for _ in groups]
         self._for_go = [SpinWait(go, shape.spin) for go in self._go]
         self._for_done = [SpinWait(done, shape.spin) for done in self._done]
-        self.failed = self._place(p, "B")
-        self._commands = [self._place(p, "I") for _ in groups]
-        self._finished = [self._place(p, "I") for _ in groups]
-        self.chosen = self._place(shape.environments, "B")
-        self.seeds = self._place(shape.environments, "q")
+        self.failed = self._array(p, "B")
+        self._commands = [self._array(p, "I") for _ in groups]
+        self._finished = [self._array(p, "I") for _ in groups]
+        self.chosen = self._array(shape.environments, "B")
+        self.seeds = self._array(shape.environments, "q")
         self._number = 0
         self._awaited = [False for _ in groups]
 
@@ -170,14 +170,14 @@ class Signals:
         for done in self._done:
             done.post()
 
-    def _place(self, count: int, code: _Code) -> "memoryview[int]":
-        begin = self._take(count * _SIZES[code])
-        return self._view[begin : begin + count * _SIZES[code]].cast(code)
+    def _array(self, count: int, code: _Code) -> "memoryview[int]":
+        first = self._reserve(count * _SIZES[code])
+        return self._view[first : first + count * _SIZES[code]].cast(code)
 
     def _semaphore(self, segment: Segment, *, fresh: bool) -> Semaphore:
-        return Semaphore(segment.buffer, self._take(NBYTES), fresh=fresh)
+        return Semaphore(segment.buffer, self._reserve(NBYTES), fresh=fresh)
 
-    def _take(self, size: int) -> int:
-        begin = self._end
-        self._end = begin + -(-size // _LINE) * _LINE
-        return begin
+    def _reserve(self, size: int) -> int:
+        first = self._end
+        self._end = first + -(-size // _LINE) * _LINE
+        return first

@@ -33,12 +33,12 @@ class Spread:
         rows: list[tuple[range, ...]] = []
         for part in parts:
             share, spare = divmod(len(part), processes)
-            begin = part.start
+            start = part.start
             dealt: list[range] = []
             for p in range(processes):
                 size = share + ((p - first) % processes < spare)
-                dealt.append(range(begin, begin + size))
-                begin += size
+                dealt.append(range(start, start + size))
+                start += size
             rows.append(tuple(dealt))
             first = (first + spare) % processes
         return cls(parts, tuple(rows))

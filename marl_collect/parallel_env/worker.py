@@ -35,7 +35,7 @@ from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import ENVIRONMENT, PHASE, STEPS, Phase
 
-_LOOK_SECONDS: Final = 0.25
+_CHECK_SECONDS: Final = 0.25
 """Interval at which a sleeping worker checks whether the trainer closed."""
 
 
@@ -176,7 +176,7 @@ class _EnvWorker:
         groups = range(signals.shape.groups)
         try:
             while True:
-                signals.listen(me, _LOOK_SECONDS)
+                signals.listen(me, _CHECK_SECONDS)
                 if self._line.should_stop:
                     return
                 idle = True

@@ -63,9 +63,9 @@ class AlternatingRollout:
         self._progress = _JointReporter(progress or ProgressReporter(), len(parts))
         self._rows: list[slice] = []
         self._rollouts: list[Rollout] = []
-        begin = 0
+        first = 0
         for part, policy in zip(parts, policies, strict=True):
-            rows = slice(begin, begin + part.size)
+            rows = slice(first, first + part.size)
             self._rows.append(rows)
             mine = _part_of(plan, rows)
             rollout = Rollout(
@@ -74,7 +74,7 @@ class AlternatingRollout:
             self._rollouts.append(rollout)
             who = f"environments {mine.environments}"
             check_same_signature(policies[0].signature, policy.signature, who)
-            begin += part.size
+            first += part.size
         self.plan = plan
 
     def explain(self) -> str:

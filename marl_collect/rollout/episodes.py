@@ -449,13 +449,13 @@ def _sums(
                 rest[over] = 0
         return total, rest
 
-    def add(k: int, begin: int, last: int, out: NDArray[np.float64]) -> None:
-        if last > begin:
-            out[...] = np.add.accumulate(rewards[k, begin:last], 0, np.float64)[-1]
+    def add(k: int, first: int, last: int, out: NDArray[np.float64]) -> None:
+        if last > first:
+            out[...] = np.add.accumulate(rewards[k, first:last], 0, np.float64)[-1]
 
     pieces = zip(rows.tolist(), firsts.tolist(), lasts.tolist(), total, strict=True)
-    for k, begin, last, out in pieces:
-        add(k, begin, last, out)
-    for k, begin in enumerate(begins.tolist()):
-        add(k, begin, end, rest[k])
+    for k, first, last, out in pieces:
+        add(k, first, last, out)
+    for k, first in enumerate(begins.tolist()):
+        add(k, first, end, rest[k])
     return total, rest

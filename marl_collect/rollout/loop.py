@@ -441,7 +441,7 @@ class Rollout:
 
     def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         environments, engine = self._episodes.plan.environments, self._engine
-        begin = time.perf_counter()
+        start = time.perf_counter()
         if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
@@ -449,7 +449,7 @@ class Rollout:
             for k, seed in zip(indices, seeds, strict=True):
                 self._progress.resetting(environments[k])
                 engine.reset([k], [seed])
-        self._reset_seconds += time.perf_counter() - begin
+        self._reset_seconds += time.perf_counter() - start
 
     def _truncate_at_limit(self, limits: NDArray[np.int64] | None, frame: int) -> None:
         rows = np.flatnonzero((limits == frame) & ~self._done)
