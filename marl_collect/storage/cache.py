@@ -38,11 +38,11 @@ from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
-    RUN,
     Column,
     columns_of,
     decode,
     flat_rows,
+    runs_of,
 )
 from marl_collect.storage.files import BatchFile, read_schema, read_table
 from marl_collect.storage.writer import schema_difference
@@ -372,8 +372,8 @@ class _Builder:
                 modified = file.path.stat().st_mtime_ns
                 keep = partial(_append, large, state)
                 rows, entries = self.decoded(file, keep, state.runs)
-                records.write(rows.tobytes())
-                index.write(entries.tobytes())
+                records.write(rows.view(np.uint8))
+                index.write(entries.view(np.uint8))
                 state.begins[f"{file.run}.{file.first}"] = state.frames
                 state.frames += len(rows)
                 state.ends[f"{file.run}.{file.last}"] = [state.frames, modified]
@@ -415,15 +415,13 @@ class _Builder:
 
         with naming(file.path, "a file of a dataset"):
             rows = decode(table, self.columns, lambda n: np.zeros(n, self.dtype), keep)
-            names = table.column(RUN).to_pylist()
+            names, codes = runs_of(table)
             entries = np.zeros(len(rows), _INDEX)
             entries["frame_index"] = table.column(FRAME_INDEX).to_numpy()
-        for run in dict.fromkeys(names):
-            if not isinstance(run, str):
-                raise DatasetError(f"{file.path} has frames without a run.")
-            runs[run] = runs.get(run, 0) + names.count(run)
-        numbers = {run: number for number, run in enumerate(runs)}
-        entries["run"] = [numbers[run] for run in names]
+        for code, run in enumerate(names):
+            runs[run] = runs.get(run, 0) + int(np.count_nonzero(codes == code))
+        numbers = list(runs)
+        entries["run"] = np.array([numbers.index(run) for run in names])[codes]
         by_key = {column.key: column.name for column in self.columns}
         entries["traj_id"] = rows[by_key[TRAJ_IDS]]
         entries["done"] = rows[by_key[DONE]].reshape(-1)

@@ -302,11 +302,26 @@ def decode(
             if is_null[-1] or column.root not in names:
                 raise DatasetError(f"the column {column.name} has a null too many.")
             out[:-1] = rows[names[column.root]][1:]
+        present = ~is_null if is_null.any() else slice(None)
         if column.is_large:
-            out[~is_null] = np.array([keep(v) for v in values], np.int64).reshape(-1, 2)
+            out[present] = np.array([keep(v) for v in values], np.int64).reshape(-1, 2)
         else:
-            out[~is_null] = values
+            out[present] = values
     return rows
+
+
+def runs_of(table: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of a table's runs as they appear, and of each row the number.
+
+    Raises:
+        DatasetError: if a row has no run.
+    """
+    # The dictionary of a file may have names that no row has.
+    column = table.column(RUN).cast(pa.string())
+    encoded = pa.concat_arrays(column.chunks).dictionary_encode()
+    if encoded.null_count:
+        raise DatasetError("it has frames without a run.")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
 def flat_rows(values: NDArray[Any]) -> NDArray[Any]:
