@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.files.folders import completed
 from marl_collect.storage.columns import DONE, to_table
-from marl_collect.storage.files import file_name, write_table
+from marl_collect.storage.files import BatchFile, file_name, new_run, write_table
 from marl_collect.storage.frames import Frames
 from marl_collect.storage.numbering import ranges, starts
 
@@ -21,7 +21,8 @@ _FILE_BYTES: Final = 2**26
 def save(frames: Frames, episodes: NDArray[Any], path: Path) -> None:
     """Write rows of ``Cache.episodes``, with the selected keys; see ``Trajectories``.
 
-    Each run keeps its name, so its episodes keep their seeds.
+    Each run gets a new name, so files of several selections may be in one folder. Its
+    description stays, so its episodes keep their seeds.
     """
     missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
     if missing:
@@ -33,10 +34,12 @@ def save(frames: Frames, episodes: NDArray[Any], path: Path) -> None:
     with completed(path, "save", or_empty=True) as temporary:
         temporary.mkdir()
         folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        saved: list[BatchFile] = []
         try:
             for run in np.unique(episodes["run"]).tolist():
                 rows = episodes[episodes["run"] == run]
-                name = frames.cache.runs[run]
+                name = new_run(saved)
+                saved.append(BatchFile(name, 0, 0, path))
                 about = {"description": description, "run": frames.runs[run].to_json()}
                 ends = starts(rows["length"])[1:] * size // _FILE_BYTES
                 cuts = np.flatnonzero(np.diff(ends)) + 1

@@ -294,7 +294,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def save(self, path: str | Path) -> None:
         """Write these episodes, with the selected keys, as a dataset.
 
-        To delete episodes of a dataset, save the others. Runs and seeds are kept.
+        To delete episodes of a dataset, save the others. Runs get new names,
+        and keep their descriptions and seeds.
 
         Args:
             path: a folder that does not exist, or is empty. It appears when it is

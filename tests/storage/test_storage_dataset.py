@@ -297,6 +297,20 @@ def test_a_selection_is_saved_as_a_dataset(
     assert {entry.name for entry in tmp_path.iterdir()} == {"b", "c", "d"}
 
 
+def test_saved_selections_are_merged_by_copying(path: Path, tmp_path: Path) -> None:
+    episodes = open_dataset(path).trajectories
+    (tmp_path / "all").mkdir()
+    for name, part in (("a", episodes[::2]), ("b", episodes[1::2])):
+        part.save(tmp_path / name)
+        for file in (tmp_path / name).glob("*.parquet"):
+            assert not (tmp_path / "all" / file.name).exists()
+            shutil.copy(file, tmp_path / "all")
+    merged = open_dataset(tmp_path / "all").trajectories
+    assert len(merged) == len(episodes)
+    assert sorted(merged.returns) == sorted(episodes.returns)
+    assert sorted(map(str, merged.seeds)) == sorted(map(str, episodes.seeds))
+
+
 def test_a_cache_that_cannot_be_written_is_elsewhere(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
