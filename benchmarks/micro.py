@@ -37,7 +37,6 @@ TABLE = (
     "learners",
     "convolutions",
     "assignment",
-    "pool_weights",
     "envs",
     "families",
     "worlds",

@@ -10,7 +10,6 @@ module             its question
 ``models``         networks: ours, TorchRL's, and a loop of torch modules
 ``learners``       what a gradient step costs
 ``assignment``     what several policies cost, compared with one
-``pool_weights``   what an update costs while a pool keeps past versions
 ``envs``           steps and resets of environments, and of their library's loop
 ``worlds``         what a frame costs if a simulator steps many worlds
 ``imports``        what importing MeltingPot costs

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.collectors.broadcaster import WeightBroadcaster, WeightUpdate
+from marl_collect.collectors.publish import Publisher, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
@@ -31,7 +31,7 @@ _KEYS = {
 
 
 def pack(
-    statistics: Statistics, weights: WeightBroadcaster, workers: list[Any]
+    statistics: Statistics, weights: Publisher, workers: list[Any]
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
     module = weights.policy.module
@@ -50,7 +50,7 @@ def pack(
 def unpack(
     state_dict: Mapping[str, Any],
     description: EnvDescription,
-    weights: WeightBroadcaster,
+    weights: Publisher,
 ) -> list[Any]:
     """Return the workers' states, after checking the whole state.
 
@@ -83,7 +83,7 @@ def unpack(
 
 
 def restore(
-    state_dict: Mapping[str, Any], statistics: Statistics, weights: WeightBroadcaster
+    state_dict: Mapping[str, Any], statistics: Statistics, weights: Publisher
 ) -> None:
     """Restore counters, the trainer's module, and all workers' weights and versions."""
     policy, parameters = weights.policy, state_dict["policy_state_dict"]
@@ -150,7 +150,7 @@ def warn_if_not_resumed(
         warn(REPLAY_DIVERGED.format(description.name))
 
 
-def _check_weights(state_dict: Mapping[str, Any], weights: WeightBroadcaster) -> None:
+def _check_weights(state_dict: Mapping[str, Any], weights: Publisher) -> None:
     versions = state_dict["policy_versions"]
     several = len(set(versions)) > 1 or len(state_dict["published"]) > 1
     if several and len(versions) != weights.workers:

@@ -12,7 +12,6 @@ from tensordict import TensorDictBase
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import chosen_workers, listed_workers
 from marl_collect.collectors.background import Background
-from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import (
     check_workers,
     pack,
@@ -22,6 +21,7 @@ from marl_collect.collectors.checkpoint import (
 )
 from marl_collect.collectors.delivery import Delivery, FilledSlot
 from marl_collect.collectors.options import TORCHRL_ATTRIBUTES, CollectorOptions
+from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
@@ -56,7 +56,7 @@ class Source(Protocol):
     sizes: list[int]
     shape: tuple[Layout, list[int]] | None
     batch_frames: int
-    weights: WeightBroadcaster
+    weights: Publisher
     statistics: Statistics
     works_in_forks: bool
     keeps_state: bool

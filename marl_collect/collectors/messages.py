@@ -17,7 +17,7 @@ arrive in the order of the calls. After ``use_slot`` all messages are small: bat
 weights are never pickled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ from marl_collect.policies.choose import ActingOptions
 from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import State
-from marl_collect.weights.shared import Handle
 from marl_collect.weights.skeleton import Skeleton
 
 
@@ -71,7 +70,7 @@ class SkeletonPolicy:
     """
 
     skeleton: Skeleton
-    handle: Handle
+    handle: Any
     place: int
 
 
@@ -112,18 +111,16 @@ class Weights:
     Attributes:
         order: a unique number, which the worker records once it has read the weights.
         version: of the weights.
-        place: the place in the vector to read; None if the worker has the weights.
-        ranges: indices of the layout's ranges that the worker lacks.
-        handle: of the vector, if it has changed.
-        settings: of the policy, if they have changed.
+        place: number of the place to read; None if the worker has the weights.
+        handle: of the place, unless the worker has it.
+        state: of the policy, if it has changed.
     """
 
     order: int = 0
     version: int = 0
     place: int | None = None
-    ranges: Sequence[int] = ()
-    handle: Handle | None = None
-    settings: State | None = None
+    handle: Any = None
+    state: State | None = None
 
 
 @dataclass(frozen=True)

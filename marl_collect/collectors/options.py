@@ -20,7 +20,7 @@ from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
-from marl_collect.weights.shared import SharedMemoryWeights, WeightScheme
+from marl_collect.weights.shared import SharedMemoryWeights
 
 POLICY = "policy"
 """The only key of ``weight_sync_schemes`` and ``weight_recv_schemes``."""
@@ -501,10 +501,10 @@ class BatchOptions(WorkerOptions):
         ),
     ] = None
     weight_sync_schemes: Annotated[
-        Mapping[str, WeightScheme] | None,
+        Mapping[str, SharedMemoryWeights] | None,
         Option(
-            '`{"policy": scheme}`: a `marl_collect.weights.shared.WeightScheme` that '
-            "sends weights to the workers; None: shared memory",
+            '`{"policy": marl_collect.weights.shared.SharedMemoryWeights()}`, the only '
+            "way in which weights reach the workers, like None",
             not_in={
                 "Collector": "it acts with the trained module itself: omit it",
                 "RayCollector": "weights reach the nodes through Ray's object store",
@@ -553,12 +553,6 @@ class BatchOptions(WorkerOptions):
                 f"TensorDict, but found {sorted(map(str, devices))}."
             )
         return next(iter(devices), None)
-
-    @property
-    def weight_scheme(self) -> WeightScheme:
-        """How weights reach the workers."""
-        schemes = self.weight_sync_schemes or {}
-        return schemes.get(POLICY) or SharedMemoryWeights()
 
     def batches(self, frames: int) -> float:
         """Return the number of batches of ``frames`` frames in ``total_frames``."""
@@ -751,11 +745,11 @@ def _check_schemes(options: BatchOptions) -> None:
     """Check how weights are sent and received.
 
     Raises:
-        TypeError: if a scheme is no ``WeightScheme``.
+        TypeError: if a scheme is no ``SharedMemoryWeights``.
         ValueError: for the name of an unknown model.
     """
     scheme = (options.weight_sync_schemes or {}).get(POLICY)
-    if scheme is not None and not callable(getattr(scheme, "open", None)):
+    if scheme is not None and not isinstance(scheme, SharedMemoryWeights):
         advice = ""
         if type(scheme).__module__.startswith("torchrl."):
             advice = (
@@ -763,8 +757,8 @@ def _check_schemes(options: BatchOptions) -> None:
                 "have no use: omit weight_sync_schemes."
             )
         raise TypeError(
-            f"weight_sync_schemes[{POLICY!r}] must be a WeightScheme, such as "
-            f"SharedMemoryWeights(), but is {scheme!r}.{advice}"
+            f"weight_sync_schemes[{POLICY!r}] must be SharedMemoryWeights(), "
+            f"but is {scheme!r}.{advice}"
         )
     for name in ("weight_sync_schemes", "weight_recv_schemes"):
         if set(getattr(options, name) or ()) - {POLICY}:

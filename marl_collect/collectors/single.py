@@ -15,7 +15,6 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.arguments import counted
-from marl_collect.collectors.broadcaster import OwnWeights, WeightBroadcaster
 from marl_collect.collectors.collector import CollectorBase
 from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.initialization import (
@@ -24,6 +23,7 @@ from marl_collect.collectors.initialization import (
     prepare,
 )
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.publish import OwnWeights, Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -102,7 +102,7 @@ class OwnRollout:
             with suppress(Exception):  # It must not hide the first error.
                 self._engine.close()
             raise
-        self.weights: WeightBroadcaster = OwnWeights(self._policy)
+        self.weights: Publisher = OwnWeights(self._policy)
         self._closed = False
         cleanup.register(self)
 

@@ -12,13 +12,13 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.arguments import sized_workers
-from marl_collect.collectors.broadcaster import WeightBroadcaster
 from marl_collect.collectors.checkpoint import (
     warn_if_not_resumed,
     warn_of_a_dropped_batch,
 )
 from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.description import Key
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
@@ -64,7 +64,7 @@ class Teams:
         self._next_team = 0
         self.description = workers.description
         self.sizes = workers.sizes
-        self.weights: WeightBroadcaster = workers.weights
+        self.weights: Publisher = workers.weights
         self.statistics = workers.statistics
         self._frames = list(frames)
         try:

@@ -51,10 +51,7 @@ class TrainerPolicy:
         self._walk: WeightWalk | None = None
         self._watch: StateWatch | None = None
         if isinstance(module, nn.Module):
-            self.layout = WeightLayout.of(
-                module,
-                module.owner if isinstance(module, AssignedPolicies) else _only_policy,
-            )
+            self.layout = WeightLayout.of(module)
             self._walk = WeightWalk(module)
             self._watch = StateWatch(module)
             self._structure = _structure(module)
@@ -136,8 +133,8 @@ class TrainerPolicy:
             "another network."
         )
 
-    def settings(self) -> State | None:
-        """Return the changes of the module's settings since the start."""
+    def state(self) -> State | None:
+        """Return the changes of the module's state since the start."""
         return None if self._watch is None else self._watch.changes()
 
     def use_layout(self, layout: WeightLayout) -> None:
@@ -322,11 +319,6 @@ class WeightWalk:
         ]
         self._held.append((_END,))
         self._seen = list(chain.from_iterable(self._held))
-
-
-def _only_policy(tensor: str) -> str:
-    del tensor
-    return ""
 
 
 @final

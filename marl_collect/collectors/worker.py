@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -43,10 +42,9 @@ from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import StateCopy
-from marl_collect.weights.shared import Handle, Reader
+from marl_collect.weights.shared import WeightReader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
-_WRITES = attrgetter("_version")
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
 _COMMAND = int(Phase.COMMAND)
@@ -134,13 +132,11 @@ class RolloutWorker:
         self._plan: Plan
         self._policy: Any = None
         self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
-        self._reader: Reader | None = None
+        self._reader: WeightReader
         self._vector: torch.Tensor
-        self._layout: WeightLayout | None = None
-        # What the module acts with: the vector, or copies on a device of its views.
+        # Of a module on a device, and the views of the vector that are copied there.
         self._tensors: list[torch.Tensor] = []
         self._views: list[torch.Tensor] = []
-        self._written: list[int] = []
         self._copy: StateCopy | None = None
         self._before: Any = None
         self._explanation = ""
@@ -177,10 +173,10 @@ class RolloutWorker:
             return self._act_with(*self._built(policy))
         return self._act_with(policy, None)
 
-    def publish_weights(self, handle: Handle) -> None:
-        """Write the policy's own weights to this memory, and read there from now on."""
-        self._reader = handle.attach(self._vector)
-        self._reader.publish_own()
+    def publish_weights(self, place: int, handle: Any) -> None:
+        """Write the policy's own weights to this place."""
+        self._reader.attach(place, handle)
+        self._reader.publish_own(place)
 
     def use_slot(
         self,
@@ -285,9 +281,10 @@ class RolloutWorker:
         self._vector = torch.zeros(
             handle.layout.nbytes, dtype=torch.uint8, device="cpu"
         )
-        self._reader = handle.attach(self._vector)
+        self._reader = WeightReader(self._vector)
+        self._reader.attach(policy.place, handle)
         # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(policy.place, range(len(handle.layout.ranges)))
+        self._reader.pull(policy.place)
         module = assemble_module(policy.skeleton, handle.layout.views(self._vector))
         self._copy = StateCopy(module)
         return module
@@ -308,6 +305,7 @@ class RolloutWorker:
         weights = weight_tensors(built)
         layout = WeightLayout.of(built)
         self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
+        self._reader = WeightReader(self._vector)
         views = layout.views(self._vector)
         for tensor, view in zip(weights.values(), views, strict=True):
             view.copy_(tensor.detach())
@@ -316,25 +314,16 @@ class RolloutWorker:
 
     def _take(self, weights: messages.Weights) -> None:
         """Load these weights, and the state that comes with them."""
-        if weights.handle is not None:
-            self._reader = weights.handle.attach(self._vector)
-        if weights.settings is not None:
+        if weights.state is not None:
             assert self._copy is not None
-            self._copy.apply(weights.settings)
-        if self._reader is None or weights.place is None:
+            self._copy.apply(weights.state)
+        if weights.place is None:
             return
-        layout = self._layout
-        assert layout is not None
-        ranges = weights.ranges
-        # Torch counts the writes to a tensor through any of its views.
-        if self._written != list(map(_WRITES, self._tensors)):
-            ranges = range(len(layout.ranges))  # The module has written some of them.
-        self._reader.pull(weights.place, ranges)
+        if weights.handle is not None:
+            self._reader.attach(weights.place, weights.handle)
+        self._reader.pull(weights.place)
         if self._views:
-            for index in ranges:
-                part = layout.ranges[index].tensors
-                torch._foreach_copy_(self._tensors[part], self._views[part])
-        self._written = list(map(_WRITES, self._tensors))
+            torch._foreach_copy_(self._tensors, self._views)
 
     def _seed_generators(self, seed: int) -> None:
         """Seed the global generators of this process."""
@@ -344,18 +333,15 @@ class RolloutWorker:
     def _act_with(
         self, policy: Any, layout: WeightLayout | None
     ) -> messages.PolicyReady:
-        self._policy, self._layout = policy, layout
+        self._policy = policy
         self._context.line.enter(Phase.POLICY)
         acting = self._assignment.acting
         device = torch.device(acting.device)
-        if layout is not None:
-            self._tensors = [self._vector]
-            if device.type != "cpu":
-                # Its tensors are copied to after every pull.
-                policy = policy.to(device)
-                self._tensors = [t.detach() for t in weight_tensors(policy).values()]
-                self._views = layout.views(self._vector)
-            self._written = list(map(_WRITES, self._tensors))
+        if layout is not None and device.type != "cpu":
+            # Its tensors are copied to after every pull.
+            policy = policy.to(device)
+            self._tensors = [t.detach() for t in weight_tensors(policy).values()]
+            self._views = layout.views(self._vector)
         runners = [make_runner(policy, part, acting) for part in self._parts]
         return self._use(runners, layout)
 

@@ -27,14 +27,10 @@ from typing import Any, Protocol, final
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.broadcaster import (
-    SharedWeights,
-    WorkerWeights,
-    factories_of,
-)
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.publish import WorkerWeights, factories_of
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -51,8 +47,9 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import Call
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import WorkerProgress
+from marl_collect.processes.status_board import WEIGHTS_READ, WorkerProgress
 from marl_collect.rollout.episodes import Plan
+from marl_collect.weights.shared import SharedVector
 
 _LOG = logging.getLogger(__name__)
 
@@ -118,7 +115,7 @@ class Workers:
         options.check_policy_devices(len(factories))
         self._members = [_Member(argument) for argument in _assign(factories, options)]
         self._pool = self._start()
-        self.weights: WorkerWeights[Any] = None  # type: ignore[assignment]
+        self.weights: WorkerWeights = None  # type: ignore[assignment]
         # Batches that were finished while the worker was called.
         self._collected: deque[tuple[int, messages.Collected]] = deque()
         self.statistics = Statistics()
@@ -349,18 +346,18 @@ class Workers:
             num_threads=options.num_sub_threads,
         )
 
-    def _publish(self, policy: TrainerPolicy) -> WorkerWeights[Any]:
+    def _publish(self, policy: TrainerPolicy) -> WorkerWeights:
         """Return the weights of the workers that were started."""
         pool = self._pool
         assert isinstance(pool, WorkerPool)
 
-        def check(workers: Sequence[int]) -> None:
-            try:
-                pool.check(workers)
-            except Exception as error:  # noqa: BLE001 - raised again, or handled
-                self._replace_or_raise(error)
+        def last_read(worker: int) -> int:
+            return pool.status_board.lines[worker].cells[WEIGHTS_READ]
 
-        return SharedWeights(policy, self._options, pool, self.call, check)
+        factories = factories_of(self._options, len(self))
+        return WorkerWeights(
+            policy, self._options, factories, self.call, SharedVector, last_read
+        )
 
     def _lost_with(self, worker: int) -> Sequence[int]:
         """Return a failed worker and those that were lost with it."""
@@ -398,7 +395,7 @@ class Workers:
         warn_if_pinned(first, ends[-1])
         return first
 
-    def _weights_of(self, policy: Any) -> WorkerWeights[Any]:
+    def _weights_of(self, policy: Any) -> WorkerWeights:
         module = None
         if not is_random(policy):
             trust = self._options.trust_policy
@@ -513,11 +510,9 @@ class Workers:
             member = self._members[worker]
             if member.preempted:  # Also the replacement stops early then.
                 self._pool.preempt(worker, preempted=True)
-            if member.batch is None:
-                self.weights.forget(worker)
-                continue
-            weights = self.weights.order_again(worker)
-            self._send(worker, "collect", replace(member.batch, weights=weights))
+            if member.batch is not None:
+                weights = self.weights.order(worker)
+                self._send(worker, "collect", replace(member.batch, weights=weights))
 
     def _recycle(self, worker: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""

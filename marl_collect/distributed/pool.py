@@ -200,8 +200,9 @@ class RayPool:
                 vector = self._placed(actor, local, policy.handle)
                 arguments = (plan, replace(policy, handle=_bare(vector)))
         elif message.method == "publish_weights":
-            vector, fills = self._placed(actor, local, *arguments), WEIGHTS
-            arguments = (_bare(vector),)
+            place, unplaced = arguments
+            vector, fills = self._placed(actor, local, unplaced), WEIGHTS
+            arguments = (place, _bare(vector))
         elif message.method == "collect":
             (command,) = arguments
             fills, weights = command.slot, command.weights
@@ -214,8 +215,8 @@ class RayPool:
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
         data = cloudpickle.dumps(Call(message.method, arguments), protocol=5)
-        ranges, references = (vector.ranges, vector.references) if vector else ((), ())
-        sent = actor.call(SEND, "send", local, data, ranges, fills, vacant, *references)
+        weights_to_write = () if vector is None else vector.written
+        sent = actor.call(SEND, "send", local, data, fills, vacant, *weights_to_write)
         actor.sent.append(sent)
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
@@ -599,7 +600,7 @@ def _jobs(actor: Actor) -> list[bytes]:
 
 def _bare(vector: NodeVector) -> NodeVector:
     """Return what the worker needs of a vector."""
-    return replace(vector, references=(), ranges=(), into=None)
+    return replace(vector, reference=None, into=None)
 
 
 def _why(error: Exception) -> str:

@@ -144,7 +144,6 @@ class Relay:
         self,
         worker: int,
         message: bytes,
-        ranges: Sequence[tuple[int, int]],
         fills: Name | None,
         vacant: Sequence[Name],
         *weights: Bytes,
@@ -154,15 +153,14 @@ class Relay:
         Args:
             worker: its index; it is idle if there are weights.
             message: pickled.
-            ranges: begin and end of each part of the weights, in bytes.
             fills: the memory whose content its next reply is sent with.
             vacant: memory that the worker uses no longer.
-            weights: the parts.
+            weights: of its policy; at most one vector.
         """
         try:
-            for (begin, end), part in zip(ranges, weights, strict=True):
+            for vector in weights:
                 memory = np.frombuffer(self._memory[worker, WEIGHTS].buffer, np.uint8)
-                memory[begin:end] = part
+                memory[:] = vector
             if fills is not None:
                 self._filling[worker] = fills
             for name in vacant:

@@ -1,16 +1,17 @@
 """The trainer's side of the workers of all actors."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 from typing_extensions import override
 
-from marl_collect.collectors.broadcaster import factories_of
+from marl_collect.collectors.publish import WorkerWeights, factories_of
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.collectors.workers import Workers
 from marl_collect.distributed.pool import STARTS, Actor, RayPool
 from marl_collect.distributed.ray_options import RayOptions
-from marl_collect.distributed.vectors import StoredWeights
+from marl_collect.distributed.vectors import RayVector
 from marl_collect.errors import WorkerError
 
 
@@ -32,10 +33,10 @@ class RayWorkers(Workers):
         return RayPool(self._options, [member.assignment for member in self._members])
 
     @override
-    def _publish(self, policy: TrainerPolicy) -> StoredWeights:
+    def _publish(self, policy: TrainerPolicy) -> WorkerWeights:
         factories = factories_of(self._options, len(self))
-        ray = self._pool.cluster.ray
-        return StoredWeights(policy, self._options, factories, ray, self.call)
+        open_vector = partial(RayVector, ray=self._pool.cluster.ray)
+        return WorkerWeights(policy, self._options, factories, self.call, open_vector)
 
     @override
     def _lost_with(self, worker: int) -> Sequence[int]:

@@ -106,16 +106,6 @@ class AssignedPolicies(nn.Module):
         pool, place = self._places[name]
         return getattr(self, pool).members[place]
 
-    def owner(self, tensor: str) -> str:
-        """Return the name of the policy that has this parameter.
-
-        Args:
-            tensor: its name, as ``named_parameters`` has it.
-        """
-        name, *path = tensor.split(".")
-        pooled = isinstance(getattr(self, name), PolicyPool) and path[0] == "members"
-        return f"{name}_{path[1]}" if pooled else name
-
     def replace(self, name: str, policy: Any) -> None:
         """Use another form of a policy, such as a lazy module's initialised copy."""
         wrapped = policy if isinstance(policy, nn.Module) else Called(policy)

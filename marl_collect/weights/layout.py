@@ -2,21 +2,12 @@
 
 One vector holds all parameters and buffers that are strided. Each tensor is a view of
 it, at a multiple of 64 bytes.
-
-The vector is divided into ranges. Adjacent frozen parameters of one policy, such as an
-encoder or a member of a pool, are a range, and so is everything between two such
-ranges. A range has a number, which changes if its bytes may have changed, so equal
-numbers mean equal bytes. Only ranges with other numbers are written and sent. The
-number of frozen parameters changes only with their bytes. All other ranges get a new
-number with every update: trained parameters change anyway, and the module in a worker
-may have changed its own buffers.
 """
 
-import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, compress, groupby, islice
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, final
 
@@ -37,28 +28,6 @@ _KIND = attrgetter("shape", "dtype")
 _INNER = "module."  # The beginning of names of the module in a TensorDictModule.
 _EXTRA_STATE = "_extra_state"  # The key of ``get_extra_state()`` in a state_dict.
 
-# It stops at the first difference, unlike comparisons of arrays, and allocates nothing.
-_differ = ctypes.CDLL(None).memcmp
-_differ.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-@final
-@dataclass(frozen=True)
-class WeightRange:
-    """The weights in a vector that have one number.
-
-    Attributes:
-        tensors: the indices of the tensors.
-        begin: where the range begins in the vector, in bytes.
-        end: where it ends, in bytes.
-        frozen: whether these are parameters of one policy that require no gradient.
-    """
-
-    tensors: slice
-    begin: int
-    end: int
-    frozen: bool
-
 
 @final
 @dataclass(frozen=True)
@@ -72,7 +41,6 @@ class WeightLayout:
         offsets: where the tensors begin, in bytes.
         sizes: of the tensors, in bytes.
         nbytes: size of the vector.
-        ranges: neighbouring frozen parameters of one policy, and what lies between.
         aliases: maps the other names of tied tensors to their first names.
     """
 
@@ -82,21 +50,11 @@ class WeightLayout:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     nbytes: int
-    ranges: tuple[WeightRange, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, module: nn.Module, policy_of: Callable[[str], str] | None = None
-    ) -> "WeightLayout":
-        """Return the layout of a module's parameters and buffers.
-
-        Args:
-            module: a policy, or several policies.
-            policy_of: maps the name of a parameter to its policy. None for one range,
-                which always travels: torch must count what a module writes to frozen
-                parameters in a worker.
-        """
+    def of(cls, module: nn.Module) -> "WeightLayout":
+        """Return the layout of the parameters and buffers of a policy, or several."""
         tensors = weight_tensors(module)
         first = {id(tensor): name for name, tensor in tensors.items()}
         aliases = {
@@ -104,35 +62,19 @@ class WeightLayout:
             for name, tensor in _every_name(module).items()
             if name not in tensors and id(tensor) in first
         }
-        return cls.plan(tensors, aliases, policy_of)
+        return cls.plan(tensors, aliases)
 
     @classmethod
     def plan(
         cls,
         tensors: Mapping[str, torch.Tensor],
         aliases: Mapping[str, str] | None = None,
-        policy_of: Callable[[str], str] | None = None,
     ) -> "WeightLayout":
         """Return the layout that stores ``tensors`` back to back."""
         sizes = [tensor.nbytes for tensor in tensors.values()]
         aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         *offsets, end = accumulate(aligned, initial=0)
         nbytes = max(end, ALIGNMENT)
-
-        def frozen_in(item: tuple[str, torch.Tensor]) -> str | None:
-            name, tensor = item
-            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-            return policy_of(name) if policy_of and frozen else None
-
-        edges = (*offsets, nbytes)
-        ranges: list[WeightRange] = []
-        stop = 0
-        for policy, group in groupby(tensors.items(), frozen_in):
-            start, stop = stop, stop + len(list(group))
-            frozen = policy is not None
-            ranges.append(
-                WeightRange(slice(start, stop), edges[start], edges[stop], frozen)
-            )
         return cls(
             names=tuple(tensors),
             shapes=tuple(tuple(t.shape) for t in tensors.values()),
@@ -140,7 +82,6 @@ class WeightLayout:
             offsets=tuple(offsets),
             sizes=tuple(sizes),
             nbytes=nbytes,
-            ranges=tuple(ranges),
             aliases=dict(aliases or {}),
         )
 
@@ -149,13 +90,6 @@ class WeightLayout:
         """Shape and dtype of each tensor."""
         return list(zip(self.shapes, self.dtypes, strict=True))
 
-    @cached_property
-    def _frozen_tensors(self) -> list[bool]:
-        """Whether each tensor is in a frozen range."""
-        lengths = (part.tensors.stop - part.tensors.start for part in self.ranges)
-        frozen = (part.frozen for part in self.ranges)
-        return [f for f, n in zip(frozen, lengths, strict=True) for _ in range(n)]
-
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
         places = zip(self.offsets, self.sizes, self.kinds, strict=True)
@@ -163,46 +97,6 @@ class WeightLayout:
             vector[offset : offset + size].view(dtype).view(shape)
             for offset, size, (shape, dtype) in places
         ]
-
-    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return the ranges as views of ``vector``, uint8 ``[nbytes]``."""
-        return [vector[part.begin : part.end] for part in self.ranges]
-
-    def renumber(
-        self,
-        tensors: Sequence[torch.Tensor],
-        views: Sequence[torch.Tensor],
-        numbers: Sequence[int],
-        new: int,
-    ) -> tuple[int, ...]:
-        """Return the number of each range of new weights.
-
-        Torch counts no writes through ``tensor.data`` or numpy, so frozen parameters
-        are compared by their bytes.
-
-        Args:
-            tensors: the new weights, in the order of the layout.
-            views: of a vector with older weights.
-            numbers: of the older weights; empty if the vector's content is unknown.
-            new: number of all ranges whose bytes may have changed.
-        """
-        if not numbers or not any(self._frozen_tensors):
-            return (new,) * len(self.ranges)
-        sources = readable(list(compress(tensors, self._frozen_tensors)))
-        differ = map(
-            _differ,
-            map(address, sources),
-            map(address, compress(views, self._frozen_tensors)),
-            compress(self.sizes, self._frozen_tensors),
-        )
-        renumbered = [new] * len(numbers)
-        for index, part in enumerate(self.ranges):
-            if part.frozen:
-                count = part.tensors.stop - part.tensors.start
-                # A list, because the next range begins after all of this one's.
-                if not any(list(islice(differ, count))):
-                    renumbered[index] = numbers[index]
-        return tuple(renumbered)
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether ``tensors`` have these shapes and dtypes, in this order."""
@@ -293,18 +187,6 @@ class WeightLayout:
 
     def _missing(self, by_name: Mapping[str, torch.Tensor]) -> list[str]:
         return [name for name in self.names if name not in by_name]
-
-
-def lacking(numbers: Sequence[int], held: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the ranges whose bytes differ in other weights.
-
-    Args:
-        numbers: of the ranges.
-        held: of the ranges in the other weights; empty if unknown.
-    """
-    if not held:
-        return tuple(range(len(numbers)))
-    return tuple(i for i, n in enumerate(numbers) if n != held[i])
 
 
 def readable(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,20 +1,20 @@
 """The shared memory that carries policy weights to the workers.
 
-The trainer's memory has places for two vectors, so one can be written while workers
-still read the other:
+A vector has the bytes of all tensors of a policy. The trainer writes it to places, and
+the tensors of a worker's module are views of the worker's own vector:
 
     trainer                                        worker
-    write(place, tensors, ranges)
-    Collect(weights=place, ranges) --------------->  pull(place, ranges)
+    place = write(tensors, used)
+    Collect(weights=place, handle) --------------->  attach(place, handle)
+                                                     pull(place)
+    the place is free again  <-- WEIGHTS_READ ----
 
-The ``WeightBroadcaster`` alone decides which place holds which version, when a place
-may be overwritten, and which ranges travel. The tensors of a worker's module are views
-of the worker's own vector, so a pull copies bytes only.
+``WorkerWeights`` alone decides which place holds which version, and which are free.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from marl_collect.weights.layout import (
     readable,
 )
 
-PLACES = 2
-
 # In bytes. A memoryview holds the interpreter lock while it copies; numpy releases it.
 # This size takes about 0.1 ms, far less than Python's switch interval of 5 ms.
 _SMALL = 1 << 20
@@ -37,93 +35,22 @@ _SMALL = 1 << 20
 _Bytes = Any
 
 
-class Reader(Protocol):
-    """The worker's end of a weight transport."""
-
-    def pull(self, place: int, ranges: Iterable[int]) -> None:
-        """Copy from the vector at ``place`` into the worker's own vector.
-
-        Args:
-            place: its number. The trainer does not change it meanwhile.
-            ranges: indices of the layout's ranges to copy.
-        """
-        ...
-
-    def publish_own(self) -> None:
-        """Write the worker's own weights to place 0, for all workers to read."""
-        ...
-
-
-class Handle(Protocol):
-    """Gives a worker access to the weights; can be pickled."""
-
-    @property
-    def layout(self) -> WeightLayout:
-        """The layout of each vector."""
-        ...
-
-    def attach(self, vector: torch.Tensor) -> Reader:
-        """Return the reader that fills the worker's vector, uint8 ``[nbytes]``."""
-        ...
-
-
-class Publisher(Protocol):
-    """The trainer's end of a weight transport, with ``PLACES`` vectors."""
-
-    @property
-    def handle(self) -> Handle:
-        """The handle that workers attach."""
-        ...
-
-    def write(
-        self, place: int, tensors: Sequence[torch.Tensor], ranges: Iterable[int]
-    ) -> None:
-        """Write weights to a place that no worker is reading.
-
-        Args:
-            place: its number.
-            tensors: all weights, in the order of the layout, on any device.
-            ranges: indices of the layout's ranges to write.
-        """
-        ...
-
-    def read(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the tensors at a place; they are read-only."""
-        ...
-
-    def close(self) -> None:
-        """Release all memory."""
-        ...
-
-
-class WeightScheme(Protocol):
-    """Sends weights to the workers; the type of ``weight_sync_schemes``."""
-
-    def open(self, layout: WeightLayout) -> Publisher:
-        """Return the trainer's end of a new transport for this layout."""
-        ...
-
-
 @final
 class SharedMemoryWeights:
-    """Sends weights through shared memory; the default."""
+    """Sends weights through shared memory: the legal value of ``weight_sync_schemes``.
 
-    def open(self, layout: WeightLayout) -> Publisher:
-        """Reserve memory."""
-        return WeightPublisher(layout)
+    It has no options. TorchRL's programs pass an object of this kind.
+    """
 
 
 @final
 @dataclass(frozen=True)
 class WeightsHandle:
-    """Gives a worker access to weights in shared memory."""
+    """Gives a worker access to a place; can be pickled."""
 
     memory: MemoryHandle
     layout: WeightLayout
-
-    def attach(self, vector: torch.Tensor) -> Reader:
-        """Attach the trainer's memory."""
-        return WeightReader(self, vector)
+    only_one: bool = False
 
 
 @final
@@ -133,117 +60,110 @@ class WeightWriter:
     A torch call takes longer than the copy of a small tensor, and several times as long
     as a numpy call. A memoryview is the fastest. For a policy of six small tensors
     these calls are most of the time of an update.
-
-    Attributes:
-        places: the tensors of each vector.
     """
 
-    def __init__(self, layout: WeightLayout, vectors: Iterable[torch.Tensor]) -> None:
-        """Prepare the copies to vectors, each uint8 ``[nbytes]``, on the CPU."""
+    def __init__(self, layout: WeightLayout) -> None:
+        """Write weights of this layout."""
         self._layout = layout
-        self.places = [layout.views(vector) for vector in vectors]
-        self._targets = [list(map(_as_bytes, place)) for place in self.places]
-        # Of the tensors of each range that were read last. While their memory is held,
-        # no other is there.
-        self._addresses: list[list[int]] = [[] for _ in layout.ranges]
-        self._sources: list[list[_Bytes]] = [[] for _ in layout.ranges]
+        # Of the tensors that were read last. While their memory is held, no other is
+        # there.
+        self._addresses: list[int] = []
+        self._sources: list[_Bytes] = []
 
-    def write(
-        self, place: int, tensors: Sequence[torch.Tensor], ranges: Iterable[int]
-    ) -> None:
-        """Write ranges of weights to a vector.
+    def targets(self, vector: torch.Tensor) -> list[_Bytes]:
+        """Return where ``write`` writes to a vector, uint8 ``[nbytes]``."""
+        return list(map(_as_bytes, self._layout.views(vector)))
 
-        Args:
-            place: index of the vector.
-            tensors: all weights, in the order of the layout, from any device.
-            ranges: indices of the layout's ranges.
-        """
-        for index in ranges:
-            part = self._layout.ranges[index].tensors
-            sources = self._as_bytes(index, tensors[part])
-            for target, source in zip(self._targets[place][part], sources, strict=True):
-                target[:] = source
-
-    def _as_bytes(self, index: int, tensors: Sequence[torch.Tensor]) -> list[_Bytes]:
-        """Return the bytes of a range's tensors."""
+    def write(self, tensors: Sequence[torch.Tensor], targets: list[_Bytes]) -> None:
+        """Write all weights, in the order of the layout, from any device."""
         addresses = list(map(address, tensors))
-        if addresses != self._addresses[index] or not all(map(is_contiguous, tensors)):
+        if addresses != self._addresses or not all(map(is_contiguous, tensors)):
             tensors = readable(tensors)
-            self._sources[index] = list(map(_as_bytes, tensors))
-            self._addresses[index] = list(map(address, tensors))
-        return self._sources[index]
+            self._sources = list(map(_as_bytes, tensors))
+            self._addresses = list(map(address, tensors))
+        for target, source in zip(targets, self._sources, strict=True):
+            target[:] = source
 
 
 @final
-class WeightPublisher:
-    """The trainer's end, which owns the shared vectors."""
+class SharedVector:
+    """Places in shared memory that each hold all weights."""
 
     def __init__(self, layout: WeightLayout) -> None:
-        """Reserve memory.
+        """Reserve nothing yet."""
+        self._layout = layout
+        self._writer = WeightWriter(layout)
+        self._segments: list[Segment] = []
+        self._tensors: list[list[torch.Tensor]] = []
+        self._targets: list[list[_Bytes]] = []
+
+    def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
+        """Write weights to a place that is not used; return its number.
 
         Raises:
-            MemoryError: if there is too little shared memory. The message has the
-                required and the free size.
+            MemoryError: if there is too little shared memory for another place. The
+                message has the required and the free size.
         """
-        self._segment = Segment.create(PLACES * layout.nbytes, "The policy's weights")
-        self._layout = layout
-        self._writer = WeightWriter(layout, _vectors(self._segment))
+        free = set(range(len(self._segments))).difference(used)
+        place = min(free) if free else self._open()
+        self._writer.write(tensors, self._targets[place])
+        return place
 
-    @property
-    def handle(self) -> WeightsHandle:
-        """The handle that workers attach."""
-        return WeightsHandle(self._segment.handle, self._layout)
+    def tensors(self, place: int) -> Sequence[torch.Tensor]:
+        """Return the weights at a place; they are read-only."""
+        return self._tensors[place]
 
-    def write(
-        self, place: int, tensors: Sequence[torch.Tensor], ranges: Iterable[int]
-    ) -> None:
-        """Write ranges of the weights to a place."""
-        self._writer.write(place, tensors, ranges)
+    def handle(self, place: int) -> WeightsHandle:
+        """Return what a worker needs to read a place."""
+        return WeightsHandle(self._segments[place].handle, self._layout)
 
-    def read(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the tensors at a place; they are read-only."""
-        return self._writer.places[place]
+    def filled(self, call: Callable[..., Any], worker: int) -> int:
+        """Let a worker write its own weights to a new place; return its number."""
+        place = self._open()
+        call("publish_weights", place, self.handle(place), workers=[worker])
+        return place
 
     def close(self) -> None:
         """Release the shared memory."""
-        self._writer = None  # type: ignore[assignment]
-        self._segment.close()
+        self._tensors, self._targets = [], []
+        for segment in self._segments:
+            segment.close()
+
+    def _open(self) -> int:
+        segment = Segment.create(self._layout.nbytes, "The policy's weights")
+        vector = torch.from_numpy(np.frombuffer(segment.buffer, np.uint8))
+        self._segments.append(segment)
+        self._tensors.append(self._layout.views(vector))
+        self._targets.append(self._writer.targets(vector))
+        return len(self._segments) - 1
 
 
 @final
 class WeightReader:
     """The worker's end, which fills the vector of the worker's module."""
 
-    def __init__(self, handle: WeightsHandle, vector: torch.Tensor) -> None:
-        """Attach the trainer's memory; nothing is read yet.
-
-        Args:
-            handle: of the trainer's memory.
-            vector: the worker's, uint8 ``[nbytes]``; its module's tensors are
-                views of it.
-        """
-        self._published = _vectors(Segment.attach(handle.memory))
+    def __init__(self, vector: torch.Tensor) -> None:
+        """Fill the worker's vector, uint8 ``[nbytes]``."""
         self._vector = vector
-        self._own = handle.layout.parts(vector)
-        self._parts = [handle.layout.parts(published) for published in self._published]
+        self._places: dict[int, torch.Tensor] = {}
 
-    def pull(self, place: int, ranges: Iterable[int]) -> None:
-        """Copy ranges of the vector at ``place``."""
+    def attach(self, place: int, handle: Any) -> None:
+        """Map a place."""
+        segment = Segment.attach(handle.memory)
+        if handle.only_one:
+            self._places.clear()
+        memory = np.frombuffer(segment.buffer, np.uint8)
+        self._places[place] = torch.from_numpy(memory)
+
+    def pull(self, place: int) -> None:
+        """Copy the weights at a place."""
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
-        published = self._parts[place]
-        for index in ranges:
-            self._own[index].copy_(published[index])
+        self._vector.copy_(self._places[place])
 
-    def publish_own(self) -> None:
-        """Write the worker's own weights to place 0, for all workers to read."""
-        self._published[0].copy_(self._vector)
-
-
-def _vectors(segment: Segment) -> list[torch.Tensor]:
-    """Return the vector of each place."""
-    memory = np.frombuffer(segment.buffer, np.uint8)
-    return [torch.from_numpy(v) for v in memory.reshape(PLACES, -1)]
+    def publish_own(self, place: int) -> None:
+        """Write the worker's own weights to a place, for all workers to read."""
+        self._places[place].copy_(self._vector)
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:

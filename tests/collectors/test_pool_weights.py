@@ -1,9 +1,7 @@
-"""Weights of a pool's versions travel once, and everybody acts with the right ones."""
+"""Everybody acts with the right weights of a pool's versions."""
 
 import os
 import signal
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,57 +11,11 @@ from workloads.counting import CountingEnv
 
 from marl_collect import PolicyPool
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
-from marl_collect.weights.shared import SharedMemoryWeights
 
 SIZE = 3
-EACH = "main", "past", "past_0", "past_1", "past_2"
 
 
-@dataclass
-class Noted:
-    """Sends weights through shared memory; each worker writes down what it pulls."""
-
-    folder: Path
-    inner: Any = None
-    owners: tuple[str, ...] = ()
-
-    def open(self, layout: Any) -> Any:
-        publisher = SharedMemoryWeights().open(layout)
-        first = [layout.names[weights.tensors][0] for weights in layout.ranges]
-        paths = [name.split(".") for name in first]
-        owners = [f"past_{p[2]}" if len(p) > 3 else p[0] for p in paths]
-        note = type(self)(self.folder, publisher.handle, tuple(owners))
-        return _Publisher(publisher, note)
-
-    @property
-    def layout(self) -> Any:
-        return self.inner.layout
-
-    def attach(self, vector: torch.Tensor) -> Any:
-        return _Reader(self.inner.attach(vector), self)
-
-    def pulls(self, pid: int) -> list[set[str]]:
-        lines = (self.folder / str(pid)).read_text().splitlines()
-        return [set(line.split()) for line in lines]
-
-
-class _Publisher:
-    def __init__(self, inner: Any, handle: Noted) -> None:
-        self.handle = handle
-        self.write, self.read, self.close = inner.write, inner.read, inner.close
-
-
-class _Reader:
-    def __init__(self, inner: Any, note: Noted) -> None:
-        self.inner, self.note = inner, note
-
-    def pull(self, place: int, ranges: Any) -> None:
-        self.inner.pull(place, ranges)
-        with (self.note.folder / str(os.getpid())).open("a") as file:
-            print(*sorted({self.note.owners[i] for i in ranges}), file=file)
-
-
-def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
+def start(kind: Any, **options: Any) -> tuple[Any, PolicyPool]:
     net = Shift()
     pool = PolicyPool(net, size=SIZE, sample="win_rate")
     keywords = {
@@ -71,7 +23,6 @@ def start(kind: Any, note: Noted, **options: Any) -> tuple[Any, PolicyPool]:
         "seed": 5,
         "num_workers": 2,
         "track_policy_version": True,
-        "weight_sync_schemes": {"policy": note},
         "policies": {"main": net, "past": pool},
         "assign": against_the_past,
     }
@@ -118,9 +69,8 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_a_version_is_pulled_once(kind: Any, options: Any, tmp_path: Path) -> None:
-    note = Noted(tmp_path)
-    collector, pool = start(kind, note, **options)
+def test_every_frame_has_the_weights_of_its_version(kind: Any, options: Any) -> None:
+    collector, pool = start(kind, **options)
     with collector:
         run = Run(collector, pool)
         run.collect(2)
@@ -137,26 +87,14 @@ def test_a_version_is_pulled_once(kind: Any, options: Any, tmp_path: Path) -> No
         run.collect(4)
         run.update()
         run.collect(4)
-        pids = collector.worker_pids
-    for pid in pids:
-        first, *later = note.pulls(pid)
-        assert first == set(EACH)
-        assert all({"main", "past"} <= pulled for pulled in later)
-        versions = [pulled - {"main", "past"} for pulled in later]
-        assert [version for version in versions if version] == [
-            {"past_1"},
-            {"past_2"},
-            {"past_0"},
-        ]
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_a_restarted_worker_pulls_all_weights(
-    kind: Any, options: Any, tmp_path: Path
+def test_a_restarted_worker_has_the_weights_of_every_version(
+    kind: Any, options: Any
 ) -> None:
-    note = Noted(tmp_path)
     keywords = options | {"on_worker_failure": "restart"}
-    collector, pool = start(kind, note, **keywords)
+    collector, pool = start(kind, **keywords)
     with collector:
         run = Run(collector, pool)
         for _ in range(3):
@@ -169,14 +107,10 @@ def test_a_restarted_worker_pulls_all_weights(
         new, same = collector.worker_pids
     assert old != new
     assert other == same
-    assert note.pulls(new)[0] == set(EACH)
-    # An asynchronous worker may have skipped updates, so it may pull some versions.
-    assert note.pulls(other)[-1] != set(EACH)
 
 
-def test_workers_with_weights_of_their_own_pull_what_changes(tmp_path: Path) -> None:
-    note = Noted(tmp_path)
-    collector, pool = start(MultiSyncCollector, note)
+def test_workers_with_weights_of_their_own_get_later_updates() -> None:
+    collector, pool = start(MultiSyncCollector)
     with collector:
         run = Run(collector, pool)
         run.collect()
@@ -187,7 +121,6 @@ def test_workers_with_weights_of_their_own_pull_what_changes(tmp_path: Path) -> 
             changed[f"past.members.{index}.weight"].fill_(9)
         collector.update_policy_weights_({1: changed})  # Separates the workers.
         run.held.append(run.now())
-        before = [len(note.pulls(pid)) for pid in collector.worker_pids]
         batch = collector.next().clone()
         past = batch["hunter", "policy_id"] > 0
         weights = batch["hunter", "weight"]
@@ -197,24 +130,17 @@ def test_workers_with_weights_of_their_own_pull_what_changes(tmp_path: Path) -> 
         assert (weights[2:][past[2:]] == 9).all()
         run.update()  # Both again, with equal weights.
         run.collect(2)
-        pids = collector.worker_pids
-    first_pulls, second_pulls = (
-        note.pulls(p)[n:] for p, n in zip(pids, before, strict=True)
-    )
-    assert first_pulls == [{"main", "past"}]
-    assert second_pulls == [set(EACH)] * 2
 
 
-def test_a_resumed_run_publishes_what_the_state_has(tmp_path: Path) -> None:
-    note = Noted(tmp_path)
-    collector, pool = start(MultiSyncCollector, note)
+def test_a_resumed_run_publishes_what_the_state_has() -> None:
+    collector, pool = start(MultiSyncCollector)
     with collector:
         run = Run(collector, pool)
         for _ in range(3):
             run.update(pool.update)
             run.collect()
         state = collector.state_dict()
-    collector, pool = start(MultiSyncCollector, note)
+    collector, pool = start(MultiSyncCollector)
     with collector:
         collector.load_state_dict(state)
         resumed_run = Run(collector, pool)
@@ -223,10 +149,6 @@ def test_a_resumed_run_publishes_what_the_state_has(tmp_path: Path) -> None:
         resumed_run.collect(2)
         resumed_run.update()
         resumed_run.collect(2)
-        for pid in collector.worker_pids:
-            _, loaded, *later = note.pulls(pid)
-            assert loaded == set(EACH)
-            assert later == [{"main", "past"}]
 
 
 class Counts(Shift):

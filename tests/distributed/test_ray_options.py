@@ -13,16 +13,16 @@ from marl_collect import (
     Collector,
     MultiAsyncCollector,
     MultiSyncCollector,
-    PolicyPool,
     RayCollector,
 )
 from marl_collect.collectors import CollectorOptions, messages
+from marl_collect.collectors.publish import WorkerWeights
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.distributed.collector import deal
 from marl_collect.distributed.ray_options import RayOptions
-from marl_collect.distributed.vectors import NodeVector, StoredWeights
-from marl_collect.policies.assigned import AssignedPolicies
+from marl_collect.distributed.vectors import NodeVector, RayVector
 from marl_collect.processes.shared_memory import Segment
+from marl_collect.weights.shared import WeightReader
 
 
 @pytest.mark.parametrize("kind", [None, Collector, MultiSyncCollector])
@@ -138,26 +138,23 @@ class Store:
         self.put_bytes.append(array.nbytes)
         return reference
 
-    def get(self, references: list[object], timeout: float) -> list[np.ndarray]:
+    def get(self, reference: object, timeout: float) -> np.ndarray:
         assert timeout > 0
-        return [self.objects[reference] for reference in references]
+        return self.objects[reference]
 
 
-def stored_weights(policy: TrainerPolicy, store: Store, workers: int) -> StoredWeights:
-    def ask(*_: Any) -> list[Any]:
+def stored_weights(policy: TrainerPolicy, store: Store, workers: int) -> WorkerWeights:
+    def call(*_: Any, **__: Any) -> list[Any]:
         raise AssertionError("The trainer has the weights.")
 
     options = CollectorOptions(frames_per_batch=1)
-    return StoredWeights(policy, options, [None] * workers, store, ask)
+    open_vector = partial(RayVector, ray=store)
+    return WorkerWeights(policy, options, [None] * workers, call, open_vector)
 
 
-def sent(weights: messages.Weights) -> list[tuple[int, int]]:
-    """Return the ranges of the vector that are sent with an order."""
-    if weights.handle is None:
-        return []
-    assert isinstance(weights.handle, NodeVector)
-    assert len(weights.handle.references) == len(weights.handle.ranges)
-    return list(weights.handle.ranges)
+def sent(weights: messages.Weights) -> object:
+    """Return the reference that is sent with an order."""
+    return None if weights.handle is None else weights.handle.reference
 
 
 def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
@@ -167,90 +164,69 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
         command = weights.policy_for(index)
         assert isinstance(command, messages.SkeletonPolicy)
     assert len(store.put_bytes) == 1
-    assert sent(weights.order(0)) == []
+    assert sent(weights.order(0)) is None
 
     weights.publish([torch.tensor(5.0)])
     orders = [weights.order(index) for index in range(2)]
-    complete = sent(orders[0])
     assert len(store.put_bytes) == 2
-    assert complete == sent(orders[1]) == [(0, store.put_bytes[0])]
+    assert sent(orders[0]) is sent(orders[1]) is not None
     assert [order.version for order in orders] == [1, 1]
     assert weights.order(0).place is None  # The worker has them.
 
     weights.publish([torch.tensor(6.0)], [1])
     assert weights.versions() == [1, 2]
-    assert [sent(weights.order(index)) for index in range(2)] == [[], complete]
+    orders = [weights.order(index) for index in range(2)]
+    assert sent(orders[0]) is None
+    assert sent(orders[1]) is list(store.objects)[2]
     biases = [state["module.bias"].item() for state in weights.weights()]
     assert biases == [5, 6]
 
     weights.publish([torch.tensor(7.0)])
     assert weights.versions() == [3, 3]
-    assert [sent(weights.order(index)) for index in range(2)] == [complete, complete]
+    newest = list(store.objects)[3]
+    assert [sent(weights.order(index)) for index in range(2)] == [newest, newest]
 
 
-def test_a_restarted_worker_repeats_its_order_and_gets_everything_again() -> None:
+def test_a_restarted_worker_gets_the_newest_weights_that_named_it() -> None:
     weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
     weights.policy_for(0)
     weights.publish([torch.tensor(5.0)])
     assert weights.order(0).version == 1
-    weights.publish([torch.tensor(6.0)])  # Prefetched while the worker collects.
-    vector = weights.policy_for(0)
-    assert isinstance(vector, messages.SkeletonPolicy)
-    repeated = weights.order_again(0)
-    assert repeated.version == 1
-    assert sent(repeated)
-    assert weights.order(0).version == 2
-    weights.forget(0)
-    assert weights.order_again(0).version == 2
+    weights.publish([torch.tensor(6.0)], [0])
+    weights.publish([torch.tensor(7.0)], [1])
+    policy = weights.policy_for(0)
+    assert isinstance(policy, messages.SkeletonPolicy)
+    assert policy.handle.reference is not None
+    order = weights.order(0)
+    assert (order.version, order.place) == (2, None)
 
 
-def test_a_version_of_a_pool_is_stored_and_sent_once() -> None:
-    store = Store()
-    net = biased(1.0).requires_grad_()
-    pool = PolicyPool(net, size=8)
-    module = AssignedPolicies({"main": net, "past": pool}, lambda _, agents: {})
-    policy = TrainerPolicy(module)
-    weights = stored_weights(policy, store, 2)
-    # "main", each version, and the pool's results.
-    layout = policy.layout
-    assert layout is not None
-    ranges = [(span.begin, span.end) for span in layout.ranges]
-    assert len(store.put_bytes) == len(ranges) == 10
-    for index in range(2):
-        weights.policy_for(index)
-
-    def update() -> list[int]:
-        store.put_bytes.clear()
-        weights.publish(policy.tensors())
-        indices = [ranges.index(span) for span in sent(weights.order(0))]
-        assert len(store.put_bytes) == len(indices)
-        return indices
-
-    assert update() == [0, 9]
-    with torch.no_grad():
-        net.module.bias.fill_(3)
-    pool.update()  # At place 1.
-    assert update() == [0, 2, 9]
-    assert update() == [0, 9]
-    with torch.no_grad():
-        pool.members[6].module.bias.data.fill_(4)
-    assert update() == [0, 7, 9]
-    # A worker that missed some updates gets what changed in any of them.
-    late = [ranges.index(span) for span in sent(weights.order(1))]
-    assert late == [0, 2, 7, 9]
+def test_weights_that_no_worker_needs_are_dropped() -> None:
+    weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
+    for number in range(5):
+        weights.publish([torch.tensor(float(number))], [number % 2])
+        weights.order(0)
+    vector: Any = weights._vector
+    assert len(vector._references) <= 3
+    weights.close()
+    assert not vector._references
 
 
-def test_a_reader_copies_the_vector_and_publishes_its_own() -> None:
+def test_a_reader_has_one_vector_on_its_node_and_publishes_its_own() -> None:
     policy = TrainerPolicy(biased(1.0))
     layout = policy.layout
     assert layout is not None
     segment = Segment.create(layout.nbytes, "A test")
     memory = np.frombuffer(segment.buffer, np.uint8)
     vector = torch.full((layout.nbytes,), 3, dtype=torch.uint8)
-    reader = NodeVector(layout, memory=segment.handle).attach(vector)
-    memory[:] = 7
-    reader.pull(0, [0])
-    assert (vector == 7).all()
-    vector.fill_(9)
-    reader.publish_own()
-    assert (memory == 9).all()
+    reader = WeightReader(vector)
+    for place in (4, 9):
+        reader.attach(place, NodeVector(layout, memory=segment.handle))
+        memory[:] = place
+        reader.pull(place)
+        assert (vector == place).all()
+    with pytest.raises(KeyError):
+        reader.pull(4)
+    vector.fill_(2)
+    reader.publish_own(9)
+    assert (memory == 2).all()

@@ -6,6 +6,7 @@ The table is failure x where the policy comes from x number of updates before it
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.clocks import LIMIT, Clock, hangs_in_c
-from support.processes import wait_until_gone
+from support.processes import wait_until, wait_until_gone
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -22,7 +23,7 @@ from workloads.counting import CountingEnv, Fault
 
 from marl_collect import PolicyPool
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
-from marl_collect.weights.shared import Publisher, SharedMemoryWeights
+from marl_collect.processes.shared_memory import Segment
 
 WORKERS = 2
 FAILING = 1  # Index of the worker that fails.
@@ -278,37 +279,70 @@ def test_a_worker_whose_factory_builds_other_tensors_is_an_error(
         wait_until_gone([*pids, *collector.worker_pids])
 
 
+# Updates that wait for nobody
+
+
+class Waits:
+    """Lets a step wait for a file, and tells whether it came."""
+
+    def __init__(self, folder: Path) -> None:
+        self.go, self.waiting, self.gave_up = (
+            folder / name for name in ("go", "waiting", "gave_up")
+        )
+
+    def __call__(self) -> None:
+        self.waiting.touch()
+        deadline = time.monotonic() + 20
+        while not self.go.exists():
+            if time.monotonic() > deadline:
+                self.gave_up.touch()
+                return
+
+
+@pytest.mark.parametrize("options", [{}, {"on_worker_failure": "restart"}])
+@pytest.mark.parametrize("source", SOURCES)
+def test_updates_within_a_batch_wait_for_no_rollout(
+    source: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    published, waits = Published(source), Waits(tmp_path)
+    # The second batch, which is collected while the first is used.
+    factory = partial(CountingEnv, n_prey=0, fault=Fault(waits, at=6))
+    options = {"prefetch": True, **options}
+    with start(MultiSyncCollector, factory, published, **options) as collector:
+        published.check(collector.next())
+        wait_until(waits.waiting.exists)
+        for worker in (None, FAILING, 0, None, FAILING):
+            published.update(collector, worker)
+        assert not waits.gave_up.exists()
+        waits.go.touch()
+        for _ in range(3):
+            published.check(collector.next())
+
+
 # Updates that fail
 
 
-class LimitedMemory:
-    """Shared memory for a number of vectors."""
-
-    def __init__(self, vectors: int) -> None:
-        self.vectors = vectors
-
-    def open(self, layout: Any) -> Publisher:
-        """Reserve memory for one vector, if any is left."""
-        if not self.vectors:
-            raise MemoryError("no memory is left")
-        self.vectors -= 1
-        return SharedMemoryWeights().open(layout)
-
-
-@pytest.mark.parametrize("vectors", [1, 2])
+@pytest.mark.parametrize("places", [0, 1])
 @pytest.mark.parametrize("source", ["policy", "policy_factory"])
 def test_an_update_that_fails_leaves_every_worker_with_its_weights(
-    source: str, vectors: int
+    source: str, places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two vectors, one worker has its own already when the update fails."""
-    published, memory = Published(source), LimitedMemory(vectors)
+    """With one place more, the weights of one worker are written when it fails."""
+    published, left = Published(source), [0]
+    create = Segment.create
+
+    def limited(size: int, what: str) -> Segment:
+        if not left[0]:
+            raise MemoryError("no memory is left")
+        left[0] -= 1
+        return create(size, what)
+
     factory = partial(CountingEnv, n_prey=0)
     with MultiSyncCollector(
         [factory] * 3,
         **{"policy": None} | published.arguments,
         frames_per_batch=12,
         track_policy_version=True,
-        weight_sync_schemes={"policy": memory},
     ) as collector:
         weights = {index: tells(5.0 + index) for index in range(2)}
         expected = [3.0, 3.0, 3.0]
@@ -319,11 +353,13 @@ def test_an_update_that_fails_leaves_every_worker_with_its_weights(
             assert (batch["hunter", "weight"] == batch["hunter", "weight"][:, :1]).all()
             if version == 1:
                 break
-            with pytest.raises(MemoryError, match="no memory is left"):
-                collector.update_policy_weights_(weights)
+            left[0] = places
+            with monkeypatch.context() as patch:
+                patch.setattr(Segment, "create", limited)
+                with pytest.raises(MemoryError, match="no memory is left"):
+                    collector.update_policy_weights_(weights)
             batch = collector.next()
             assert (batch["policy_version"] == 0).all()
             assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
-            memory.vectors = 3
             collector.update_policy_weights_(weights | {2: tells(9.0)})
             expected = [5.0, 6.0, 9.0]

@@ -311,7 +311,7 @@ def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
 
 def test_a_scheme_that_is_none_is_refused_without_a_policy() -> None:
     for policy in (None, write):
-        with pytest.raises(TypeError, match="must be a WeightScheme"):
+        with pytest.raises(TypeError, match=r"must be SharedMemoryWeights\(\)"):
             MultiSyncCollector(
                 CountingEnv,
                 policy,

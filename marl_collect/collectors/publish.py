@@ -1,0 +1,505 @@
+"""Publishes a collector's weights, counts their versions, and orders workers to read.
+
+Weights pass three objects. The collector gets the request for an update. The publisher
+numbers the weights and writes them to a place that workers read. The reader in a worker
+copies them from there.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, final
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from marl_collect.collectors import messages
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.errors import ClosedError
+from marl_collect.weights.layout import WeightLayout, check_same_weights
+from marl_collect.weights.sending import State
+from marl_collect.weights.skeleton import split_module
+
+CallWorkers = Callable[..., list[Any]]
+"""``Workers.call``."""
+
+
+@final
+@dataclass(slots=True)  # Not frozen: creating frozen objects takes longer.
+class WeightUpdate:
+    """New weights and the workers that get them.
+
+    Attributes:
+        tensors: in the order of the layout.
+        workers: their indices, None for all.
+        version: of these weights.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    workers: Sequence[int] | None
+    version: int
+
+
+class Publisher(abc.ABC):
+    """Owns the only version counter of a collector's weights.
+
+    Attributes:
+        policy: provides the tensors to publish.
+        version: of the last published weights.
+    """
+
+    def __init__(self, policy: TrainerPolicy) -> None:
+        """Start at version 0, that of the initial weights."""
+        self.policy = policy
+        self.version = 0
+
+    @property
+    @abc.abstractmethod
+    def workers(self) -> int:
+        """Number of workers."""
+
+    @abc.abstractmethod
+    def versions(self) -> list[int]:
+        """Return the version that each worker uses from its next batch on."""
+
+    @abc.abstractmethod
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """Return the weights of each worker by name; they are read-only.
+
+        The list is empty if the trainer's module has the weights, or if there are none.
+        """
+
+    @abc.abstractmethod
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
+        """Write weights for the next batches: all parts or none."""
+
+    def warn_if_stale(self) -> None:
+        """Warn if the module was trained, but the workers' copies were not updated."""
+        self.policy.warn_if_stale(self.version)
+
+    @final
+    def publish(
+        self,
+        tensors: Sequence[torch.Tensor],
+        workers: Sequence[int] | None = None,
+    ) -> None:
+        """Publish a new version, for all workers or some.
+
+        Args:
+            tensors: in the order of the layout, with its shapes and dtypes.
+            workers: their indices, None for all.
+
+        Raises:
+            ValueError: if a worker does not exist, or if ``workers`` is empty.
+        """
+        self._publish([WeightUpdate(tensors, workers, self.version + 1)])
+
+    @final
+    def publish_each(self, sources: Mapping[int, Any]) -> None:
+        """Publish a new version with different weights for each of these workers.
+
+        Args:
+            sources: a module, a state_dict or a TensorDict by worker index.
+        """
+        version = self.version + 1
+        tensors = self.policy.tensors
+        self._publish(
+            [
+                WeightUpdate(tensors(source), [index], version)
+                for index, source in sources.items()
+            ]
+        )
+
+    @final
+    def state(self) -> dict[str, Any]:
+        """Return copies of all workers' weights with their versions, as plain data."""
+        published = self.weights()
+        if all(_same(published[0], other) for other in published[1:]):
+            published = published[:1]
+        return {
+            "policy_version": self.version,
+            "policy_versions": self.versions(),
+            "published": [
+                {name: tensor.clone() for name, tensor in weights.items()}
+                for weights in published
+            ],
+        }
+
+    @final
+    def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
+        """Restore the weights and versions of a state.
+
+        Args:
+            parts: for all workers; empty if the policy has no weights.
+            version: of the last published weights.
+        """
+        if parts:
+            self._write(parts)
+        self.version = version
+        self.policy.published()
+
+    def _publish(self, parts: Sequence[WeightUpdate]) -> None:
+        for part in parts:
+            self._check_workers(part.workers)
+        self._write(parts)
+        self.version += 1
+        self.policy.published()
+
+    def _check_workers(self, chosen: Sequence[int] | None) -> None:
+        if chosen is None:
+            return
+        for worker in chosen:
+            if not 0 <= worker < self.workers:
+                raise ValueError(
+                    f"worker_ids names worker {worker} of {self.workers}: indices are "
+                    f"0 to {self.workers - 1}."
+                )
+        if not chosen:
+            raise ValueError("worker_ids names no worker; None selects all of them.")
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one is other or all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
+
+
+@final
+class OwnWeights(Publisher):
+    """Weights of a collector that acts with the trainer's module itself."""
+
+    @property
+    def workers(self) -> int:
+        """One; the collector itself."""
+        return 1
+
+    def versions(self) -> list[int]:
+        """Return the last published version."""
+        return [self.version]
+
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        """Return an empty list, because the module has the weights."""
+        return []
+
+    def warn_if_stale(self) -> None:
+        """Do nothing: the policy that acts is the trained module itself."""
+
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
+        for part in parts:
+            self.policy.load(part.tensors)
+
+
+class Vector(Protocol):
+    """Places that each hold all weights; a place has a number."""
+
+    def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
+        """Write weights, in the order of the layout, to a place; return its number.
+
+        Args:
+            tensors: the weights.
+            used: numbers of the places that must not be written.
+        """
+
+    def tensors(self, place: int) -> Sequence[torch.Tensor]:
+        """Return the weights at a place; they are read-only."""
+
+    def handle(self, place: int) -> Any:
+        """Return what a worker needs to read a place."""
+
+    def filled(self, call: CallWorkers, worker: int) -> int:
+        """Let a worker write its own weights to a new place; return its number."""
+
+    def close(self) -> None:
+        """Release all memory."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Published:
+    """Weights that workers can read.
+
+    Attributes:
+        place: in the vector.
+        version: of the weights.
+        state: changes of the module's state since the start.
+    """
+
+    place: int
+    version: int = 0
+    state: State | None = None
+
+
+@final
+@dataclass(eq=False)
+class _Reader:
+    """What the trainer knows about a worker that reads weights.
+
+    Attributes:
+        newest: the weights that it uses from its next order on.
+        has: the weights of its last order, None if it has none.
+        state: that it was sent last.
+        attached: the places that it can read.
+        order: number of the last order.
+    """
+
+    newest: Published
+    has: Published | None = None
+    state: State | None = None
+    attached: set[int] = field(default_factory=set)
+    order: int = 0
+
+
+@final
+class WorkerWeights(Publisher):
+    """Publishes weights to workers, and gives each worker its policy.
+
+    A vector has several places. An update takes one that no worker still has to read,
+    so it never waits. Every worker has newest weights of its own: those of the last
+    update that named it. A replacement reads these too.
+    """
+
+    def __init__(
+        self,
+        policy: TrainerPolicy,
+        options: CollectorOptions,
+        factories: Sequence[Callable[[], Any] | None],
+        call: CallWorkers,
+        open_vector: Callable[[WeightLayout], Vector],
+        last_read: Callable[[int], int] | None = None,
+    ) -> None:
+        """Publish the weights of the trainer's policy, if workers act with a copy.
+
+        Args:
+            policy: the trainer's policy.
+            options: of the collector.
+            factories: of each worker's policy, None for the trainer's.
+            call: lets workers call a method.
+            open_vector: returns a vector without places.
+            last_read: returns the number of the last order whose weights a worker has
+                copied. None: what it was ordered to read stays until its next order.
+        """
+        super().__init__(policy)
+        self._options = options
+        self._factories = list(factories)
+        self._call = call
+        self._open_vector = open_vector
+        self._last_read = last_read
+        self._orders = 0
+        self._readers: list[_Reader] = []  # Empty if no weights are published.
+        self._vector: Vector
+        module, layout = policy.module, policy.layout
+        if isinstance(module, nn.Module) and not any(self._factories):
+            assert layout is not None
+            self._share(layout, range(0))
+            self._skeleton = split_module(module)
+
+    @property
+    @override
+    def workers(self) -> int:
+        return len(self._factories)
+
+    @property
+    def _is_population(self) -> bool:
+        """Whether there is a list of factories, one per worker."""
+        return isinstance(self._options.policy_factory, Sequence)
+
+    # Starting
+
+    def policy_for(self, index: int) -> Any:
+        """Return a worker's policy with current weights, as ``prepare`` takes it."""
+        factory = self._factories[index]
+        if factory is not None:
+            number = index if self._is_population else 0
+            trust = self._options.trust_policy
+            return messages.FactoryPolicy(factory, number, trust)
+        module = self.policy.module
+        if module is None or not self._readers:
+            return module
+        newest = self._readers[index].newest
+        self._readers[index] = _Reader(newest, newest, attached={newest.place})
+        handle = self._vector.handle(newest.place)
+        return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
+
+    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
+        """Publish the weights of policies that workers have built.
+
+        Args:
+            layouts: layout of each worker's weights, None if it has none.
+
+        Raises:
+            ValueError: if the policy of a worker has other tensors than that of worker
+                0 or of the trainer.
+        """
+        layout = layouts[0]
+        if not any(self._factories):
+            return
+        for index, other in enumerate(layouts):
+            why = f"Worker {index} acts with the same network as worker 0"
+            check_same_weights(layout, other, "worker 0", why)
+        of_trainer = bool(self.policy.names)
+        if of_trainer:
+            why = (
+                "policy supplies the weights of the policies that policy_factory builds"
+            )
+            check_same_weights(self.policy.layout, layout, "policy", why)
+        if layout is None:
+            return
+        for other in layouts:
+            _check_same_order(layout, other)
+        self.policy.use_layout(layout)
+        # Unless the trainer has weights, all workers get those of worker 0. In a
+        # population each worker keeps its own.
+        sources = range(self.workers if self._is_population else 1)
+        self._share(layout, range(0) if of_trainer else sources)
+
+    def _share(self, layout: WeightLayout, sources: range) -> None:
+        """Publish weights of this layout for the first time.
+
+        Args:
+            layout: of every worker's weights.
+            sources: workers whose own weights are published: none if the trainer's
+                are, the first for all workers, or each worker for itself.
+        """
+        vector = self._vector = self._open_vector(layout)
+        if not sources:
+            first = Published(vector.write(self.policy.tensors(), ()))
+            self._readers = [_Reader(first) for _ in self._factories]
+            return
+        own = [Published(vector.filled(self._call, worker)) for worker in sources]
+        own += own[-1:] * (self.workers - len(own))
+        self._readers = [_Reader(published) for published in own]
+        for worker in sources:
+            self._readers[worker].has = own[worker]
+            self._readers[worker].attached = {own[worker].place}
+
+    def use(self, index: int, layout: WeightLayout | None) -> None:
+        """Note that a new or restarted worker has the weights of its factory's policy.
+
+        Args:
+            index: of the worker.
+            layout: of its policy's weights, None if it has none.
+
+        Raises:
+            ValueError: if its policy has other tensors than those of the other workers.
+        """
+        if self._readers and self._factories[index] is not None:
+            why = f"Worker {index} acts with the same network as the first workers"
+            check_same_weights(self.policy.layout, layout, "theirs", why)
+            _check_same_order(self.policy.layout, layout)
+            self._readers[index] = _Reader(self._readers[index].newest)
+
+    # Orders
+
+    def order(self, index: int) -> messages.Weights:
+        """Return an order to act with a worker's newest weights."""
+        if not self._readers:
+            return messages.Weights()
+        reader = self._readers[index]
+        newest = reader.newest
+        place = None if reader.has is newest else newest.place
+        handle = None
+        if place is not None and place not in reader.attached:
+            handle = self._vector.handle(place)
+            reader.attached.add(place)
+        state = None if reader.state is newest.state else newest.state
+        self._orders += 1
+        reader.order, reader.has, reader.state = self._orders, newest, newest.state
+        return messages.Weights(
+            order=self._orders,
+            version=newest.version,
+            place=place,
+            handle=handle,
+            state=state,
+        )
+
+    # Publishing
+
+    @override
+    def versions(self) -> list[int]:
+        if not self._readers:
+            return [self.version] * self.workers
+        return [reader.newest.version for reader in self._readers]
+
+    @override
+    def weights(self) -> list[Mapping[str, torch.Tensor]]:
+        by_place: dict[int, Mapping[str, torch.Tensor]] = {}
+        for reader in self._readers:
+            place = reader.newest.place
+            if place not in by_place:
+                tensors = self._vector.tensors(place)
+                by_place[place] = dict(zip(self.policy.names, tensors, strict=True))
+        return [by_place[reader.newest.place] for reader in self._readers]
+
+    @override
+    def _write(self, parts: Sequence[WeightUpdate]) -> None:
+        if not self._readers:
+            raise RuntimeError("The policy has no weights to update.")
+        # What a factory built has a state of its own.
+        state = None if any(self._factories) else self.policy.state()
+        used = {reader.newest.place for reader in self._readers}
+        used |= {
+            reader.has.place
+            for index, reader in enumerate(self._readers)
+            if reader.has is not None and not self._has_read(index, reader)
+        }
+        newest: dict[int, Published] = {}
+        for part in parts:
+            place = self._vector.write(part.tensors, used)
+            used.add(place)
+            published = Published(place, part.version, state)
+            chosen = range(self.workers) if part.workers is None else part.workers
+            newest |= dict.fromkeys(chosen, published)
+        # Only now, so an error leaves all workers with their weights.
+        for index, published in newest.items():
+            self._readers[index].newest = published
+
+    def _has_read(self, index: int, reader: _Reader) -> bool:
+        """Return whether a worker has copied the weights of its last order."""
+        return self._last_read is not None and self._last_read(index) == reader.order
+
+    def close(self) -> None:
+        """Release the memory."""
+        if self._readers:
+            self._vector.close()
+        # Breaks a reference cycle, so the memory is freed at once.
+        self._call = _closed
+
+
+def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> None:
+    if one != other:
+        raise ValueError(
+            "All workers need the same network, but the policies that policy_factory "
+            "built have their tensors in different orders, or tie different ones."
+        )
+
+
+def _closed(*_: object, **__: object) -> NoReturn:
+    raise ClosedError("the pool of workers is closed")
+
+
+def factories_of(
+    options: CollectorOptions, count: int
+) -> list[Callable[[], Any] | None]:
+    """Return the policy factory of each of ``count`` workers.
+
+    Raises:
+        ValueError: if a list has another length.
+        TypeError: if an entry is not callable.
+    """
+    factory = options.policy_factory
+    if not isinstance(factory, Sequence):
+        return [factory] * count
+    if len(factory) != count:
+        raise ValueError(
+            f"policy_factory has {len(factory)} entries, expected one for each of "
+            f"{count} workers, or one for all."
+        )
+    missing = [index for index, build in enumerate(factory) if not callable(build)]
+    if missing:
+        raise TypeError(
+            f"policy_factory must have callables only, but entry {missing[0]} is "
+            f"{factory[missing[0]]!r}."
+        )
+    return list(factory)
