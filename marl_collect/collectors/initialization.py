@@ -23,7 +23,6 @@ from marl_collect.policies.wrap import built_policy, on_tensordicts
 from marl_collect.rollout.episodes import Plan, RunningEpisodes
 from marl_collect.weights.materialize import (
     copy_module,
-    fill_in_place,
     has_values,
     infer_lazy,
     initialize,
@@ -38,9 +37,8 @@ def prepare(
 ) -> Any:
     """Return the policy with weights, as a callable on TensorDicts.
 
-    It is ``policy`` itself, a wrapper or a copy. A module is copied if it has a lazy
-    parameter, or no parameter with values. In other modules meta tensors are filled in
-    place.
+    It is ``policy`` itself, a wrapper or a copy. A module is copied if it is lazy or on
+    the meta device.
 
     Args:
         policy: a module, which may be lazy or on the meta device, or another callable.
@@ -72,10 +70,6 @@ def prepare(
         return materialize(policy, device="cpu", seed=seed)
     if not meta_tensors(policy):
         return policy
-    if has_values(policy):
-        # An optimiser may hold its parameters, so it must not be copied.
-        fill_in_place(policy, seed=seed)
-        return policy
     return materialize(policy, device="cpu", seed=seed)
 
 
@@ -83,7 +77,8 @@ def check_can_be_copied(policy: Any) -> None:
     """Check that ``prepare`` can copy ``policy``, before any process starts.
 
     Raises:
-        ValueError: if it is lazy or on the meta device and cannot be copied.
+        ValueError: if it is lazy or on the meta device and cannot be copied, or if it
+            is on the meta device, but some of its parameters are not.
     """
     if isinstance(policy, AssignedPolicies):
         for name in policy.names:
@@ -92,10 +87,18 @@ def check_can_be_copied(policy: Any) -> None:
             except ValueError as error:
                 error.add_note(f"The policy is policies[{name!r}].")
                 raise
-    elif isinstance(policy, nn.Module) and (
-        lazy_tensors(policy) or meta_tensors(policy)
-    ):
-        copy_module(policy)
+    elif isinstance(policy, nn.Module):
+        lazy, empty = lazy_tensors(policy), meta_tensors(policy)
+        if empty and not lazy and has_values(policy):
+            # An optimiser may hold its parameters.
+            raise ValueError(
+                f"Some parameters of the policy have values, but {empty} are on the "
+                "meta device. Give all of them values before you pass the policy "
+                "(marl_collect.models.materialize returns a copy that has them), or "
+                "none."
+            )
+        if lazy or empty:
+            copy_module(policy)
 
 
 def build_policy(

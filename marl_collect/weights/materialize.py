@@ -93,10 +93,9 @@ def has_values(module: nn.Module) -> bool:
 def initialize(module: nn.Module) -> None:
     """Replace the meta tensors of ``module`` by initialised ones, without a copy.
 
-    This is for a module whose tensors nobody else holds. Unlike ``fill_in_place`` it
-    also replaces entries of a TensorDictParams, and leaves the module incomplete if it
-    fails. Values are drawn from the global generator. The new tensors get the device of
-    the parameters that have values.
+    This is for a module whose tensors nobody else holds. The module is left incomplete
+    if it fails. Values are drawn from the global generator. The new tensors get the
+    device of the parameters that have values.
 
     Raises:
         ValueError: if nothing initialises a meta tensor.
@@ -104,43 +103,6 @@ def initialize(module: nn.Module) -> None:
     device = _home(module)
     if _initialize(module, None):
         module.to(device)
-
-
-def fill_in_place(module: nn.Module, seed: int | None = None) -> None:
-    """Allocate and initialise the meta tensors of ``module`` in place.
-
-    Other tensors do not change. Parameters stay the same objects where torch allows
-    it. Meta tensors get the device of the parameters that have values.
-
-    Raises:
-        ValueError: if nothing initialises a meta tensor, or if a meta tensor belongs
-            to a TensorDictParams, whose entries cannot be filled one by one.
-            ``module`` is unchanged then.
-    """
-    empty = [slot for slot in _slots(module) if slot.get().is_meta]
-    within = [slot.path for slot in empty if isinstance(slot.module, TensorDictParams)]
-    if within:
-        raise ValueError(
-            f"Some parameters of the policy have values, but {within} are on the meta "
-            "device. Give all of them values before you pass the policy "
-            "(marl_collect.materialize returns a copy that has them), or none."
-        )
-    filled, _ = _initialized_copy(module, seed)
-    values = {slot.path: slot.get() for slot in _slots(filled)}
-    device = _home(module)
-    done: dict[int, Tensor] = {}
-    for slot in empty:
-        old = slot.get()
-        if not old.is_meta:
-            continue  # A tied tensor that has been filled under another name.
-        new = done.get(id(old))
-        if new is None:
-            new = _on(values[slot.path], device)
-            done[id(old)] = new
-        try:
-            torch.utils.swap_tensors(old, new)
-        except RuntimeError:  # It has weak references, as the weights of an RNN do.
-            slot.set(new)
 
 
 def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
@@ -355,15 +317,6 @@ def _home(module: nn.Module) -> torch.device:
     """Return the device of the parameters that have values; the CPU if none has."""
     devices = (p.device for p in module.parameters() if not p.is_meta)
     return next(devices, torch.device("cpu"))
-
-
-def _on(tensor: Tensor, device: torch.device) -> Tensor:
-    if tensor.device == device:
-        return tensor
-    moved = tensor.detach().to(device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(moved, requires_grad=tensor.requires_grad)
-    return moved
 
 
 def _remember_replaced(module: nn.Module) -> None:
