@@ -372,8 +372,8 @@ class _Builder:
                 modified = file.path.stat().st_mtime_ns
                 keep = partial(_append, large, state)
                 rows, entries = self.decoded(file, keep, state.runs)
-                records.write(rows.view(np.uint8))
-                index.write(entries.view(np.uint8))
+                records.write(rows.view(np.uint8).data)
+                index.write(entries.view(np.uint8).data)
                 state.begins[f"{file.run}.{file.first}"] = state.frames
                 state.frames += len(rows)
                 state.ends[f"{file.run}.{file.last}"] = [state.frames, modified]
