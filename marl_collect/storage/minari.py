@@ -26,7 +26,6 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_action
-from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import imports_of
 from marl_collect.files.folders import completed
 from marl_collect.storage.dataset import Dataset
@@ -47,8 +46,6 @@ _CHUNKED_FROM: Final = 8192
 chunks with an index, which for short episodes is larger than the data."""
 _SPARE: Final = 16 * 2**20
 """Bytes that are kept free for what writing adds to the numbers."""
-_STEP: Final = 64
-"""Episodes between two reports of progress."""
 Arrays = dict[Key, NDArray[Any]]
 _Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key]
 """A key, and what reads an array of Minari from an episode's frames of it."""
@@ -69,14 +66,13 @@ def export_minari(
         source: a dataset, or a selection of its episodes.
         dataset_id: of the new dataset, such as ``"mine/spread-v0"``.
         compression: of arrays from 8 KiB on: ``"gzip"``, ``"lzf"`` or ``"none"``.
-        progress: called after every 64 episodes; see ``Progress``.
+        progress: called after every episode; see ``Progress``.
 
     Returns:
         The folder of the new dataset.
 
     Raises:
-        ValueError: if the id or the compression is none, there are no episodes, or a
-            key has a dtype that NumPy lacks.
+        ValueError: if the id or the compression is none, or there are no episodes.
         KeyError: if keys that Minari needs are missing.
         ImportError: if a package is missing. The message says what to install.
         FileExistsError: if there is a dataset with this id.
@@ -123,12 +119,13 @@ def _write_episodes(
     groups = list(trajectories.description.environment.groups)
     several_runs = len(trajectories.runs) > 1
     runs, seeds = trajectories.run_numbers.tolist(), trajectories.seeds
+    episodes = trajectories.episodes
     done, total = 0, int(trajectories.lengths.sum())
     progress(0, total, ())
     # The newest version of the file format needs far fewer bytes per array.
     with h5py.File(path, "w", track_order=True, libver="latest") as file:
-        for number, episode in enumerate(trajectories):
-            frames = {key: tensor.numpy() for key, tensor in flatten(episode).items()}
+        for number, episode in enumerate(episodes):
+            frames = trajectories.arrays(number)
             _check_room(sum(array.nbytes for array in frames.values()), path.parent)
             group = file.create_group(f"episode_{number}")
             rewards = [frames["next", name, "reward"] for name in groups]
@@ -145,9 +142,7 @@ def _write_episodes(
                 array = array.astype(dtypes.get(name, array.dtype), copy=False)
                 _write(group, "/".join(name), array, compression)
             done += len(team)
-            if number + 1 == len(trajectories) or not (number + 1) % _STEP:
-                begin = number // _STEP * _STEP
-                progress(done, total, trajectories.episodes[begin : number + 1])
+            progress(done, total, [episode])
 
 
 def _check_room(nbytes: int, folder: Path) -> None:
@@ -207,18 +202,12 @@ def _sources(
     """Return where each array of Minari is from, and the dtypes of some, by path.
 
     Raises:
-        ValueError: if there are no episodes, or a key has a dtype that NumPy lacks.
+        ValueError: if there are no episodes.
         KeyError: if the episodes lack a key that Minari needs.
     """
     if not len(trajectories):
         raise ValueError(f"There are no complete episodes in {trajectories!r}.")
     fields = {field.key: (field.shape, field.dtype) for field in trajectories.keys}
-    for leaf, (_, dtype) in fields.items():
-        if not hasattr(np, dtype.replace("bool", "bool_")):
-            raise ValueError(
-                f"{'/'.join(leaf)} has the dtype {dtype}, which Minari lacks: leave "
-                "the key out with select()."
-            )
     environment = trajectories.description.environment
     observed, acting = _spaces(environment)
     sources: dict[Key, _Source] = {

@@ -110,7 +110,7 @@ def import_vault(
     folder, target = Path(source), Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
-    vault = _open(folder)
+    vault = _Vault(folder)
     episodes = _table(vault)
     description, run, fields = _describe(vault)
     group = description.environment.groups[_GROUP]
@@ -139,22 +139,6 @@ def import_vault(
     return open_dataset(target)
 
 
-def _open(folder: Path) -> "_Vault":
-    """Open a vault.
-
-    Raises:
-        DatasetError: if the folder holds none.
-    """
-    if not (folder / _METADATA).is_file():
-        inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
-        hint = f" Its folders {', '.join(inner)} have one." if inner else ""
-        raise DatasetError(
-            f"{folder} has no {_METADATA}, so it is not a vault: expected the folder "
-            f"NAME/UID that flashbax has written.{hint}"
-        )
-    return _Vault(folder)
-
-
 @final
 class _Vault:
     """Reads the arrays of a vault in parts."""
@@ -173,6 +157,13 @@ class _Vault:
             {"cache_pool": {"total_bytes_limit": _CACHE}}
         )
         file = folder / _METADATA
+        if not file.is_file():
+            inner = sorted(path.parent.name for path in folder.glob(f"*/{_METADATA}"))
+            hint = f" Its folders {', '.join(inner)} have one." if inner else ""
+            raise DatasetError(
+                f"{folder} has no {_METADATA}, so it is not a vault: expected the "
+                f"folder NAME/UID that flashbax has written.{hint}"
+            )
         with naming(file, "the metadata of a vault"):
             self.metadata = json.loads(file.read_text(encoding="utf-8"))
             version = self.metadata["version"]

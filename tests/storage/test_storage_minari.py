@@ -11,12 +11,14 @@ pytest.importorskip("h5py", reason="needs the extra minari")
 pytest.importorskip("minari", reason="needs the extra minari")
 
 import minari
+import torch
 from every_space import EverySpace
 from support.datasets import record_here
 from support.scripts import run_mounted
 from workloads.counting import CountingEnv, CountingOptions
 
-from marl_collect.storage import export_minari
+from marl_collect import Collector, open_dataset
+from marl_collect.storage import DatasetDescription, Writer, export_minari
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [
@@ -139,7 +141,7 @@ def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path) -> Non
 
 
 def test_an_export_that_stops_leaves_nothing(tmp_path: Path, store: Path) -> None:
-    dataset = record_here(tmp_path / "d", CountingEnv, episodes=70)
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=3)
     lengths = dataset.trajectories.lengths
     reports: list[tuple[int, int, int]] = []
 
@@ -152,8 +154,8 @@ def test_an_export_that_stops_leaves_nothing(tmp_path: Path, store: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         export_minari(dataset, "mine/counting-v0", progress=stop)
     total = int(lengths.sum())
-    first = int(lengths[:64].sum())
-    assert reports == [(0, total, 0), (first, total, 64), (total, total, 6)]
+    done = lengths.cumsum().tolist()
+    assert reports == [(0, total, 0), *((n, total, 1) for n in done)]
     assert not list(store.iterdir())
 
 
@@ -185,7 +187,8 @@ FULL = """
 import os, sys
 os.environ["MINARI_DATASETS_PATH"] = os.path.abspath("small/store")
 from marl_collect import open_dataset
-from marl_collect.storage import export_minari
+from marl_collect import Collector, open_dataset
+from marl_collect.storage import DatasetDescription, Writer, export_minari
 data = open_dataset(sys.argv[1])
 try:
     export_minari(data, "x-v0", compression="none")
@@ -204,3 +207,21 @@ def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert "The disk is full: the next episode has up to" in process.stdout
     assert process.stdout.endswith("[]\n")
+
+
+def test_bfloat16_is_exported_as_float32(tmp_path: Path) -> None:
+    batch = Collector(CountingEnv, frames_per_batch=60, seed=0).next().clone()
+    batch["hunter", "extra"] = torch.rand(*batch.shape, 2, 3).bfloat16()
+    about = DatasetDescription("counting", CountingEnv().description)
+    with Writer(tmp_path / "d", about) as writer:
+        writer.add(batch)
+    dataset = open_dataset(tmp_path / "d")
+    export_minari(dataset, "x-v0")
+    pairs = zip(
+        minari.load_dataset("x-v0").iterate_episodes(),
+        dataset.trajectories,
+        strict=True,
+    )
+    for episode, truth in pairs:
+        extra = episode.infos["hunter"]["extra"]
+        assert np.array_equal(extra, truth["hunter", "extra"].float())
