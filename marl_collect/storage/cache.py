@@ -193,6 +193,7 @@ class Cache:
             (runs, len(index)) == (self.state.runs, len(self.records))
             and np.array_equal(stored, index)  # Not bytes: there are gaps.
             and np.array_equal(order, self.order)
+            and episodes.dtype == self.episodes.dtype
             and episodes.tobytes() == self.episodes.tobytes()
         )
         if not same:
@@ -251,7 +252,7 @@ class Cache:
             )
         except (pa.ArrowException, OSError, ValueError, AssertionError) as error:
             raise DatasetError(
-                f"The cache of the dataset is damaged: {error}. Delete its folder."
+                f"The cache {self.folder} is damaged: {error}. Delete this folder."
             ) from error
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
@@ -520,7 +521,7 @@ def _mapped(folder: Path, state: CacheState, columns: tuple[Column, ...]) -> Cac
         episodes = np.load(folder / f"{name}.{frames}.episodes.npy")
     except FileNotFoundError:
         raise
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # NumPy's header is a Python literal.
         raise DatasetError(
             f"The cache {folder} is damaged: {error}. Delete this folder."
         ) from error

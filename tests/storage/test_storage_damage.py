@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from storage_streams import ENVIRONMENT, Stream, flat_frames
+from storage_streams import ENVIRONMENT, Stream, complete_episodes, flat_frames
 
 from marl_collect.storage import DatasetDescription, DatasetError
 from marl_collect.storage.dataset import open_dataset
@@ -61,6 +61,43 @@ def damage(path: Path, draw: random.Random) -> None:
     else:
         content[at : at + 4] = draw.randbytes(len(content[at : at + 4]))
     path.write_bytes(content)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_verify_finds_damage_inside_the_cache(tmp_path: Path, part: int) -> None:
+    """Reading does not compare the cache with the files; ``verify`` does."""
+    origin = tmp_path / "origin"
+    expected = write(origin)
+    dataset = open_dataset(origin)
+    _ = dataset.statistics, dataset.transitions.moments("g")
+    names = sorted(p.name for p in (origin / ".cache").iterdir() if p.stat().st_size)
+    assert len(names) == 8
+    errors = 0
+    for trial in range(TRIALS // 4):
+        draw = random.Random(f"cache {TRIALS} {part} {trial}")
+        folder = tmp_path / "data"
+        # With the times of the files, by which a cache knows them.
+        shutil.copytree(origin, folder)
+        damage(folder / ".cache" / draw.choice(names), draw)
+        try:
+            dataset = open_dataset(folder)
+            dataset.verify()
+        except DatasetError as error:
+            assert str(folder) in str(error)  # noqa: PT017
+            errors += 1
+        else:
+            read = flat_frames(dataset[np.arange(len(dataset))])
+            assert read == expected, f"trial {trial}"
+            assert dataset.trajectories.lengths.sum() == lengths(expected)
+        shutil.rmtree(folder)
+    assert errors > TRIALS // 4 // 4
+
+
+def lengths(frames: list[Any]) -> int:
+    """Return the number of frames of complete episodes of both runs."""
+    runs = frames[: len(frames) // 2], frames[len(frames) // 2 :]
+    episodes = [e for run in runs for e in complete_episodes(run).values()]
+    return sum(map(len, episodes))
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -121,6 +121,7 @@ def test_batches_of_collectors_come_back(tmp_path: Path, kind: str) -> None:
 def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     datasets = pytest.importorskip("datasets")
+    duckdb = pytest.importorskip("duckdb")
     stream = Stream(says_begin=True)
     with Writer(tmp_path / "data", ABOUT) as writer:
         batches = [stream.batch() for _ in range(3)]
@@ -138,6 +139,14 @@ def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
         cache_dir=str(tmp_path / "cache"),
     )
     assert np.allclose(loaded["next.g.reward"], rewards)
+    files = f"read_parquet('{tmp_path}/data/*.parquet', file_row_number = true)"
+    rows = duckdb.sql(f"""
+        SELECT "next.g.reward", count(*) OVER (PARTITION BY run, "collector.traj_ids")
+        FROM {files} ORDER BY file_row_number
+    """).fetchall()
+    assert np.allclose(np.array([reward for reward, _ in rows]), rewards)
+    ids = torch.cat([b["collector", "traj_ids"].flatten() for b in batches]).tolist()
+    assert [count for _, count in rows] == [ids.count(i) for i in ids]
     assert loaded["frame_index"] == [
         int(i) for b in batches for i in b["frame"].flatten()
     ]
