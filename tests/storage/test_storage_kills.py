@@ -28,7 +28,7 @@ from marl_collect.storage.writer import Writer
 ABOUT = DatasetDescription("stream", ENVIRONMENT)
 CALLS = ("fsync", "rename", "replace", "unlink", "utime", "open")
 """Functions of ``os`` that change what is on disk."""
-BATCHES = 7
+BATCHES = 11
 
 
 def die_at(call: int, *, after: bool) -> Callable[[], int]:
