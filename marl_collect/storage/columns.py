@@ -124,7 +124,11 @@ class Column:
         Raises:
             DatasetError: if the field says no or something impossible about it.
         """
-        about = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+        # Damaged text does not become anything that is expected.
+        metadata = (field.metadata or {}).items()
+        about = {
+            k.decode(errors="replace"): v.decode(errors="replace") for k, v in metadata
+        }
         if not {"key", "shape", "dtype"} <= about.keys():
             raise DatasetError(f"the column {field.name} does not say what it is.")
         try:
@@ -135,7 +139,10 @@ class Column:
             ) from error
         if about["dtype"] not in (*_PLAIN, *_VIEWS):
             raise DatasetError(f"the dtype {about['dtype']!r} is unknown.")
-        return cls(key_of(key), shape_of(shape), about["dtype"])
+        column = cls(key_of(key), shape_of(shape), about["dtype"])
+        if column.name != field.name:
+            raise DatasetError(f"the column {field.name} is of the key {key!r}.")
+        return column
 
 
 def rows_of(batch: TensorDictBase) -> Rows:

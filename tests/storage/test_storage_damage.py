@@ -154,6 +154,10 @@ HOSTILE = {
     "a negative shape": lambda t: with_metadata(t, "g.observation", b"shape", b"[-1]"),
     "a wrong dtype": lambda t: with_metadata(t, "g.observation", b"dtype", b"float64"),
     "no dtype": lambda t: with_metadata(t, "g.observation", b"dtype", b"os.system"),
+    "another key": lambda t: with_metadata(
+        t, "g.observation", b"key", b'["g", "observatioN"]'
+    ),
+    "no text": lambda t: with_metadata(t, "g.observation", b"dtype", b"\xfffloat32"),
     "a path as key": lambda t: with_metadata(
         t, "g.observation", b"key", b'["..", "x"]'
     ),
