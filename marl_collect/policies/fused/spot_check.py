@@ -3,8 +3,8 @@
 A recording repeats what the module computed once. What the module's code reads from
 outside, such as a global, may change later, and no look at the module shows that. So
 now and then the module is called as well: in the first frame of ten slots, then in the
-first frame after its tensors changed, and about every 500 frames. Apart from the first
-ten, at most one frame in 250 is compared.
+first frame after its tensors changed, and about every 2,000 frames. Apart from the
+first ten, at most one frame in 1,000 is compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Outputs = Mapping[Key, NDArray[Any]]
 NEVER = -1
 """Number of no frame."""
 
-_INTERVAL = 500
+_INTERVAL = 2000
 _FREE = 10
 """Comparisons that are always made."""
 _SPREAD = 2654435761
