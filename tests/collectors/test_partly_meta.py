@@ -20,13 +20,13 @@ def policy_of(module: nn.Module) -> TensorDictModule:
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_module_of_which_only_a_part_is_on_meta_is_refused(kind: Any) -> None:
-    layers = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta"))
-    policy = policy_of(layers)
+    first, second = nn.Linear(3, 2), nn.Linear(2, 2, device="meta")
+    policy = policy_of(nn.Sequential(first, second))
     with pytest.raises(ValueError, match=r"'module\.1\.weight'.*materialize"):
         kind([CountingEnv] * 2, policy, frames_per_batch=8)
-    assert layers[1].weight.is_meta
+    assert second.weight.is_meta
     whole = materialize(policy, seed=0)
-    assert torch.equal(whole.module[0].weight, layers[0].weight)
+    assert torch.equal(whole.module[0].weight, first.weight)
     assert not whole.module[1].weight.is_meta
 
 
