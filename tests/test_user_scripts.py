@@ -20,7 +20,7 @@ pytest.importorskip("pettingzoo")
 from pettingzoo import ParallelEnv
 
 from marl_collect import Collector, MultiSyncCollector
-from marl_collect.collectors import base
+from marl_collect.collectors import collector as collector_module
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import MultiAgentMLP
@@ -400,7 +400,7 @@ def test_workers_amid_a_long_batch_close_their_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else a worker that gets no processor time for two seconds is killed.
-    monkeypatch.setattr(base, "ERROR_CLOSE_SECONDS", SOON)
+    monkeypatch.setattr(collector_module, "ERROR_CLOSE_SECONDS", SOON)
     collector = MultiSyncCollector(
         [lambda: PettingZooWrapper(Closing(tmp_path))] * 2, frames_per_batch=4000
     )
