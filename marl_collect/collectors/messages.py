@@ -82,11 +82,13 @@ class FactoryPolicy:
         factory: builds the policy.
         index: of the factory in a list; 0 if all workers have the same factory.
         trust: call the policy on TensorDicts without inspecting its arguments.
+        follows: whether it gets changes of the trainer's policy outside its weights.
     """
 
     factory: Callable[[], Any]
     index: int
     trust: bool
+    follows: bool
 
 
 @dataclass(frozen=True)

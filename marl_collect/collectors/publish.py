@@ -313,7 +313,8 @@ class WorkerWeights(Publisher):
         if factory is not None:
             number = index if self._is_population else 0
             trust = self._options.trust_policy
-            return messages.FactoryPolicy(factory, number, trust)
+            follows = self.policy.module is not None
+            return messages.FactoryPolicy(factory, number, trust, follows)
         module = self.policy.module
         if module is None or not self._readers:
             return module
@@ -436,8 +437,7 @@ class WorkerWeights(Publisher):
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if not self._readers:
             raise RuntimeError("The policy has no weights to update.")
-        # What a factory built has a state of its own.
-        state = None if any(self._factories) else self.policy.state()
+        state = self.policy.state()
         used = {reader.newest.place for reader in self._readers}
         used |= {
             reader.has.place

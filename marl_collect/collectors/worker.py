@@ -310,6 +310,8 @@ class RolloutWorker:
         for tensor, view in zip(weights.values(), views, strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
+        if policy.follows:
+            self._copy = StateCopy(built)
         return built, layout
 
     def _take(self, weights: messages.Weights) -> None:

@@ -48,6 +48,7 @@ def named_if_full(path: Path) -> Iterator[None]:
         # The same error: a new one would keep the frames of both, and what they hold.
         error.args = (error.errno, text)
         error.strerror, error.filename = text, str(path)
+        del error.filename2  # Of a copy: its source was read.
         raise
 
 

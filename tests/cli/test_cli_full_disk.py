@@ -83,18 +83,18 @@ for name, action in ACTIONS.items():
         text = action()
     except OSError as error:
         text = str(error)
-    told[name] = text, [str(p) for p in SMALL.rglob("*") if ".new" in p.name]
+    told[name] = text, [str(p) for p in SMALL.rglob(".*")]
     for path in SMALL.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 Path("told.json").write_text(json.dumps(told))
 """
 PATHS = {
-    "record": r"new/data_?\S*",
+    "record": r"new/\S+\.parquet",
     "Checkpoint": r"run/checkpoints/last\.pt",
     "compare": r"run/random\.json",
     "progress.csv": r"run/progress\.csv",
     "progress.log": r"run/progress\.log",
-    "copy": r"copied/data_?\S*",
+    "copy": r"copied/\S+\.parquet",
     "view --save": r"x\.html",
 }
 

@@ -16,6 +16,7 @@ is not installed. The exit code is 1 if a check failed.
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import os
 import random
@@ -390,6 +391,7 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
         wait_until_gone([*pids, *helpers])
         error.__traceback__ = None  # Its frames hold what is checked next.
         del use, error
+    gc.collect()  # An error whose frames hold it keeps its files until then.
     wait_until(lambda: open_files() <= before, f"{open_files()} files, not {before}")
     return seconds
 
