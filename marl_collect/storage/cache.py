@@ -84,16 +84,32 @@ class CacheState:
     version: int = _FORMAT
 
     @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Return the state of a cache, None if it has none that can be read."""
+    def read(cls, folder: Path, dtype: np.dtype[Any]) -> Self | None:
+        """Return the state of a cache of such records, None if it lacks a file."""
         try:
             data = json.loads((folder / _STATE).read_text())
             known = {entry.name for entry in fields(cls)}
             if set(data) != known or data["version"] != _FORMAT:
                 return None
-            return cls(**data)
+            state = cls(**data)
+            is_usable = state.dtype == str(dtype) and all(
+                (folder / name).stat().st_size >= size
+                for name, size in state.sizes(dtype).items()
+            )
+            return state if is_usable else None
         except (OSError, ValueError, TypeError):
             return None
+
+    def sizes(self, dtype: np.dtype[Any]) -> dict[str, int]:
+        """Return the names of its files, and how long each is at least."""
+        name, frames = self.generation, self.frames
+        return {
+            f"{name}.records": frames * dtype.itemsize,
+            f"{name}.large": self.large_bytes,
+            f"{name}.index": frames * _INDEX.itemsize,
+            f"{name}.{frames}.order.npy": 0,
+            f"{name}.{frames}.episodes.npy": 0,
+        }
 
 
 @final
@@ -296,14 +312,15 @@ def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
     with naming(files[0].path, "a file of a dataset"):
         columns = columns_of(schema)
     dtype = _record(columns)
-    state = CacheState.read(folder)
-    if _known_files(state, files, dtype) != len(files):
+    state = CacheState.read(folder, dtype)
+    if _known_files(state, files) != len(files):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                state = CacheState.read(folder)  # Another reader may have done it.
-                known = _known_files(state, files, dtype)
+                # Another reader may have done it.
+                state = CacheState.read(folder, dtype)
+                known = _known_files(state, files)
                 if known != len(files):
                     builder = _Builder(folder, schema, columns, dtype)
                     state = builder.extend(state if known else None, files[known:])
@@ -330,11 +347,9 @@ def _record(columns: Sequence[Column]) -> np.dtype[Any]:
     return np.dtype(entries, align=True)
 
 
-def _known_files(
-    state: CacheState | None, files: Sequence[BatchFile], dtype: np.dtype[Any]
-) -> int:
+def _known_files(state: CacheState | None, files: Sequence[BatchFile]) -> int:
     """Return how many of the first files a cache has; 0 if it is of other files."""
-    if state is None or state.dtype != str(dtype):
+    if state is None:
         return 0
     behind = known = 0
     for file in files:
@@ -482,11 +497,9 @@ class _Builder:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        name = state.generation
-        kept = {f"{name}.{kind}" for kind in ("records", "large", "index")}
-        kept |= {f"{name}.{state.frames}.{kind}.npy" for kind in ("order", "episodes")}
+        current = {*state.sizes(self.dtype), _STATE, ".lock"}
         for path in self.folder.iterdir():
-            if path.name not in kept | {_STATE, ".lock"}:
+            if path.name not in current:
                 path.unlink(missing_ok=True)  # Who has mapped it keeps it.
 
 
@@ -494,8 +507,9 @@ def _append(large: Any, state: CacheState, frame: memoryview) -> tuple[int, int]
     """Append a large frame to a file, and return where it is."""
     begin = state.large_bytes
     if frame.nbytes:
-        large.write(_LZ4.compress(frame, asbytes=False))
-        state.large_bytes = large.tell()
+        data = _LZ4.compress(frame, asbytes=False)
+        large.write(data)
+        state.large_bytes += len(data)
     return begin, state.large_bytes
 
 

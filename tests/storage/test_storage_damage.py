@@ -18,7 +18,13 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from storage_streams import ENVIRONMENT, Stream, complete_episodes, flat_frames
+from storage_streams import (
+    ENVIRONMENT,
+    Stream,
+    complete_episodes,
+    flat_frames,
+    frames_of,
+)
 
 from marl_collect.storage import DatasetDescription, DatasetError
 from marl_collect.storage.dataset import open_dataset
@@ -91,6 +97,27 @@ def test_verify_finds_damage_inside_the_cache(tmp_path: Path, part: int) -> None
             assert dataset.trajectories.lengths.sum() == lengths(expected)
         shutil.rmtree(folder)
     assert errors > TRIALS // 4 // 4
+
+
+@pytest.mark.parametrize("kind", ["records", "large", "index", "order", "episodes"])
+@pytest.mark.parametrize("size", [None, 0])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_cache_without_one_of_its_files_is_built_again(
+    tmp_path: Path, kind: str, size: int | None, grows: bool
+) -> None:
+    expected = write(tmp_path)
+    open_dataset(tmp_path)
+    (path,) = (tmp_path / ".cache").glob(f"*.{kind}*")
+    path.unlink()
+    if size is not None and not path.name.endswith(".npy"):
+        path.write_bytes(bytes(size))
+    if grows:
+        with Writer(tmp_path, ABOUT) as writer:
+            writer.add(batch := Stream(7, extras=EXTRAS).batch())
+        expected += frames_of(batch)
+    dataset = open_dataset(tmp_path)
+    assert flat_frames(dataset[np.arange(len(dataset))]) == expected
+    dataset.verify()
 
 
 def lengths(frames: list[Any]) -> int:

@@ -131,7 +131,8 @@ def test_a_killed_writer_loses_no_acknowledged_batch(
 def test_a_killed_reader_leaves_no_wrong_cache(
     tmp_path: Path, after: bool, before: str
 ) -> None:
-    stream = Stream(1, extras={"image": (torch.uint8, (40, 36, 3))})
+    # Large frames that, compressed, are smaller than the buffer of a file.
+    stream = Stream(1, extras={"image": (torch.bool, (40, 60))})
     model: list[Frame] = []
     origin = tmp_path / "origin"
     with Writer(origin, ABOUT) as writer:
