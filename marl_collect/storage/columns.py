@@ -25,7 +25,7 @@ from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage.arrow import pa, pc
-from marl_collect.storage.checks import DatasetError, key_of, shape_of
+from marl_collect.storage.checks import DEEPEST, DatasetError, key_of, shape_of
 
 RUN: Final = "run"
 FRAME_INDEX: Final = "frame_index"
@@ -149,8 +149,8 @@ def rows_of(batch: TensorDictBase) -> Rows:
     """Return the valid frames of a batch ``[B, T]``, row by row.
 
     Raises:
-        ValueError: if it has no frames, no trajectory ids, or a dtype that cannot be
-            stored. Names the key.
+        ValueError: if it has no frames, no trajectory ids, no ``("next", "done")``, or
+            a key or a dtype that cannot be stored. Names the key.
     """
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
@@ -164,6 +164,8 @@ def rows_of(batch: TensorDictBase) -> Rows:
             "The batch has no ('collector', 'traj_ids') to identify episodes: collect "
             "with track_traj_ids=True."
         )
+    if DONE not in tensors:
+        raise ValueError(f"The batch has no {DONE} to tell where episodes end.")
     valid = tensors.pop(VALID, None)
     tensors.pop(FRAME_IDS, None)  # Only restore_next needs them.
     rows = {}
@@ -173,13 +175,20 @@ def rows_of(batch: TensorDictBase) -> Rows:
         column = Column(
             key, tuple(tensor.shape[2:]), str(tensor.dtype).removeprefix("torch.")
         )
+        if column.name in (RUN, FRAME_INDEX) or len(key) > DEEPEST:
+            raise ValueError(
+                f"{key} cannot be stored: the names {RUN} and {FRAME_INDEX} are "
+                f"taken, and keys have at most {DEEPEST} parts."
+            )
         if column.dtype not in (*_PLAIN, *_VIEWS):
             raise ValueError(
                 f"{key} has the dtype {column.dtype}, which is not stored."
             )
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         array = column.array(tensor).reshape(batch.numel(), *column.shape)
-        rows[column] = array if valid is None else array[valid.reshape(-1).numpy()]
+        rows[column] = (
+            array if valid is None else array[valid.reshape(-1).cpu().numpy()]
+        )
     if not len(next(iter(rows.values()))):
         raise ValueError("The batch has no valid frames.")
     return rows

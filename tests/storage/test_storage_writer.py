@@ -109,10 +109,16 @@ def edited(batch: TensorDict, kind: str) -> TensorDict:
     batch = batch.clone()
     if kind == "no ids":
         del batch["collector", "traj_ids"]
+    elif kind == "no flags":
+        del batch["next", "done"]
     elif kind == "no frames":
         batch = batch[:, :0]
     elif kind == "another key":
         batch["more"] = batch["next", "done"]
+    elif kind in ("run", "frame_index"):
+        batch[kind] = batch["next", "done"]
+    elif kind == "a deep key":
+        batch[("a",) * 101] = batch["next", "done"]
     elif kind == "another shape":
         batch["prey", "action"] = torch.zeros(*batch.shape, 3, 7)
     elif kind == "another dtype":
@@ -125,6 +131,10 @@ def edited(batch: TensorDict, kind: str) -> TensorDict:
 
 REFUSALS = {
     "no ids": "collect with track_traj_ids=True",
+    "no flags": r"has no \('next', 'done'\)",
+    "run": "the names run and frame_index are taken",
+    "frame_index": "the names run and frame_index are taken",
+    "a deep key": "at most 100 parts",
     "no frames": r"the shape \[2, 0\], so no frames",
     "another key": r"more.* is bool \[1\], but in the dataset missing",
     "another shape": r"action.* but in the dataset",
@@ -145,6 +155,15 @@ def test_a_batch_that_is_refused_changes_nothing(tmp_path: Path, kind: str) -> N
         writer.add(data[1])  # The writer is still open.
         assert writer.frames == 40
     write(tmp_path / "d", description, data[2:])
+    assert holds(tmp_path / "d", *data)
+
+
+def test_any_names_of_keys_are_read_again(tmp_path: Path) -> None:
+    description, data = batches(1)
+    for name in ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\"):
+        data[0]["prey", name] = torch.rand(*data[0].shape, 3)
+        data[0]["in", name] = torch.rand(*data[0].shape)
+    write(tmp_path / "d", description, data)
     assert holds(tmp_path / "d", *data)
 
 
