@@ -92,13 +92,14 @@ class CacheState:
             if set(data) != known or data["version"] != _FORMAT:
                 return None
             state = cls(**data)
-            is_usable = state.dtype == str(dtype) and all(
-                (folder / name).stat().st_size >= size
-                for name, size in state.sizes(dtype).items()
-            )
-            return state if is_usable else None
+            if state.dtype != str(dtype):
+                return None
+            sizes = state.sizes(dtype)
+            if all((folder / f).stat().st_size >= n for f, n in sizes.items()):
+                return state
         except (OSError, ValueError, TypeError):
-            return None
+            pass
+        return None
 
     def sizes(self, dtype: np.dtype[Any]) -> dict[str, int]:
         """Return the names of its files, and how long each is at least."""

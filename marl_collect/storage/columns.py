@@ -172,18 +172,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
     for key, tensor in sorted(tensors.items()):
         if not isinstance(tensor, torch.Tensor):
             continue
-        column = Column(
-            key, tuple(tensor.shape[2:]), str(tensor.dtype).removeprefix("torch.")
-        )
-        if column.name in (RUN, FRAME_INDEX) or len(key) > DEEPEST:
-            raise ValueError(
-                f"{key} cannot be stored: the names {RUN} and {FRAME_INDEX} are "
-                f"taken, and keys have at most {DEEPEST} parts."
-            )
-        if column.dtype not in (*_PLAIN, *_VIEWS):
-            raise ValueError(
-                f"{key} has the dtype {column.dtype}, which is not stored."
-            )
+        column = _column(key, tensor)
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         array = column.array(tensor).reshape(batch.numel(), *column.shape)
         rows[column] = (
@@ -192,6 +181,20 @@ def rows_of(batch: TensorDictBase) -> Rows:
     if not len(next(iter(rows.values()))):
         raise ValueError("The batch has no valid frames.")
     return rows
+
+
+def _column(key: Key, tensor: torch.Tensor) -> Column:
+    column = Column(
+        key, tuple(tensor.shape[2:]), str(tensor.dtype).removeprefix("torch.")
+    )
+    if column.name in (RUN, FRAME_INDEX) or len(key) > DEEPEST:
+        raise ValueError(
+            f"{key} cannot be stored: the names {RUN} and {FRAME_INDEX} are "
+            f"taken, and keys have at most {DEEPEST} parts."
+        )
+    if column.dtype not in (*_PLAIN, *_VIEWS):
+        raise ValueError(f"{key} has the dtype {column.dtype}, which is not stored.")
+    return column
 
 
 def column_of(rows: Rows, key: Key) -> NDArray[Any] | None:
