@@ -16,7 +16,7 @@
 #   make fuzz-storage  damage datasets at random; reading must not give wrong data
 #   make lint format typecheck bench clean
 #
-# `make test ARGS="tests/test_groups.py -k order"` passes its arguments to pytest, which
+# `make test ARGS="tests/core -k groups"` passes its arguments to pytest, which
 # runs JOBS tests at a time (test-fast 2, the others 3: tests that start processes wait for
 # some of their time); `ARGS="-n 0 ..."` runs them in one process, for a debugger.
 # `make test VENV=build/versions/python3.13` runs all tests in an environment of
@@ -29,8 +29,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 MINUTES ?= 30
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
-PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
-	$$each -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$each && break; done)
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+	$$python -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$python && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS ?= -c constraints.txt
 INSTALL := $(PIP) install --prefer-binary $(CONSTRAINTS)
@@ -205,7 +205,7 @@ $(STAMP_VENV):
 
 $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 	@echo "Installing marl-collect with PettingZoo into $(VENV): a few minutes, once."
-	@$(INSTALL) -e ".[pettingzoo]"
+	@$(INSTALL) -e ".[datasets,pettingzoo]"
 	@touch $@
 
 # MeltingPot is installed first: our installer can build it without a network, and pip

@@ -246,11 +246,13 @@ def raise_failure(failure: Failure, worker: int) -> NoReturn:
         WorkerError: otherwise, and for ``KeyboardInterrupt``, ``SystemExit`` and
             ``StopIteration``, which have another meaning in the trainer.
     """
-    error = failure.to_worker_error(worker)
     exception = _unpickle_exception(failure)
     if exception is None:
-        raise error
-    raise exception from error
+        raise failure.to_worker_error(worker)
+    try:
+        raise exception from failure.to_worker_error(worker)
+    finally:
+        del exception  # Its traceback has this frame, which would keep it.
 
 
 def _summarize(exception: BaseException) -> str:

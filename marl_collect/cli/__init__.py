@@ -19,7 +19,8 @@ file                      contents
 ``play.py``               ``marl-collect play``: returns of episodes
 ``view.py``               ``marl-collect view``
 ``viewer/``               its page, and what the page shows
-``datasets.py``           ``marl-collect inspect`` and ``marl-collect export``
+``datasets.py``           ``inspect``, ``copy``, ``export`` and ``import``
+``uploading.py``          ``collect --out URL``: copies finished files
 ``histograms.py``         histograms of episodes, as text and as a picture
 ``tasks.py``              finds tasks by name, through entry points
 ``listing.py``            ``marl-collect envs`` and ``marl-collect info``

@@ -51,12 +51,12 @@ class PolicyRequest:
         Raises:
             ValueError: if one does.
         """
-        given = ["--centralised"] * self.centralised
-        given += ["--no-share-params"] * (not self.share_params)
-        if given:
+        options = ["--centralised"] * self.centralised
+        options += ["--no-share-params"] * (not self.share_params)
+        if options:
             policy = "random" if self.source == RANDOM else f"that of {self.source}"
             raise ValueError(
-                f"{' and '.join(given)}: these options describe the networks of mlp, "
+                f"{' and '.join(options)}: these options describe the networks of mlp, "
                 f"but the policy is {policy}. Omit them."
             )
 

@@ -1,5 +1,6 @@
 """Copies a dataset to an object store while it is being written."""
 
+import shlex
 import threading
 from pathlib import Path
 from typing import final
@@ -29,7 +30,7 @@ class Upload:
     @property
     def command(self) -> str:
         """The command that copies what is missing."""
-        return f"marl-collect copy {self.folder} {self.url}"
+        return shlex.join(["marl-collect", "copy", str(self.folder), self.url])
 
     def more(self) -> None:
         """Copy new files soon."""

@@ -184,8 +184,8 @@ def _episodes(
 
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: if it is damaged, there is no such task, its settings in the dataset
-            are not safe, or it has a cache but no URL.
+        ValueError: if it is damaged, there is no such task, or its settings in the
+            dataset are not safe.
     """
     from marl_collect.cli.viewer.episodes import Episodes
     from marl_collect.storage import open_dataset

@@ -17,7 +17,7 @@ arrive in the order of the calls. After ``use_slot`` all messages are small: bat
 weights are never pickled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,13 +82,14 @@ class FactoryPolicy:
         factory: builds the policy.
         index: of the factory in a list; 0 if all workers have the same factory.
         trust: call the policy on TensorDicts without inspecting its arguments.
-        follows: whether it gets changes of the trainer's policy outside its weights.
+        follows: structure of the trainer's policy, whose changes outside of weights it
+            gets; None if there is none.
     """
 
     factory: Callable[[], Any]
     index: int
     trust: bool
-    follows: bool
+    follows: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ class _Reader:
 
     Attributes:
         newest: the weights that it uses from its next order on.
-        has: the weights of its last order, None if it has none.
+        has: the weights that it has, or was last ordered to read; None if neither.
         state: that it was sent last.
         attached: the places that it can read.
         order: number of the last order.
@@ -256,8 +256,8 @@ class WorkerWeights(Publisher):
     """Publishes weights to workers, and gives each worker its policy.
 
     A vector has several places. An update takes one that no worker still has to read,
-    so it never waits. Every worker has newest weights of its own: those of the last
-    update that named it. A replacement reads these too.
+    so it never waits. Each worker has its own newest weights: those of the last update
+    that named it. A replacement reads them too.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class WorkerWeights(Publisher):
         if factory is not None:
             number = index if self._is_population else 0
             trust = self._options.trust_policy
-            follows = self.policy.module is not None
+            follows = self.policy.structure
             return messages.FactoryPolicy(factory, number, trust, follows)
         module = self.policy.module
         if module is None or not self._readers:
@@ -368,12 +368,12 @@ class WorkerWeights(Publisher):
             first = Published(vector.write(self.policy.tensors(), ()))
             self._readers = [_Reader(first) for _ in self._factories]
             return
-        own = [Published(vector.filled(self._call, worker)) for worker in sources]
-        own += own[-1:] * (self.workers - len(own))
-        self._readers = [_Reader(published) for published in own]
+        initial = [Published(vector.filled(self._call, worker)) for worker in sources]
+        initial += initial[-1:] * (self.workers - len(initial))
+        self._readers = [_Reader(published) for published in initial]
         for worker in sources:
-            self._readers[worker].has = own[worker]
-            self._readers[worker].attached = {own[worker].place}
+            self._readers[worker].has = initial[worker]
+            self._readers[worker].attached = {initial[worker].place}
 
     def use(self, index: int, layout: WeightLayout | None) -> None:
         """Note that a new or restarted worker has the weights of its factory's policy.

@@ -17,7 +17,7 @@ from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.sending import State, StateWatch
+from marl_collect.weights.sending import State, StateWatch, structure
 from marl_collect.weights.skeleton import split_module, weight_tensors
 from marl_collect.weights.tensor_parts import copied_parts
 
@@ -34,6 +34,7 @@ class TrainerPolicy:
     Attributes:
         module: the module, None if the policy exists in the workers only.
         layout: of the workers' weights; None if there are none.
+        structure: of the module at the start; None if it is no ``nn.Module``.
     """
 
     def __init__(self, module: Any, passed: Any = None) -> None:
@@ -50,11 +51,12 @@ class TrainerPolicy:
         self._wrapped = passed if passed is not None and passed is inner else None
         self._walk: WeightWalk | None = None
         self._watch: StateWatch | None = None
+        self.structure: dict[str, str] | None = None
         if isinstance(module, nn.Module):
             self.layout = WeightLayout.of(module)
             self._walk = WeightWalk(module)
             self._watch = StateWatch(module)
-            self._structure = _structure(module)
+            self.structure = structure(module)
         self._hold({} if self._walk is None else self._walk.tensors())
         self._copied = _Copied.of(passed, module)
         self._published = self._marks()
@@ -89,6 +91,8 @@ class TrainerPolicy:
             raise RuntimeError("The policy has no weights to update.")
         if source is None or source is self.module or source is self._wrapped:
             return self._own_tensors(self.layout)
+        if self._walk is not None and self._walk.tensors() is not self._weights:
+            self._check_structure()
         try:
             return self.layout.tensors_of(source, "The weights", self.module)
         except KeyError as error:
@@ -118,7 +122,7 @@ class TrainerPolicy:
         return list(self._held)
 
     def _check_structure(self) -> None:
-        before, now = self._structure, _structure(self.module)
+        before, now = self.structure or {}, structure(self.module)
         if now == before:
             return
         changes = [
@@ -272,11 +276,6 @@ class TrainerPolicy:
     def _marks(self) -> tuple[list[int], list[int]]:
         """Return values that change when a tensor is replaced or written in place."""
         return self._ids, list(map(_VERSION, self._held))
-
-
-def _structure(module: nn.Module) -> dict[str, str]:
-    """Return the class name of every submodule, by path."""
-    return {path: type(inner).__name__ for path, inner in module.named_modules()}
 
 
 @final

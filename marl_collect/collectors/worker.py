@@ -41,7 +41,7 @@ from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.sending import StateCopy
+from marl_collect.weights.sending import StateCopy, structure
 from marl_collect.weights.shared import WeightReader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
@@ -209,9 +209,8 @@ class RolloutWorker:
         self._take(weights)
         for slot in command.vacant:
             self._slots.pop(slot, None)
-        # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
-        self._context.line.enter(Phase.POLICY)
         line, environments = self._context.line, self._plan.environments
+        # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
         # With several environments the note of an error names the environment.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
         fence()  # The trainer overwrites the weights once it sees the number.
@@ -251,6 +250,9 @@ class RolloutWorker:
 
     def reseed(self, seed: int) -> None:
         """Derive all random numbers from this seed, and begin new episodes."""
+        # Nothing of earlier episodes remains, as if the worker had never been replaced.
+        plan = self._plan
+        self._plan = Plan(seed, plan.environments, plan.max_frames_per_traj)
         self._seed_generators(seed)
         self._rollout.reseed(seed)
 
@@ -310,14 +312,19 @@ class RolloutWorker:
         for tensor, view in zip(weights.values(), views, strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
-        if policy.follows:
+        if policy.follows == structure(built):
             self._copy = StateCopy(built)
         return built, layout
 
     def _take(self, weights: messages.Weights) -> None:
         """Load these weights, and the state that comes with them."""
         if weights.state is not None:
-            assert self._copy is not None
+            if self._copy is None:
+                raise ValueError(
+                    "An attribute of policy has changed, but policy_factory builds "
+                    "other submodules than policy has, so it cannot be sent. Build the "
+                    "same modules in both."
+                )
             self._copy.apply(weights.state)
         if weights.place is None:
             return

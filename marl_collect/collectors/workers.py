@@ -186,7 +186,7 @@ class Workers:
                 return self._completed(*arrived)
         while True:
             try:
-                worker, reply = self._pool.receive(waiting)
+                worker, reply = self._next_reply(waiting)
             except Exception as error:  # noqa: BLE001 - raised again, or handled
                 self._replace_or_raise(error)
             else:
@@ -211,7 +211,8 @@ class Workers:
     ) -> list[Any]:
         """Let each of these workers call a method with its own arguments.
 
-        A worker that fails meanwhile and is replaced is called again.
+        A worker that fails meanwhile and is replaced is called again. If none replaces
+        it, the replies that are still to come are dropped when they arrive.
 
         Args:
             method: of ``RolloutWorker``.
@@ -227,7 +228,13 @@ class Workers:
             try:
                 worker, result = self._receive(waiting)
             except Exception as error:  # noqa: BLE001 - raised again, or handled
-                for worker in self._replace_or_raise(error):
+                try:
+                    replaced = self._replace_or_raise(error)
+                except BaseException:
+                    for worker in waiting:
+                        self._members[worker].unread += 1
+                    raise
+                for worker in replaced:
                     if worker in arguments:  # What it did for an earlier one is lost.
                         results.pop(worker, None)
                         self._send(worker, method, *arguments[worker])
@@ -251,7 +258,8 @@ class Workers:
         self.call("reseed", seed)
         self._seed = seed
         for member in self._members:
-            member.plan = replace(member.plan, seed=seed)
+            plan = member.plan
+            member.plan = Plan(seed, plan.environments, plan.max_frames_per_traj)
             member.running = ()
 
     def load(self, states: Sequence[Any], fresh: Sequence[int] = ()) -> None:
@@ -388,9 +396,9 @@ class Workers:
         for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
             environments = range(end - ready.size, end)
-            given = tuple((seed,) for seed in seeds[environments.start : end])
+            worker_seeds = tuple((seed,) for seed in seeds[environments.start : end])
             self._members[index].plan = Plan(
-                self._seed, environments, limit, given_seeds=given
+                self._seed, environments, limit, given_seeds=worker_seeds
             )
         warn_if_pinned(first, ends[-1])
         return first
@@ -426,10 +434,19 @@ class Workers:
         collecting when it was called comes first.
         """
         while True:
-            worker, reply = self._pool.receive(workers)
+            worker, reply = self._next_reply(workers)
             if not isinstance(reply, messages.Collected):
                 return worker, reply
             self._collected.append((worker, reply))
+
+    def _next_reply(self, workers: Iterable[int]) -> tuple[int, Any]:
+        """Wait for a reply that belongs to no earlier call, and return its sender."""
+        while True:
+            worker, reply = self._pool.receive(workers)
+            member = self._members[worker]
+            if isinstance(reply, messages.Collected) or not member.unread:
+                return worker, reply
+            member.unread -= 1
 
     def _first_replies(self, workers: Iterable[int]) -> list[Any]:
         """Return a reply of each of these new workers, none of which is replaced."""
@@ -533,6 +550,8 @@ class Workers:
         """Restart workers, and give them their plans, policies and slots."""
         self._restart(workers)
         for worker in workers:
+            self._members[worker].unread = 0
+        for worker in workers:
             member, who = self._members[worker], f"worker {worker}"
             (ready,) = self._first_replies([worker])
             check_alike(self.description, ready.description, who, "before")
@@ -561,6 +580,7 @@ class _Member:
         running: numbers of its running episodes.
         slots: the arguments of ``use_slot`` for the slots that it has mapped.
         batch: that it collects.
+        unread: number of its replies to calls that have raised an error.
         preempted: whether its rollout ends early.
         is_heavy: whether it is to be replaced, because it has grown too large.
         failures: how often it was restarted since its last batch.
@@ -572,6 +592,7 @@ class _Member:
     running: tuple[int, ...] = ()
     slots: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     batch: messages.Collect | None = None
+    unread: int = 0
     preempted: bool = False
     is_heavy: bool = False
     failures: int = 0

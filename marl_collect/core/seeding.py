@@ -214,7 +214,8 @@ def _numpy_state() -> dict[str, Any]:
 
     Numpy takes 30 us for it, but few programs use this generator. So its last state is
     returned as long as its memory is the same. The memory lacks a spare normal number,
-    which is only made together with others, but used alone.
+    which is only made together with others, but used alone, so a state with one is not
+    remembered. A program that sets such a state itself must have drawn in between.
     """
     global _numpy_before
     numpy: Any = np.random  # Its stubs lack the next function.
@@ -236,12 +237,14 @@ def set_global_generators(states: Mapping[str, Any]) -> None:
         states: those of numpy, Python and GPUs may be missing, as in files of earlier
             versions.
     """
+    global _numpy_before
     set_torch_generators(states)
     if "numpy" in states:
         numpy = states["numpy"]
         key = np.asarray(numpy["state"]["key"]).astype(np.uint32)
         state = numpy | {"state": numpy["state"] | {"key": key}}
         np.random.set_state(state)  # noqa: NPY002
+        _numpy_before = b"", None  # The memory may be the same without a spare number.
     if "python" in states:
         random.setstate(states["python"])
 

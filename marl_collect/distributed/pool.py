@@ -72,7 +72,7 @@ class Actor:
         sent: references to calls that return nothing, but may fail.
         copies: copies what a worker has filled, by worker and name.
         vectors: the memory of each worker's weights.
-        failed: its workers whose failure was raised.
+        failed: the failures of its workers that were raised.
         restarts: how often it, or a worker of it, failed and was replaced.
         lost: why it is lost.
         looked: reference to its status lines.
@@ -93,7 +93,7 @@ class Actor:
         default_factory=dict
     )
     vectors: dict[int, MemoryHandle] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, Reply] = field(default_factory=dict)
     restarts: int = 0
     lost: str | None = None
     looked: Any = None
@@ -242,6 +242,10 @@ class RayPool:
                     actor = self.actor_of(index)
                     if actor.lost is not None:
                         raise self._lost_error(actor, index)
+                    # The relay sends a failure once, but it stays one.
+                    failure = actor.failed.get(index % self._team)
+                    if failure is not None:
+                        return index, self._opened(actor, index, failure)
                     actors[actor.index] = actor
                 self._await(list(actors.values()))
 
@@ -249,14 +253,15 @@ class RayPool:
         """Replace a worker, or all workers of an actor that is lost."""
         actor = self.actor_of(workers[0])
         local_workers = {worker - actor.workers.start for worker in workers}
-        has_failed = actor.lost is not None or bool(actor.failed & local_workers)
+        has_failed = actor.lost is not None or bool(actor.failed.keys() & local_workers)
         actor.restarts += has_failed
         self._arrived = deque(
             (other, reply)
             for other, reply in self._arrived
             if other is not actor or reply.worker not in local_workers
         )
-        actor.failed -= local_workers
+        for local in local_workers:
+            actor.failed.pop(local, None)
         if actor.lost is not None:
             self.lost_actors += 1
             self._create(actor, self._configured(actor), _jobs(actor))
@@ -520,13 +525,16 @@ class RayPool:
         message = reply.message
         if isinstance(message, bytes):
             return pickle.loads(message)
-        actor.failed.add(reply.worker)
+        actor.failed[reply.worker] = reply
         note = f"Raised in actor {actor.index} on {actor.location.host}."
         if isinstance(message, Failure):
             raise_failure(replace(message, notes=(*message.notes, note)), index)
         error = WorkerError(index, *message.args[1:])
         error.add_note(note)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # Its traceback has this frame, which would keep it.
 
     # Losses
 

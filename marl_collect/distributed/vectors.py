@@ -97,6 +97,6 @@ class RayVector:
     def _put(self, used: Iterable[int]) -> int:
         reference = self._ray.put(self._staged.numpy())
         place, self._places = self._places, self._places + 1
-        kept = {number: self._references[number] for number in used}
-        self._references = {**kept, place: reference}
+        references = {number: self._references[number] for number in used}
+        self._references = {**references, place: reference}
         return place

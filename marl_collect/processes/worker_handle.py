@@ -229,11 +229,11 @@ class WorkerHandle:
         return self.exitcode is not None
 
     def _raise_end(self) -> None:
-        if self._error is not None:
-            raise WorkerError(*self._error)
-        error = self.describe("ended unexpectedly", self.describe_end())
-        self._error, self.failed_at = error.args, time.monotonic()
-        raise error
+        if self._error is None:
+            self._error = self.describe("ended unexpectedly", self.describe_end()).args
+            self.failed_at = time.monotonic()
+        # No variable: it would keep the error, and its traceback the variable's frame.
+        raise WorkerError(*self._error)
 
     def give_up(self, problem: str, detail: str = "") -> WorkerError:
         """Kill a worker that does not respond, and return the error to raise."""

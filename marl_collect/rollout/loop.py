@@ -321,8 +321,8 @@ class Rollout:
 
         The cost does not depend on the lengths of the running episodes.
         """
-        kept = self._signature.kept if self._policy.remembers else ()
-        keys = [*self._signature.carried, *kept]
+        remembered = self._signature.kept if self._policy.remembers else ()
+        keys = [*self._signature.carried, *remembered]
         carried = {key: self._memory[key].copy() for key in keys}
         now = {key: self._memory[key].copy() for key in self._compared}
         return {

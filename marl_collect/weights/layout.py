@@ -92,10 +92,10 @@ class WeightLayout:
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
-        places = zip(self.offsets, self.sizes, self.kinds, strict=True)
+        spans = zip(self.offsets, self.sizes, self.kinds, strict=True)
         return [
             vector[offset : offset + size].view(dtype).view(shape)
-            for offset, size, (shape, dtype) in places
+            for offset, size, (shape, dtype) in spans
         ]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:

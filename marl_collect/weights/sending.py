@@ -85,13 +85,15 @@ class StateWatch:
         """Pickle the changed attributes, without those that cannot be pickled."""
         names = {id(part): name for name, part in _named_parts(self._module).items()}
         chosen = {a: value for a, value in values.items() if a in self._changed}
+        unfit: dict[Attribute, Any] = {}
         try:
             content = _pickled(chosen, names)
         except Exception:  # noqa: BLE001 - pickling a user's object can raise anything
             fit = {a: v for a, v in chosen.items() if _can_be_pickled(v, names)}
-            self._warn_of({a: v for a, v in chosen.items() if a not in fit})
+            unfit = {a: v for a, v in chosen.items() if a not in fit}
             content = _pickled(fit, names)
         self._sent = State(content, tuple(self._changed.difference(values)))
+        self._warn_of(unfit)
 
     def _warn_of(self, values: Mapping[Attribute, Any]) -> None:
         """Warn of attributes that are not sent: once of each, and never of caches."""
@@ -113,6 +115,11 @@ class StateWatch:
             "keep what they were started with. If the policy's actions depend on them, "
             "keep plain data in them, or build a new collector."
         )
+
+
+def structure(module: nn.Module) -> dict[str, str]:
+    """Return the class name of every submodule, by path."""
+    return {path: type(inner).__name__ for path, inner in module.named_modules()}
 
 
 @final
@@ -153,7 +160,7 @@ def _bytes(state: ModuleState) -> dict[Attribute, bytes]:
 
 
 def _fitting(value: Any, now: Any) -> Any:
-    """Return a value like the one that it replaces: there, and a parameter if it is."""
+    """Return a value with the device of the present one; a parameter if that is one."""
     if isinstance(value, Tensor) and isinstance(now, Tensor):
         value = value.to(now.device)
         if isinstance(now, nn.Parameter):

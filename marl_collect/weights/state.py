@@ -158,7 +158,7 @@ class ModuleState:
         if not modules:
             owned = [{"": self._module}]
         self._weights = weights if self._of_recording else []
-        self._places = list(map(_place, self._weights))
+        self._locations = list(map(_location, self._weights))
         self._containers: list[Any] = [vars(kind) for kind in dict.fromkeys(kinds)]
         for module in modules:
             self._containers += _containers(module)
@@ -178,7 +178,7 @@ class ModuleState:
         self._foreign = list(filter(_is_foreign, modules))
         self._modes = [module.training for module in self._foreign]
         self._changeable_bytes = self._dump(self._changeable)
-        return self._dump([list(map(id, map(type, modules))), self._places, owned])
+        return self._dump([list(map(id, map(type, modules))), self._locations, owned])
 
     def _is_untouched(self) -> bool:
         """Return whether all containers hold the same objects, themselves the same.
@@ -188,7 +188,7 @@ class ModuleState:
         return (
             list(map(len, self._containers)) == self._sizes
             and all(map(is_, itertools.chain.from_iterable(self._views), self._held))
-            and list(map(_place, self._weights)) == self._places
+            and list(map(_location, self._weights)) == self._locations
             and [module.training for module in self._foreign] == self._modes
             and (
                 not self._changeable
@@ -271,8 +271,8 @@ def attributes(module: nn.Module) -> dict[Attribute, Any]:
                 seen.add(kind)
                 data = class_data(kind).items()
                 values |= {Attribute(path, name, base): value for name, value in data}
-        own = own_attributes(inner).items()
-        values |= {Attribute(path, name): value for name, value in own}
+        entries = own_attributes(inner).items()
+        values |= {Attribute(path, name): value for name, value in entries}
     return values
 
 
@@ -351,7 +351,7 @@ def _is_library(name: Any) -> bool:
     return any(folder.glob("*.dist-info"))
 
 
-def _place(tensor: Tensor) -> Any:
+def _location(tensor: Tensor) -> Any:
     """Return where a tensor is, and how it is laid out."""
     try:
         return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
@@ -458,7 +458,7 @@ class _Pickler(pickle.Pickler):
 
     def tensor(self, tensor: Tensor) -> Any:
         if self._of_recording:
-            return mark, (id(tensor), _place(tensor))
+            return mark, (id(tensor), _location(tensor))
         parts = () if is_lazy(tensor) or tensor.is_meta else strided_parts(tensor)
         large = sum(part.nbytes for part in parts) > LARGE
         if (

@@ -1,7 +1,10 @@
 """Workers seed torch's, numpy's and Python's global generators; Collector does not."""
 
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,10 +93,18 @@ class Asking(CountingEnv):  # type: ignore[misc]
         return [random.random(), number, double]
 
 
-def test_a_new_seed_repeats_the_draws() -> None:
-    with MultiSyncCollector([drawing] * 2, frames_per_batch=20, seed=0) as collector:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_new_seed_repeats_the_draws(replaced: bool) -> None:
+    with MultiSyncCollector(
+        [drawing] * 2, frames_per_batch=20, seed=0, on_worker_failure="restart"
+    ) as collector:
         collector.set_seed(7)
         expected = [collector.next().clone() for _ in range(2)]
+        if replaced:
+            for pid in collector.worker_pids:
+                os.kill(pid, signal.SIGKILL)
+            collector.next()
+            assert collector.stats()["restarts"] == 2
         collector.set_seed(7)
         for batch in expected:
             assert torch.equal(
@@ -127,8 +138,10 @@ def test_a_resumed_policy_goes_on_with_its_draws(kind: Any) -> None:
 def test_numpys_state_is_that_of_the_moment() -> None:
     """Also if only the spare normal number of an earlier draw was used."""
     np.random.seed(0)  # noqa: NPY002
+    np.random.randn()  # noqa: NPY002
+    restore = partial(set_global_generators, global_generators())
     draws = [list, np.random.randn, list, np.random.randn, np.random.rand, list]
-    for draw in draws:
+    for draw in [*draws, restore, np.random.randn, list, restore]:
         draw()
         actual: Any = global_generators()["numpy"]
         expected: Any = np.random.get_state(legacy=False)  # noqa: NPY002

@@ -1,6 +1,5 @@
 """Async batches are from one worker; none is lost, copied or staler than the limit."""
 
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 from collector_tools import wait_until_idle
 from support.clocks import waits
+from support.processes import wait_until
 from tensordict import TensorDict, TensorDictBase
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -156,22 +156,14 @@ def test_options_of_sync_collection_are_refused(option: dict[str, Any]) -> None:
 
 
 def test_the_end_of_a_loop_does_not_wait_for_a_slow_worker(tmp_path: Path) -> None:
-    finished, steps = tmp_path / "finished", 2000
+    ended = tmp_path / "ended"
 
     def slow() -> CountingEnv:
-        step = 0
-
-        def wait() -> None:
-            nonlocal step
-            step += 1
-            threading.Event().wait(0.005)
-            if step == steps:
-                finished.touch()
-
-        return CountingEnv(fault=Fault(wait, repeat=True))
+        return CountingEnv(fault=Fault(lambda: wait_until(ended.exists), repeat=True))
 
     collector = MultiAsyncCollector(
-        [CountingEnv, slow], frames_per_batch=[4, steps], total_frames=40
+        [CountingEnv, slow], frames_per_batch=4, total_frames=40
     )
     assert [batch.numel() for batch in collector] == [4] * 10
-    assert not finished.exists()
+    ended.touch()
+    collector.shutdown()

@@ -26,7 +26,7 @@ from support.clocks import LIMIT
 from support.internals import pool_of
 from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
-from workloads.counting import CountingError
+from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
 from marl_collect.distributed import pool
@@ -163,6 +163,21 @@ def test_an_exception_is_raised_with_its_own_type() -> None:
     assert "raising" in cause.remote_traceback or "strike" in cause.remote_traceback
     assert any("actor 1" in note for note in raised.value.__notes__)
     wait_until_nothing_is_in_use()
+
+
+def test_a_call_after_an_error_raises_the_error_again() -> None:
+    """As on one machine. A failure that was raised once is no worker to wait for."""
+
+    def raises() -> Any:
+        return CountingEnv(fault=Fault("raise", "reset", at=1))
+
+    with RayCollector(
+        [CountingEnv, raises], frames_per_batch=4, sync=True
+    ) as collector:
+        collector.next()
+        for ask in (collector.reset, collector.state_dict, collector.next):
+            with pytest.raises(CountingError, match="fault in reset"):
+                ask()
 
 
 def test_a_worker_that_hangs_is_killed_at_once() -> None:

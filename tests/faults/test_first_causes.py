@@ -543,6 +543,65 @@ def test_a_restarted_worker_has_the_current_settings(kind: Any) -> None:
         assert float(collector.next()["temperature"][0, 0]) == 5
 
 
+class Other(Tempered):
+    """Has the same weights, and one more submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.ReLU()
+
+
+def test_changed_settings_are_not_set_in_a_policy_of_another_structure() -> None:
+    def other() -> TensorDictModule:
+        built = tempered()
+        return TensorDictModule(Other(), built.in_keys, built.out_keys)
+
+    acting = tempered()
+    with MultiSyncCollector(
+        CountingEnv, acting, policy_factory=other, frames_per_batch=10
+    ) as collector:
+        collector.update_policy_weights_()  # Weights alone fit.
+        assert float(collector.next()["temperature"][0, -1]) == 1
+        acting.module.temperature = 5.0
+        collector.update_policy_weights_()
+        with pytest.raises(ValueError, match="builds other submodules than policy has"):
+            collector.next()
+
+
+class WaitingEnv(CountingEnv):  # type: ignore[misc]
+    """Begins its second episode once a file exists."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+        self.begun = 0
+
+    def reset_row(self, seed: int) -> None:
+        self.begun += 1
+        if self.begun > 1:
+            wait_until(self.file.exists)
+        super().reset_row(seed)
+
+
+def test_a_reply_to_a_call_that_raised_answers_no_other_call(tmp_path: Path) -> None:
+    file = tmp_path / "go on"
+    with MultiSyncCollector(
+        [
+            lambda: WaitingEnv(file),
+            lambda: CountingEnv(fault=Fault("raise", "reset", 1)),
+        ],
+        frames_per_batch=2,
+    ) as collector:
+        collector.next()
+        with pytest.raises(CountingError):
+            collector.reset()  # Worker 0 has not replied yet.
+        file.touch()
+        (begun,) = workers_of(collector).call("attribute", "env", "begun", workers=[0])
+        assert isinstance(begun, bytes)
+        with pytest.raises(CountingError):
+            collector.next()
+
+
 def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> None:
     """Worker 1 dies after worker 0 is done, so its replacement must stop early."""
     marker, hung = tmp_path / "died", tmp_path / "hung"

@@ -151,7 +151,6 @@ def test_weights_can_be_updated_after_a_worker_died_before_reading(
             collector.update_policy_weights_()
             newest = collector.policy_version
             assert newest == 3 * (k + 1)
-            del batch  # A replacement may need its memory.
         version = max(int(collector.next()["policy_version"].max()) for _ in range(4))
         assert version == newest
 

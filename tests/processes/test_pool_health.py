@@ -1,11 +1,13 @@
 """Deaths, hangs and restarts of workers, which are really killed and stopped."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -39,6 +41,42 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 # Workers get what is defined here by value: importing this file would import pytest.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Batch:
+    """What a caller of the pool holds while it waits."""
+
+
+def fail(worker: Any, argument: Any) -> None:
+    raise ValueError("one of two")
+
+
+@pytest.mark.parametrize("fault", [lambda *_: os._exit(3), fail], ids=["exit", "raise"])
+def test_errors_of_workers_that_fail_together_keep_no_frame(
+    any_pool: WorkerPool, fault: Callable[..., object]
+) -> None:
+    """Frames of callers hold batches, which are to be free when they are dropped."""
+
+    def wait_for_failure() -> "weakref.ref[Batch]":
+        batch = Batch()
+        try:
+            any_pool.receive()
+        except (WorkerError, ValueError) as error:
+            for handled in (error, error.__cause__):  # As before a replacement.
+                if handled is not None:
+                    handled.__traceback__ = None
+        return weakref.ref(batch)
+
+    be_up(any_pool)
+    for worker in (0, 1):
+        any_pool.send(worker, fault)
+    for worker in (0, 1):
+        assert any_pool.poll([worker], SOON)
+    gc.disable()
+    try:
+        assert wait_for_failure()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,45 @@ from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
+from marl_collect.weights.sending import StateCopy, StateWatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
+
+
+def test_a_warning_that_is_an_error_loses_no_change() -> None:
+    module: Any = Holds()
+    watch = StateWatch(module)
+    module.lock, module.gain = threading.Lock(), 2.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="lock"):
+            watch.changes()
+    copied: Any = Holds()
+    copy = StateCopy(copied)
+    state = watch.changes()
+    assert state is not None
+    copy.apply(state)
+    assert copied.gain == 2.0
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None:
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.level, self.bound = nn.Parameter(torch.zeros(())), nn.Tanh()
+
+        def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+            level = self.bound(self.level.expand(len(observation), 3, 2))
+            return level, torch.zeros(len(observation), 2, dtype=torch.int64)
+
+    net, keys = Bounded(), [("prey", "action"), ("hunter", "action")]
+    policy = TensorDictModule(net, [("prey", "observation")], keys)
+    with MultiSyncCollector(CountingEnv, policy, frames_per_batch=4) as collector:
+        net.bound = nn.ReLU()
+        weights = policy.state_dict() if passed else None
+        with pytest.raises(ValueError, match=r"is ReLU, but was Tanh"):
+            collector.update_policy_weights_(weights)
 
 
 class Config:

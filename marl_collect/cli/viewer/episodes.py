@@ -1,7 +1,4 @@
-"""A dataset as JSON values and pictures: its episodes, and the frames of one.
-
-Only an episode that is drawn from its actions needs torch, whose import takes seconds.
-"""
+"""A dataset as JSON values and pictures: its episodes, and the frames of one."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
