@@ -133,14 +133,16 @@ class ParallelBatch(EnvBatch):
 
     def render(self, index: int) -> "NDArray[np.uint8] | None":
         """Return an image of one environment."""
-        (image,) = self._ask([self._rows[index]], call_method, "render", (), {})
+        (image,) = self._call_on_rows(
+            [self._rows[index]], call_method, "render", (), {}
+        )
         return image
 
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
-        return self.each(value_of, name)
+        return self.call_on_each(value_of, name)
 
-    def each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(env, *arguments)`` of every environment.
 
         An error in it does not close the batch.
@@ -148,9 +150,9 @@ class ParallelBatch(EnvBatch):
         Raises:
             Exception: what the function raised, from a ``WorkerError``.
         """
-        return self._ask(self._rows, function, *arguments)
+        return self._call_on_rows(self._rows, function, *arguments)
 
-    def _ask(
+    def _call_on_rows(
         self, rows: Sequence[int], function: Callable[..., Any], *arguments: Any
     ) -> list[Any]:
         self._finish_commands(range(len(self._members)))
@@ -158,13 +160,13 @@ class ParallelBatch(EnvBatch):
         for row in rows:
             rows_of_process.setdefault(self._owners[row][1], []).append(row)
         replies = self._processes.call(
-            "each",
-            {p: (mine, function, arguments) for p, mine in rows_of_process.items()},
+            "call_on_each",
+            {p: (r, function, arguments) for p, r in rows_of_process.items()},
         )
         values: dict[int, Any] = {}
         for process, reply in replies.items():
-            answers = result(reply, process)
-            values |= zip(rows_of_process[process], answers, strict=True)
+            results = result(reply, process)
+            values |= zip(rows_of_process[process], results, strict=True)
         return [values[row] for row in rows]
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
@@ -174,17 +176,17 @@ class ParallelBatch(EnvBatch):
     def _command_some(self, operation: EnvOperation, indices: Sequence[int]) -> None:
         """Begin ``operation`` on some environments, in all their processes at once."""
         rows = [self._rows[k] for k in indices]
-        touched = {self._owners[row] for row in rows}
-        groups = {group for group, _ in touched}
+        owners = {self._owners[row] for row in rows}
+        groups = {group for group, _ in owners}
         self._finish_commands(groups)
         chosen = self._signals.chosen
         for group in groups:
-            of_group = self._spread.groups[group]
-            chosen[of_group.start : of_group.stop] = bytes(len(of_group))
+            group_rows = self._spread.groups[group]
+            chosen[group_rows.start : group_rows.stop] = bytes(len(group_rows))
         for row in rows:
             chosen[row] = 1
         for group in groups:
-            processes = [p for g, p in touched if g == group]
+            processes = [p for g, p in owners if g == group]
             self._signals.command(group, operation, processes)
 
     def _finish_commands(self, groups: Sequence[int] | set[int] | range) -> None:

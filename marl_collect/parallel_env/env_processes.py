@@ -118,14 +118,14 @@ class EnvProcesses:
         self._calls += 1
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
-            for process, of_process in arguments.items():
-                self._pool.send(process, Call(method, (number, *of_process)))
+            for process, passed in arguments.items():
+                self._pool.send(process, Call(method, (number, *passed)))
             self.signals.wake(arguments)
             while len(replies) < len(arguments):
-                process, (answered, reply) = self._pool.receive(
+                process, (replied, reply) = self._pool.receive(
                     arguments.keys() - replies.keys()
                 )
-                if answered == number:  # Else Ctrl-C ended the call that wanted it.
+                if replied == number:  # Else Ctrl-C ended the call that wanted it.
                     replies[process] = reply
         return {process: replies[process] for process in arguments}
 
@@ -169,10 +169,10 @@ class EnvProcesses:
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
     ) -> worker.EnvAssignment:
         rows = self.spread.of_process(process)
-        mine = tuple(factories[k] for part in rows for k in part)
+        chosen = tuple(factories[k] for part in rows for k in part)
         threads = options.num_sub_threads
         pins = options.pin_processes and threads == 1
-        return worker.EnvAssignment(rows, mine, threads, pins)
+        return worker.EnvAssignment(rows, chosen, threads, pins)
 
     def _receive_all(self) -> list[Any]:
         """Return the next message of every process."""

@@ -89,7 +89,7 @@ class JointEnvs(TensorDictEnv):
             AttributeError: the environments do not have it, or it is a method.
         """
         check_name(type(self).__name__, name)
-        return self._each(value_of, name)
+        return self._call_on_each(value_of, name)
 
     @final
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -101,7 +101,7 @@ class JointEnvs(TensorDictEnv):
             Exception: what the method raised. The batch stays usable.
         """
         check_name(type(self).__name__, name)
-        return self._each(call_method, name, args, kwargs)
+        return self._call_on_each(call_method, name, args, kwargs)
 
     @final
     def __getattr__(self, name: str) -> Any:
@@ -118,5 +118,5 @@ class JointEnvs(TensorDictEnv):
         )
 
     @abc.abstractmethod
-    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(env, *arguments)`` of every environment."""

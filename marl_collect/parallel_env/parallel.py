@@ -78,8 +78,8 @@ class ParallelEnv(JointEnvs):
             "pass a function that builds it to other processes."
         )
 
-    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._engine.each(function, *arguments)
+    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._engine.call_on_each(function, *arguments)
 
 
 def _set_threads(number: int | None) -> None:

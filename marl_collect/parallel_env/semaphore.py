@@ -34,8 +34,8 @@ class Semaphore:
             offset: position in ``buffer``.
             fresh: whether to initialise it, or else to join an existing one.
         """
-        self._kept = (ctypes.c_char * NBYTES).from_buffer(buffer, offset)
-        address = ctypes.addressof(self._kept)
+        self._memory = (ctypes.c_char * NBYTES).from_buffer(buffer, offset)
+        address = ctypes.addressof(self._memory)
         if fresh and ctypes.CDLL(None).sem_init(ctypes.c_void_p(address), 1, 0):
             raise OSError("The C library could not create a semaphore.")
         # The standard library opens its own named semaphores in this way.
@@ -45,7 +45,7 @@ class Semaphore:
         """Wake a sleeper, or let the next one continue without sleeping."""
         self._acquire = lock.acquire
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Take a post if there is one, without sleeping; return whether there was."""
         return self._acquire(False)
 
@@ -93,7 +93,7 @@ class SpinWait:
             self._asleep -= 1
             return self._posted.sleep(seconds)
         end = time.perf_counter() + self._spin
-        while not self._posted.take():
+        while not self._posted.acquire():
             if time.perf_counter() > end:
                 self._misses = min(self._misses + 1, _MOST_MISSES)
                 self._asleep = 2**self._misses - 2

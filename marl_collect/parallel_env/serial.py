@@ -45,7 +45,7 @@ class SerialEnv(JointEnvs):
             self.__dict__.pop("_tensordict_api", None)
             self._engine.close()
 
-    def _each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         self._check_open()
         return [function(env, *arguments) for env in self._envs]
 

@@ -8,7 +8,7 @@ reports completion; see ``signals.py``. Messages on the socket are rare:
                             <---------------  EnvDescription
     Call("attach", ...) ------------------->  map memory and flags
                             <---------------  None
-    Call("each", ...) --------------------->  use attributes and methods
+    Call("call_on_each", ...) ------------->  use attributes and methods
                             <---------------  number of the call, result or Raised
     None ---------------------------------->  (no reply: reading it is progress)
 """
@@ -154,7 +154,7 @@ class _EnvWorker:
         self._steps = [[(k + 1, envs[k].step_row) for k in rows] for rows in self._rows]
         share_imports()
 
-    def each(
+    def call_on_each(
         self,
         number: int,
         rows: Sequence[int],

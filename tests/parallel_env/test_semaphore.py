@@ -46,10 +46,10 @@ def test_a_semaphore_posted_before_does_not_block(semaphores: Semaphores) -> Non
 
 def test_a_post_is_taken_once(semaphores: Semaphores) -> None:
     poster, taker = semaphores
-    assert not taker.take()
+    assert not taker.acquire()
     poster.post()
-    assert taker.take()
-    assert not taker.take()
+    assert taker.acquire()
+    assert not taker.acquire()
 
 
 def test_a_wait_has_a_time_limit(semaphores: Semaphores) -> None:
@@ -62,7 +62,7 @@ def test_a_wait_has_a_time_limit(semaphores: Semaphores) -> None:
 def test_a_new_semaphore_is_empty() -> None:
     buffer = mmap.mmap(-1, 4096)
     Semaphore(buffer, 0, fresh=True).post()
-    assert not Semaphore(buffer, 0, fresh=True).take()
+    assert not Semaphore(buffer, 0, fresh=True).acquire()
 
 
 def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
@@ -71,7 +71,7 @@ def test_the_memory_stays_mapped_while_the_semaphore_exists() -> None:
     with pytest.raises(BufferError):
         buffer.close()
     semaphore.post()
-    assert semaphore.take()
+    assert semaphore.acquire()
 
 
 ANSWERER = """

@@ -90,7 +90,7 @@ def test_the_end_is_noticed_after_an_interrupted_wait() -> None:
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
     worker.finish(0, 1, pending(worker, 0, 1))
-    assert trainer._done[0].take()
+    assert trainer._done[0].acquire()
     assert trainer.sleep(0, 0.0)
 
 

@@ -16,7 +16,7 @@ class Posted:
     def post(self) -> None:
         self.posts += 1
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         self.looks += 1
         if not self.posts:
             return False
@@ -25,7 +25,7 @@ class Posted:
 
     def sleep(self, seconds: float) -> bool:
         self.sleeps.append(seconds)
-        return self.posts > 0 and self.take()
+        return self.posts > 0 and self.acquire()
 
 
 def test_without_time_to_spin_it_sleeps_at_once() -> None:
