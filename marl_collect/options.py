@@ -323,7 +323,7 @@ def _unknown(caller: str, name: str, kind: Any) -> str:
     hint = did_you_mean(nearest(name, [item.name for item in fields(kind)]))
     return (
         f"{caller} has no argument {name!r}.{hint} "
-        "docs/coming_from_torchrl.md lists the equivalents of TorchRL's arguments."
+        'The page "Coming from TorchRL" of the documentation lists TorchRL arguments.'
     )
 
 

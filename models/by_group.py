@@ -1,7 +1,7 @@
 """``ModulesByGroup``: one module per group, whatever the names of the groups are."""
 
 from collections.abc import ItemsView, Iterator, KeysView
-from typing import Final, final
+from typing import Any, Final, final
 from urllib.parse import unquote
 
 from torch import nn
@@ -37,6 +37,24 @@ class ModulesByGroup(nn.ModuleDict):
     def __setitem__(self, group: str, module: nn.Module) -> None:
         """Set the module of a group."""
         super().__setitem__(module_name(group), module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a submodule or a parameter.
+
+        Raises:
+            AttributeError: for any other name; shows how to get that of one group.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            modules = self.__dict__.get("_modules") or {}
+            groups = list(self.keys()) if modules else []
+            if not groups or not hasattr(self[groups[0]], name):
+                raise
+            raise AttributeError(
+                f"There are several groups, and each has its own {name}: write "
+                f"{' and '.join(f'policy[{group!r}].{name}' for group in groups)}."
+            ) from error
 
     def __delitem__(self, group: str) -> None:
         """Remove the module of a group."""

@@ -57,7 +57,10 @@ class GroupModule(TensorDictModuleBase):
             out = self.module(*values)
         except ValueError as error:
             where = f"Group {self.group!r}, input {show_keys(self.in_keys)}"
-            raise ValueError(f"{where}: {error}") from error
+            raise ValueError(
+                f"{where}: {error} A policy that was built for another environment "
+                "does not fit: make_policy(make_env) builds one for this environment."
+            ) from error
         outputs = out if isinstance(out, tuple) else (out,)
         for key, value in zip(self.out_keys, outputs, strict=True):
             if self.check_finite:

@@ -1,5 +1,6 @@
 """What the documents list is what there is."""
 
+import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +77,30 @@ def test_tests_that_the_page_of_faults_names_exist() -> None:
         page = next((p / file for p in places if (p / file).exists()), None)
         assert page is not None, f"there is no {file}"
         assert not test or f"def {test}(" in page.read_text(), f"{file}: no {test}"
+
+
+def test_messages_name_pages_of_the_documentation_by_their_titles() -> None:
+    titles = {
+        page.read_text().partition("\n")[0].removeprefix("# ")
+        for page in DOCS.rglob("*.md")
+    }
+    named = set()
+    for folder in ("marl_collect", "envs", "models"):
+        for path in (DOCS.parent / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            docstrings = {
+                ast.get_docstring(node, clean=False)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            }
+            for node in ast.walk(tree):
+                text = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(text, str) and text not in docstrings:
+                    # Whoever installed the package has no folder of pages.
+                    assert "docs/" not in text, f"{path}:{node.lineno}"
+                    named |= set(re.findall(r'[Tt]he page "(.*?)"', text))
+    assert named
+    assert named <= titles
 
 
 def test_links_between_documents_lead_somewhere() -> None:

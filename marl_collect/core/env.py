@@ -390,8 +390,7 @@ def require_factory(factory: Any, where: str) -> None:
         raise TypeError(
             f"{where} must be a factory, but is an instance of "
             f"{type(factory).__name__}. An environment is built in the process that "
-            f"steps it, so pass a callable: `{written}`. See "
-            "docs/coming_from_torchrl.md."
+            f"steps it, so pass a callable: `{written}`."
         )
     if hasattr(factory, "in_keys") and hasattr(factory, "out_keys"):
         raise TypeError(

@@ -237,13 +237,13 @@ def _built(factory: Factory, index: int) -> TensorDictEnv:
             )
         kind = f"{type(env).__module__}.{type(env).__name__}"
         advice = "Wrap it, for example `lambda: PettingZooWrapper(MyEnv())`; see "
-        page = "docs/environments.md."
+        page = 'the page "Environments" of the documentation.'
         written = factory_for(env)
         if written:
             advice = f"Wrap it: `{written}`; see "
         if kind.startswith("torchrl.") or "TorchRLWrapper" in written:
             advice += "marl_collect.interop.torchrl and "
-            page = "docs/coming_from_torchrl.md."
+            page = 'the page "Coming from TorchRL" of the documentation.'
         raise TypeError(
             f"The factory of environment {index} must return a marl_collect "
             f"environment, but returned {kind}. {advice}{page}"

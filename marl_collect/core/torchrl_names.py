@@ -63,5 +63,6 @@ def missing_attribute(kind: str, name: str) -> AttributeError:
     else:
         return AttributeError(f"{kind!r} object has no attribute {name!r}")
     return AttributeError(
-        f"{kind} has no {name}: {advice}. See docs/coming_from_torchrl.md."
+        f"{kind} has no {name}: {advice}. "
+        'See the page "Coming from TorchRL" of the documentation.'
     )

@@ -41,7 +41,7 @@ TORCHRL = {
     ),
     "policy_proof": RejectedKeyword("the policy is not needed", only(None)),
     "allow_step_when_done": RejectedKeyword(
-        "`_step` selects the environments that step; see docs/parallel_env.md",
+        "`_step` selects the environments that step",
         only(False),
     ),
 }

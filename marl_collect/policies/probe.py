@@ -477,7 +477,7 @@ class _Probe:
         return KeyError(
             f"The policy reads {sorted('/'.join(k) for k in keys)}, but "
             f"{self._description.name} provides {available}. "
-            "Change the module's in_keys."
+            "Change the module's in_keys, or build a policy for this environment."
         )
 
     def _check_alike(self, first: "_Call", second: "_Call") -> None:

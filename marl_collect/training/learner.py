@@ -4,6 +4,7 @@ import abc
 import importlib
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
@@ -18,6 +19,13 @@ from marl_collect.core.seeding import (
     set_torch_generators,
     torch_generators,
 )
+from marl_collect.models.saved_policy import (
+    load_networks,
+    policy_state,
+    read_tensors,
+    write_tensors,
+)
+from marl_collect.options import nearest
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
@@ -66,8 +74,10 @@ class Learner(abc.ABC):
             seed: of the learner's random numbers.
 
         Raises:
+            TypeError: if an argument is of another kind; says what to pass.
             ValueError: if the device cannot be used here.
         """
+        self._check_kinds(description, setup, options)
         self.description = description
         self.setup = setup
         self.options = options
@@ -77,6 +87,25 @@ class Learner(abc.ABC):
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
         self._ends = FirstEnds(description)
+
+    @classmethod
+    def _check_kinds(cls, description: Any, setup: Any, options: Any) -> None:
+        """Raise TypeError if an argument of a user's script is of another kind."""
+        algorithm = nearest(str(setup), list(ALGORITHMS), most=1) or ["mappo"]
+        for value, kind, cure in (
+            (description, EnvDescription, "describe(make_env)"),
+            (setup, Setup, f"Setup({algorithm[0]!r})"),
+            (
+                options,
+                TrainingOptions,
+                'TrainingOptions().with_settings({"gamma": 0.9})',
+            ),
+        ):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"{cls.__name__} expected {kind.__name__} as its argument, but "
+                    f"found {value!r} of type {type(value).__name__}: pass {cure}."
+                )
 
     @classmethod
     def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
@@ -152,6 +181,44 @@ class Learner(abc.ABC):
         self.updates = state["updates"]
         self.generator.set_state(state["generator"])
         set_torch_generators(state)
+
+    @final
+    def save(self, path: Path | str) -> None:
+        """Save the learner to a file, completely or not at all.
+
+        ``load`` restores it. ``load_policy``, and ``--policy`` on the command line,
+        read the policy alone from the same file.
+        """
+        about = policy_state(self.description, self.policy_options)
+        state = {"setup": self.setup.name, **about, **self.state_dict()}
+        write_tensors(Path(path), state)
+
+    @final
+    def load(self, path: Path | str) -> None:
+        """Restore what ``save`` wrote: training continues as if it had not stopped.
+
+        Args:
+            path: a file of a learner with the same environment, setup and networks.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if the file is damaged, or is of a learner with another setup or
+                other networks, or has a policy only; names the file.
+        """
+        state = read_tensors(Path(path))
+        setup = state.get("setup") if isinstance(state, dict) else None
+        if setup is None:
+            raise ValueError(
+                f"{path} has a policy only, or something else: learner.save(path) "
+                "writes what load restores. load_policy(path) reads a policy."
+            )
+        if setup != self.setup.name:
+            raise ValueError(
+                f"{path} does not fit the learner: it has the setup {setup}, but the "
+                f"learner has {self.setup.name}."
+            )
+        load_networks(str(path), self.networks, self.description)
+        self.load_state_dict(state)
 
     @final
     def _adam(self, lr: float, eps: float = 1e-8) -> torch.optim.Optimizer:

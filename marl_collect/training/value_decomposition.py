@@ -63,11 +63,11 @@ class ValueLearner(Learner):
                 network reads the observations.
             ValueError: if the networks shall be recurrent.
         """
+        super().__init__(description, setup, options, seed)
         with imports_of("torchrl", setup.name):
             from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
             from torchrl.objectives import SoftUpdate, ValueEstimators
 
-        super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)
         self.value = options.value
         self.prefetch = options.value.prefetch

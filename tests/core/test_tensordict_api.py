@@ -106,6 +106,6 @@ def test_misuse_is_explained() -> None:
 def test_torchrl_specs_are_explained() -> None:
     with CountingEnv() as env:
         for name in ("full_action_spec", "observation_spec"):
-            with pytest.raises(AttributeError, match="coming_from_torchrl"):
+            with pytest.raises(AttributeError, match="Coming from TorchRL"):
                 getattr(env, name)
         assert not hasattr(env, "whatever")

@@ -85,3 +85,16 @@ def test_a_group_can_be_removed() -> None:
     assert modules.pop("prey") is not None
     assert 3 not in modules
     assert not len(modules)
+
+
+def test_a_policy_of_several_groups_names_the_distributions_of_each() -> None:
+    policy = make_policy(describe("wolf", "team.red"), num_cells=(4,))
+    with pytest.raises(AttributeError) as excinfo:
+        policy.get_dist(None)
+    assert "policy['wolf'].get_dist and policy['team.red'].get_dist" in str(
+        excinfo.value
+    )
+    assert callable(policy["wolf"].get_dist)
+    assert not hasattr(policy, "get_dist")
+    with pytest.raises(AttributeError, match="no attribute 'get_disst'"):
+        policy.get_disst  # noqa: B018 - a misspelled name

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from gymnasium import spaces
 from model_tools import observe
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential, set_interaction_type
+from workloads.counting import CountingEnv
 
+from marl_collect import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     ActionHead,
@@ -386,3 +389,13 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
     grads = [p.grad for p in loss.actor_network_params.parameters()]
     assert all(g is not None and g.isfinite().all() for g in grads)
     assert any((g != 0).any() for g in grads)
+
+
+@pytest.mark.parametrize("n_prey", [0, 1, 3])
+def test_a_policy_of_another_environment_is_an_error_that_names_the_cure(
+    n_prey: int,
+) -> None:
+    policy = make_policy(CountingEnv(n_prey=2), num_cells=(4,))
+    other = partial(CountingEnv, n_prey=n_prey)
+    with pytest.raises((ValueError, KeyError), match="for this environment"):
+        next(iter(Collector(other, policy, frames_per_batch=10)))

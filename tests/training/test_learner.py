@@ -1,0 +1,109 @@
+"""What all learners share: their arguments, and files of their state."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from workloads.counting import CountingEnv
+
+pytest.importorskip("torchrl")
+
+from marl_collect import Collector, evaluate
+from marl_collect.models import load_policy, make_policy, save_policy
+from marl_collect.training.learner import Learner, learner_of
+from marl_collect.training.options import Setup, TrainingOptions
+
+TINY = TrainingOptions(num_cells=(8,), frames=80).with_settings(
+    {"ppo.minibatch_frames": 20, "value.minibatch_frames": 8, "value.warm_up_frames": 0}
+)
+ENV: Any = partial(CountingEnv, n_prey=0)
+DESCRIPTION = ENV().description
+
+
+def make(setup: str, seed: int = 0, options: TrainingOptions = TINY) -> Learner:
+    parsed = Setup.parse(setup)
+    return learner_of(parsed.algorithm)(DESCRIPTION, parsed, options, seed)
+
+
+def batches(policy: Any, count: int) -> list[Any]:
+    with Collector(
+        ENV, policy, frames_per_batch=40, total_frames=40 * count, seed=1
+    ) as collector:
+        return [batch.clone() for batch in collector]
+
+
+@pytest.mark.parametrize(
+    ("position", "wrong", "cure"),
+    [
+        (0, ENV, r"describe\(make_env\)"),
+        (0, ENV(), r"describe\(make_env\)"),
+        (1, "mappo", r"Setup\('mappo'\)"),
+        (1, "mapo", r"Setup\('mappo'\)"),
+        (2, {"gamma": 0.9}, r"TrainingOptions\(\)\.with_settings"),
+        (2, None, r"TrainingOptions\(\)"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["mappo", "vdn"])
+def test_an_argument_of_another_kind_is_an_error_that_says_what_to_pass(
+    position: int, wrong: Any, cure: str, algorithm: str
+) -> None:
+    arguments: list[Any] = [DESCRIPTION, Setup(algorithm), TINY]
+    arguments[position] = wrong
+    kind = learner_of(algorithm)
+    with pytest.raises(TypeError, match=cure) as excinfo:
+        kind(*arguments, seed=0)
+    assert kind.__name__ in str(excinfo.value)
+    assert type(wrong).__name__ in str(excinfo.value)
+
+
+@pytest.mark.parametrize("setup", ["mappo-local-shared", "qmix-local-shared-ids"])
+def test_a_saved_learner_goes_on_as_if_it_had_not_stopped(
+    setup: str, tmp_path: Path
+) -> None:
+    first = make(setup)
+    before, after = batches(first.policy, 2)
+    first.update(before, 0.0)
+    first.save(tmp_path / "learner.pt")
+    metrics = first.update(after, 0.5)
+    second = make(setup, seed=7)
+    second.load(tmp_path / "learner.pt")
+    assert second.update(after, 0.5) == metrics
+    assert first.updates == second.updates > 0
+    for name, tensor in first.policy.state_dict().items():
+        assert torch.equal(tensor, second.policy.state_dict()[name])
+
+
+def test_the_policy_of_a_saved_learner_is_loaded_without_its_options(
+    tmp_path: Path,
+) -> None:
+    options = TINY.with_settings({"recurrent": "gru", "activation": "relu"})
+    learner = make("mappo-centralised-own", options=options)
+    learner.save(tmp_path / "learner.pt")
+    policy = load_policy(tmp_path / "learner.pt", ENV)
+    played = [
+        evaluate(p, ENV, episodes=3, seeds=0).team_returns
+        for p in (learner.policy, policy)
+    ]
+    assert played[0] == played[1]
+
+
+def test_a_file_of_another_learner_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "learner.pt"
+    learner = make("mappo-local-shared")
+    weights = {k: t.clone() for k, t in learner.policy.state_dict().items()}
+    make("mappo-local-own", seed=3).save(path)
+    with pytest.raises(ValueError, match=r"learner\.pt does not fit"):
+        learner.load(path)
+    make("ippo-local-shared", seed=3).save(path)
+    with pytest.raises(ValueError, match=r"ippo-local-shared.*mappo-local-shared"):
+        learner.load(path)
+    policy = make_policy(DESCRIPTION, num_cells=(8,))
+    save_policy(path, policy, DESCRIPTION, num_cells=(8,))
+    with pytest.raises(ValueError, match=r"learner\.pt has a policy only"):
+        learner.load(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        learner.load(tmp_path / "none.pt")
+    for name, tensor in learner.policy.state_dict().items():
+        assert torch.equal(tensor, weights[name])
