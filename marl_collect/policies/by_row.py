@@ -31,12 +31,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
+from marl_collect.policies.fused.numpy_arguments import copying
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.recordable import (
     declares,
     why_not_recordable,
 )
-from marl_collect.policies.fused.runner import FusedRunner, copying
+from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.noise import NoiseStream
 from marl_collect.policies.probe import (

@@ -31,7 +31,15 @@ _VERSION = attrgetter("_version")
 
 @final
 class ModuleRunner(PolicyRunner):
-    """Runs a TensorDict module on the memory of K environments."""
+    """Runs a TensorDict module on the memory of K environments.
+
+    Attributes:
+        policy: the callable.
+        size: K.
+        how: interaction type to prepare for.
+        probed: what ``probe`` found. It does not depend on ``size``, and may be set.
+        noise: of the policy's heads.
+    """
 
     def __init__(
         self,
@@ -54,14 +62,14 @@ class ModuleRunner(PolicyRunner):
             every_action: whether the policy must act for all groups.
         """
         self._every_action = every_action
-        self._policy = policy
+        self.policy = policy
         self._description = description
         self.size = size
         self.how = how
         self._device = transfer_device(device)
         self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
-        self._probed: ProbeResult
+        self.probed: ProbeResult
         self._remembers = False
         self.noise = HeadNoise(policy, description, size)
 
@@ -73,8 +81,8 @@ class ModuleRunner(PolicyRunner):
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
         with without_gradients(), set_interaction_type(self.how):
-            self._probed = probe(
-                self._policy,
+            self.probed = probe(
+                self.policy,
                 self._description,
                 memory,
                 self._device,
@@ -82,18 +90,9 @@ class ModuleRunner(PolicyRunner):
             )
 
     @property
-    def probed(self) -> ProbeResult:
-        """What ``probe`` found. It does not depend on ``size``, and may be set."""
-        return self._probed
-
-    @probed.setter
-    def probed(self, result: ProbeResult) -> None:
-        self._probed = result
-
-    @property
     def signature(self) -> PolicySignature:
         """The signature that ``probe`` found."""
-        return self._probed.signature
+        return self.probed.signature
 
     @property
     def remembers(self) -> bool:
@@ -136,20 +135,15 @@ class ModuleRunner(PolicyRunner):
         }
         self._keys = list(targets)
         self._targets = list(targets.values())
-        dtypes = self._probed.dtypes
+        dtypes = self.probed.dtypes
         self._expected = [
             (target.shape, dtypes.get(key, target.dtype))
             for key, target in targets.items()
         ]
-        changed = signature.outputs.keys() | signature.removed | self._probed.changed
+        changed = signature.outputs.keys() | signature.removed | self.probed.changed
         self._fixed = [key for key in observed if key not in changed]
         self._input = self._assemble(self._inputs)
         self._warm_up()
-
-    @property
-    def policy(self) -> Policy:
-        """The callable."""
-        return self._policy
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Sample the noise of our heads; other modules use torch's generator."""
@@ -186,7 +180,7 @@ class ModuleRunner(PolicyRunner):
         if self._exchange is not None:
             self._exchange.send()
         tensors, tensordict = self._inputs, self._input
-        if self._probed.fresh:
+        if self.probed.fresh:
             tensors = {key: tensor.clone() for key, tensor in tensors.items()}
             everything = tensors
             if self._remembers:
@@ -196,7 +190,7 @@ class ModuleRunner(PolicyRunner):
         before = list(map(_VERSION, fixed))
         self.noise.give(self._noise_there)
         try:
-            out = self._policy(tensordict)
+            out = self.policy(tensordict)
         finally:
             self.noise.take_back()
         left = [_entry(tensordict, key) for key in self._fixed]
@@ -226,9 +220,9 @@ class ModuleRunner(PolicyRunner):
     def explain(self) -> str:
         """Return that the module is called."""
         how = ""
-        if self._probed.fresh:
+        if self.probed.fresh:
             how = ", on copies, because it changes its input or keeps a reference to it"
-        return f"{type(self._policy).__name__} is called once per frame{how}."
+        return f"{type(self.policy).__name__} is called once per frame{how}."
 
     def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
         return assemble(tensors, (self.size,), self._n_agents)
@@ -261,10 +255,10 @@ class ModuleRunner(PolicyRunner):
 
     def _warm_up(self) -> None:
         """Run a compiled policy once, so that it compiles before the first frame."""
-        if callee(self._policy) is self._policy:
+        if callee(self.policy) is self.policy:
             return
         how = set_interaction_type(self.how)
-        with torch.no_grad(), how, undisturbed(self._policy):
+        with torch.no_grad(), how, undisturbed(self.policy):
             self.call()
         self._input = self._assemble(self._inputs)
 

@@ -74,15 +74,12 @@ class HeadNoise:
             if stream.slot is not None:
                 stream.array[...] = stream.slot[frame]
 
-    def give(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def give(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make the heads sample from this noise, until ``take_back``.
 
         Args:
-            tensors: copies of the streams' tensors on the device of the heads; None to
-                use the streams' own.
+            tensors: those of the streams, or their copies on the device of the heads.
         """
-        if tensors is None:
-            tensors = [stream.tensor for stream in self.streams]
         for stream, tensor in zip(self.streams, tensors, strict=True):
             # vars() is faster: nn.Module.__setattr__ searches the parameters first.
             vars(stream.head)["noise"] = tensor

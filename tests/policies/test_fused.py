@@ -31,7 +31,7 @@ from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_head, make_policy
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.policies.fused.elementary import ElementaryOperations
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
@@ -202,7 +202,7 @@ def test_every_option_of_make_policy_has_a_change() -> None:
 
 def test_an_index_out_of_range_is_an_error_when_it_is_encoded() -> None:
     index = torch.tensor([0, 2])
-    with without_branches():
+    with ElementaryOperations():
         encoded = nn.functional.one_hot(index, 3)
         assert torch.equal(nn.functional.one_hot(index), encoded)
         for wrong in (3, -1):

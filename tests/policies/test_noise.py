@@ -117,7 +117,7 @@ def test_heads_have_the_noise_until_take_back() -> None:
     head_noise = HeadNoise(policy, description, 1)
     heads = [stream.head for stream in head_noise.streams]
     assert len(heads) == 2
-    head_noise.give()
+    head_noise.give([stream.tensor for stream in head_noise.streams])
     assert all(head.noise is not None for head in heads)
     head_noise.take_back()
     assert all(head.noise is None for head in heads)

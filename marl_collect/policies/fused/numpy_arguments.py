@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from marl_collect.core.description import bytes_of
 from marl_collect.policies.fused.record import TensorOp
 
 Array = NDArray[Any]
@@ -71,6 +72,16 @@ class Arguments:
         copy = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype)
         self.setup.append(partial(np.copyto, copy, operand))
         return copy
+
+
+def copying(target: Array, source: Array) -> Call:
+    """Return a call that copies; copying bytes, if possible, is three times as fast."""
+    dense = target.flags.c_contiguous and source.flags.c_contiguous
+    alike = target.dtype == source.dtype and target.shape == source.shape
+    if dense and alike and target.size:
+        return partial(bytes_of(target).__setitem__, slice(None), bytes_of(source))
+    # This takes two thirds of the time of np.copyto.
+    return partial(target.__setitem__, ..., source)
 
 
 def _number(value: Any, dtype: np.dtype[Any]) -> Array:

@@ -22,8 +22,9 @@ from marl_collect.policies.fused.numpy_arguments import (
     IsConstant,
     UnsuitableError,
     array,
+    copying,
 )
-from marl_collect.policies.fused.record import TensorOp, tensors
+from marl_collect.policies.fused.record import COPIES, TensorOp, tensors
 
 Builder = Callable[[Arguments, Array], list[Call] | None]
 
@@ -171,11 +172,6 @@ def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
     return partial(function, *arrays)
 
 
-def _copying(out: Array, source: Array) -> Call:
-    # This takes two thirds of the time of np.copyto.
-    return partial(out.__setitem__, ..., source)
-
-
 def _elementwise(function: np.ufunc) -> Builder:
     def build(arguments: Arguments, out: Array) -> list[Call] | None:
         first = arguments.operand("self", out)
@@ -223,6 +219,7 @@ def _sigmoid(arguments: Arguments, out: Array) -> list[Call] | None:
 
 
 def _clamp(arguments: Arguments, out: Array) -> list[Call]:
+    """Return calls for the bounds that there are; ``clamp_min`` has one."""
     calls: list[Call] = []
     source = arguments.first
     for name, function in (("min", np.maximum), ("max", np.minimum)):
@@ -231,14 +228,6 @@ def _clamp(arguments: Arguments, out: Array) -> list[Call]:
             calls.append(_ufunc(function, source, bound, out=out))
             source = out
     return calls
-
-
-def _clamp_one(name: str, function: np.ufunc) -> Builder:
-    def build(arguments: Arguments, out: Array) -> list[Call]:
-        bound = arguments.operand(name, out)
-        return [_ufunc(function, arguments.first, bound, out=out)]
-
-    return build
 
 
 def _pow(arguments: Arguments, out: Array) -> list[Call] | None:
@@ -250,7 +239,7 @@ def _pow(arguments: Arguments, out: Array) -> list[Call] | None:
 def _masked_fill(arguments: Arguments, out: Array) -> list[Call]:
     mask, value = array(arguments.value("mask")), arguments.operand("value")
     return [
-        _copying(out, arguments.first),
+        copying(out, arguments.first),
         partial(np.copyto, out, value, "same_kind", mask),
     ]
 
@@ -304,7 +293,7 @@ def _where(arguments: Arguments, out: Array) -> list[Call] | None:
     if chosen.dtype != out.dtype or other.dtype != out.dtype:
         return None
     return [
-        _copying(out, other),
+        copying(out, other),
         partial(np.copyto, out, chosen, "same_kind", arguments.first),
     ]
 
@@ -345,14 +334,14 @@ def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
     pairs = list(zip(parts, inputs, strict=True))
     if any(part.dtype != source.dtype for part, source in pairs):
         return None
-    return [_copying(part, source) for part, source in pairs]
+    return [copying(part, source) for part, source in pairs]
 
 
 def _copy(arguments: Arguments, out: Array) -> list[Call] | None:
     first = arguments.first
     if not np.can_cast(first.dtype, out.dtype, "same_kind"):
         return None
-    return [_copying(out, first)]
+    return [copying(out, first)]
 
 
 def _affine(first: str, second: str) -> Builder:
@@ -381,12 +370,10 @@ def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
 _BUILDERS: dict[str, Builder] = {
     **{name: _elementwise(function) for name, function in _ELEMENTWISE.items()},
     **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
-    **dict.fromkeys(("clone", "_to_copy", "contiguous"), _copy),
+    **dict.fromkeys(COPIES, _copy),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     "rsub": _rsub,
     "relu": _relu,
-    "clamp": _clamp,
-    "clamp_min": _clamp_one("min", np.maximum),
-    "clamp_max": _clamp_one("max", np.minimum),
     "pow": _pow,
     "masked_fill": _masked_fill,
     "logsumexp": _logsumexp,

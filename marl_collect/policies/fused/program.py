@@ -24,6 +24,7 @@ from marl_collect.policies.fused.numpy_calls import (
     run_quietly,
 )
 from marl_collect.policies.fused.record import (
+    COPIES,
     NotRepeatableError,
     TensorOp,
     same,
@@ -36,7 +37,6 @@ Call = Callable[[], Any]
 _ARITHMETIC = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div"}
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
 _METHODS = ("normal_", "uniform_", "exponential_", "scatter_")
-_COPIES = ("clone", "_to_copy", "contiguous")
 
 
 @final
@@ -109,6 +109,10 @@ class Program:
     def run(self) -> bool:
         """Compute the outputs; False, with invalid outputs, if a guard fails."""
         return run_quietly(_run, self._changing)
+
+    def store(self, copies: Iterable[Call]) -> None:
+        """Make every complete run end with these calls, which copy its outputs."""
+        self._changing[-1][0].extend(copies)
 
     def use_numpy(
         self, n_envs: int, draw: Callable[[], None], comparisons: int
@@ -242,7 +246,7 @@ def repeat(operation: TensorOp) -> Call | None:
     if is_view or operation.name.startswith(("empty", "new_empty")):
         return None
     results = list(tensors(operation.result))
-    if operation.name in _COPIES:
+    if operation.name in COPIES:
         return partial(results[0].copy_, operation.args[0])
     if operation.name in _ZEROS:
         return _zeroing(results[0])

@@ -37,6 +37,8 @@ _NUMBERS = {
 """Methods that run an operation, except inside some constructors and for some types."""
 _SHAPED_BY_VALUES = {"_pack_padded_sequence", "_pad_packed_sequence"}
 """Operations that torch does not mark, although values decide on the result's shape."""
+COPIES = ("clone", "_to_copy", "contiguous")
+"""Operations that copy a tensor."""
 _CONSTRUCTORS = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
 """Functions that read tensors in lists as numbers."""
 

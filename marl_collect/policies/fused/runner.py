@@ -22,18 +22,22 @@ from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from marl_collect.core.description import EnvDescription, Row, bytes_of
+from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.branchless import without_branches
 from marl_collect.policies.fused.budget import RecordingBudget
-from marl_collect.policies.fused.numpy_arguments import UnsuitableError, array
+from marl_collect.policies.fused.elementary import ElementaryOperations
+from marl_collect.policies.fused.numpy_arguments import (
+    UnsuitableError,
+    array,
+    copying,
+)
 from marl_collect.policies.fused.numpy_calls import close
 from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, record
 from marl_collect.policies.fused.recordable import why_not_recordable
 from marl_collect.policies.fused.rewrite import with_dense_operands, with_log_softmax
-from marl_collect.policies.fused.single_steps import SingleSteps
 from marl_collect.policies.fused.spot_check import NEVER, SpotCheck, outputs_agree
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
@@ -50,46 +54,30 @@ _VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """A recording that is ready to use.
-
-    Attributes:
-        program: repeats the operations.
-        copies: calls that copy the program's outputs to the memory.
-    """
-
-    program: Program
-    copies: list[Callable[[], None]]
-
-
-@dataclass(frozen=True)
 class _Compiled:
     """The recordings of a policy.
 
     Attributes:
-        recordings: one; or, if the policy asks in Python whether an environment begins
+        programs: one; or, if the policy asks in Python whether an environment begins
             an episode, one for each answer. In a frame the guards of all others fail.
     """
 
-    recordings: list[_Recording]
+    programs: list[Program]
 
     def prepare(self) -> bool:
         """Run the operations that depend only on weights; False if a guard fails."""
-        return all(recording.program.prepare() for recording in self.recordings)
+        return all(program.prepare() for program in self.programs)
 
     def reads_anew(self) -> bool:
         """Return whether Python would read other values of weights than last time."""
-        anew = [recording.program.reads_anew() for recording in self.recordings]
+        anew = [program.reads_anew() for program in self.programs]
         return any(anew)
 
     def run(self) -> bool:
         """Write the outputs to the memory; False if guards of all recordings fail."""
-        for recording in self.recordings:
-            program = recording.program
+        for program in self.programs:
             state = torch.get_rng_state() if program.draws_before_guards else None
             if program.run():
-                for copy in recording.copies:
-                    copy()
                 return True
             if state is not None:
                 # Whoever acts now must draw the same numbers as the guard. Other ones
@@ -115,7 +103,11 @@ class _Refused:
 
 @final
 class FusedRunner(PolicyRunner):
-    """Repeats the operations of a ``ModuleRunner``'s module, or calls the module."""
+    """Repeats the operations of a ``ModuleRunner``'s module, or calls the module.
+
+    Attributes:
+        module: calls the policy.
+    """
 
     def __init__(
         self,
@@ -131,7 +123,7 @@ class FusedRunner(PolicyRunner):
             expected: interaction type to record when bound; others are recorded when
                 they occur.
         """
-        self._module = module
+        self.module = module
         self._description = description
         self._expected = expected
         # By what it depends on outside the policy; valid for this state of the policy.
@@ -153,34 +145,34 @@ class FusedRunner(PolicyRunner):
     @property
     def signature(self) -> PolicySignature:
         """Signature of the policy."""
-        return self._module.signature
+        return self.module.signature
 
     @property
     def must_observe(self) -> bool:
         """True, as for every module."""
-        return self._module.must_observe
+        return self.module.must_observe
 
     def probe(self, memory: Row) -> None:
         """Probe the module."""
-        self._module.probe(memory)
+        self.module.probe(memory)
 
     @property
     def remembers(self) -> bool:
         """Whether the memory holds the policy's outputs of a previous frame."""
-        return self._module.remembers
+        return self.module.remembers
 
     def remember(self, *, whether: bool) -> None:
         """Forward to the module."""
-        self._module.remember(whether=whether)
+        self.module.remember(whether=whether)
 
     def bind(self, memory: Row) -> None:
         """Act on ``memory``; record the policy on it."""
-        self._module.bind(memory)
+        self.module.bind(memory)
         self._memory = memory
         self._state = None
         self._budget = RecordingBudget()
         self._spot_check = SpotCheck()
-        policy = self._module.policy
+        policy = self.module.policy
         self._weights: list[torch.Tensor] = []
         if isinstance(policy, nn.Module):
             self._weights = [*policy.parameters(), *policy.buffers()]
@@ -189,24 +181,19 @@ class FusedRunner(PolicyRunner):
                 self._how = self._expected
                 self._ready()
 
-    @property
-    def module(self) -> ModuleRunner:
-        """Calls the policy."""
-        return self._module
-
     def begin(self, frames: int, generators: Generators) -> None:
         """Run the operations that depend only on weights, and sample the noise."""
         self.start(frames)
-        self._module.begin(frames, generators)
+        self.module.begin(frames, generators)
         self._noise = [
             (stream.array, stream.slot)
-            for stream in self._module.noise.streams
+            for stream in self.module.noise.streams
             if stream.slot is not None
         ]
 
     def redraw(self, k: int, frame: int, generators: Generators) -> None:
         """Sample the noise of one environment anew; ``act`` reads the same arrays."""
-        self._module.redraw(k, frame, generators)
+        self.module.redraw(k, frame, generators)
 
     def start(self, frames: int) -> None:
         """Do the same as ``begin``, but leave the noise of each frame to the caller."""
@@ -225,7 +212,7 @@ class FusedRunner(PolicyRunner):
         """Run the recorded operations; call the module if a guard fails."""
         compiled = self._current
         if compiled is None:
-            self._module.act(frame)
+            self.module.act(frame)
             if self._waits:
                 self._waits = False
                 self._current = self._ready()
@@ -236,7 +223,7 @@ class FusedRunner(PolicyRunner):
             self._compare_frame(compiled, frame)
         elif not compiled.run():
             self._missed += 1
-            self._module.act(frame)
+            self.module.act(frame)
 
     def _compare_frame(self, compiled: _Compiled, frame: int) -> None:
         """Run the recorded operations and call the module too.
@@ -249,13 +236,13 @@ class FusedRunner(PolicyRunner):
         self._compared = NEVER
         if not compiled.run():
             self._missed += 1
-            self._module.act(frame)
+            self.module.act(frame)
             return
         recorded = {key: array.copy() for key, array in self._memory.items()}
         drawn = torch.get_rng_state()
         self._write(before)
         torch.set_rng_state(generator)
-        self._module.act(frame)
+        self.module.act(frame)
         assert self._state is not None
         self._state.changed()  # Counters and caches of the call are no new state.
         if torch.equal(torch.get_rng_state(), drawn) and outputs_agree(
@@ -284,10 +271,10 @@ class FusedRunner(PolicyRunner):
         """Return whether the policy is fused, and if not, which part prevents it."""
         outcome = self._compiled.get(self._last_setting)
         if isinstance(outcome, _Compiled):
-            size = max(recording.program.size for recording in outcome.recordings)
+            size = max(program.size for program in outcome.programs)
             return f"Fused: the policy's {size} tensor operations run once per frame."
         reason = outcome.reason if outcome else "nothing has been recorded yet"
-        return f"Not fused, because {reason}. {self._module.explain()}"
+        return f"Not fused, because {reason}. {self.module.explain()}"
 
     def _setting(self) -> tuple[Any, ...]:
         """Return what a recording depends on outside the policy."""
@@ -297,7 +284,7 @@ class FusedRunner(PolicyRunner):
     def _ready(self) -> _Compiled | None:
         """Return the program of the current interaction type, recorded if needed."""
         if self._state is None:
-            self._state = ModuleState(self._module.policy, of_recording=True)
+            self._state = ModuleState(self.module.policy, of_recording=True)
             self._compiled.clear()
             self._budget.change()
         elif self._state.changed():
@@ -327,7 +314,7 @@ class FusedRunner(PolicyRunner):
         self, state: ModuleState, last: _Compiled | None
     ) -> _Compiled | _Refused:
         """Record the policy and compare; return the reason if that fails."""
-        reason = why_not_recordable(self._module.policy, state)
+        reason = why_not_recordable(self.module.policy, state)
         if torch.is_autocast_enabled("cpu"):
             reason = "autocast is on"
         if self._failures >= _FAILURES:
@@ -345,16 +332,16 @@ class FusedRunner(PolicyRunner):
                 last=last,
             )
         saved = {key: values.copy() for key, values in self._memory.items()}
-        remembers = self._module.remembers
+        remembers = self.module.remembers
         begin = time.perf_counter()
         try:
-            self._module.remember(whether=True)
-            with undisturbed(self._module.policy):
+            self.module.remember(whether=True)
+            with undisturbed(self.module.policy):
                 return self._record()
         except NotRepeatableError as error:
             return _Refused(str(error))
         finally:
-            self._module.remember(whether=remembers)
+            self.module.remember(whether=remembers)
             self._write(saved)
             state.changed()  # Counters and caches of the calls are no new state.
             seconds = time.perf_counter() - begin
@@ -365,8 +352,8 @@ class FusedRunner(PolicyRunner):
         frames = RandomFrames(self._description, self._memory)
         values, operations = self._operations(frames)
         if not self.signature.reads_is_init or not any(map(is_guard, operations)):
-            return _Compiled([self._recording(frames, values, operations)])
-        recordings: list[_Recording] = []
+            return _Compiled([self._program(frames, values, operations)])
+        programs: list[Program] = []
         answers: set[tuple[Any, ...]] = set()
         for begins in (False, True):
             frames.begins = begins
@@ -374,25 +361,25 @@ class FusedRunner(PolicyRunner):
             answer = tuple(one.result for one in operations if is_guard(one))
             if answer not in answers:
                 answers.add(answer)
-                recordings.append(self._recording(frames, values, operations))
-        return _Compiled(recordings)
+                programs.append(self._program(frames, values, operations))
+        return _Compiled(programs)
 
     def _operations(
         self, frames: RandomFrames
     ) -> tuple[list[torch.Tensor], list[TensorOp]]:
         """Call the module on a random frame; return its outputs and operations."""
         frames.draw()
-        with without_branches(), SingleSteps():
+        with without_branches(), ElementaryOperations():
             return record(self._call)
 
-    def _recording(
+    def _program(
         self,
         frames: RandomFrames,
         values: list[torch.Tensor],
         operations: Sequence[TensorOp],
-    ) -> _Recording:
+    ) -> Program:
         """Compare the operations with the module, and make them ready to use."""
-        module = self._module
+        module = self.module
         inputs = list(map(torch.from_numpy, self._memory.values()))
         inputs += [stream.tensor for stream in module.noise.streams]
         n_envs = len(next(iter(self._memory.values())))
@@ -411,13 +398,13 @@ class FusedRunner(PolicyRunner):
             raise NotRepeatableError(
                 f"an operation cannot be repeated ({error})"
             ) from error
-        targets = module.targets.values()
-        return _Recording(program, list(map(_storing, targets, values)))
+        program.store(map(_storing, module.targets.values(), values))
+        return program
 
     def _call(self) -> list[torch.Tensor]:
         """Call the module. What it raises here, it will raise again when it acts."""
         try:
-            return self._module.call()
+            return self.module.call()
         except NotRepeatableError:
             raise
         except Exception as error:
@@ -426,7 +413,7 @@ class FusedRunner(PolicyRunner):
 
     def _draw(self, frames: RandomFrames) -> None:
         frames.draw()
-        for stream in self._module.noise.streams:
+        for stream in self.module.noise.streams:
             frames.fill_noise(stream)
 
     def _compare(
@@ -438,7 +425,7 @@ class FusedRunner(PolicyRunner):
             NotRepeatableError: if they differ, or could not be compared.
         """
         compared = 0
-        keys = list(self._module.targets)
+        keys = list(self.module.targets)
         finite = dict.fromkeys(keys, False)
         for _ in range(_COMPARISONS):
             self._draw(frames)
@@ -481,11 +468,3 @@ def _storing(target: torch.Tensor, value: torch.Tensor) -> Callable[[], Any]:
         return copying(target.numpy(), array(value))
     except UnsuitableError:  # numpy has no bfloat16, and no lazily conjugated memory.
         return partial(target.copy_, value)
-
-
-def copying(target: NDArray[Any], source: NDArray[Any]) -> Callable[[], None]:
-    """Return a call that copies; copying bytes, if possible, is three times as fast."""
-    dense = all(array.flags.c_contiguous for array in (target, source))
-    if dense and target.dtype == source.dtype and target.size:
-        return partial(bytes_of(target).__setitem__, slice(None), bytes_of(source))
-    return partial(target.__setitem__, ..., source)

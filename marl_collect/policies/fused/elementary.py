@@ -1,16 +1,21 @@
-"""Records a step of ``torch.gru`` and ``torch.lstm`` as elementary operations.
+"""Replaces functions of torch by elementary operations that can be repeated faster.
 
-torch computes whole sequences in one call, which takes tens of microseconds for the
-single step of a frame and allocates its results. Products, sigmoids and tangents can be
-repeated into given memory, and by numpy.
+``torch.gru`` and ``torch.lstm`` compute whole sequences in one call, which takes tens
+of microseconds for the single step of a frame and allocates its results. Products,
+sigmoids and tangents can be repeated into given memory, and by numpy.
+
+``torch.nn.functional.one_hot`` reads the smallest and the largest index in Python to
+check them. Both differ from frame to frame, so no recording would stay valid.
+``scatter_``, which writes the ones, checks the indices itself.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, one_hot
 from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
@@ -18,11 +23,11 @@ Weights = Sequence[Tensor]
 
 
 @final
-class SingleSteps(TorchFunctionMode):
-    """Computes single steps in elementary operations while this context is open.
+class ElementaryOperations(TorchFunctionMode):
+    """Replaces functions in this thread while this context is open.
 
-    Several steps, packed sequences, both directions, dropout in training and
-    projections are left to torch.
+    Of recurrent networks it replaces single steps. Several steps, packed sequences,
+    both directions, dropout in training and projections are left to torch.
     """
 
     def __torch_function__(
@@ -32,19 +37,25 @@ class SingleSteps(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Replace ``torch.gru`` and ``torch.lstm``."""
+        """Call the replacement of ``func``, or ``func`` itself."""
         del types
-        cell = _CELLS.get(func)
-        if cell is not None and not kwargs:
-            result = _step(cell, args)
-            if result is not None:
-                return result
-        return func(*args, **(kwargs or {}))
+        replacement = _REPLACEMENTS.get(func)
+        result = replacement(*args, **(kwargs or {})) if replacement else None
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
-def _step(cell: "_Cell", args: tuple[Any, ...]) -> States | None:
+def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor | None:  # noqa: A002 - torch's name
+    """Encode ``input``; None if torch has to find out the number of classes."""
+    if num_classes < 0:
+        return None
+    zeros = input.new_zeros((*input.shape, num_classes))
+    return zeros.scatter_(-1, input.unsqueeze(-1), 1)
+
+
+def _step(cell: "_Cell", *args: Any, **kwargs: Any) -> States | None:
     """Return what torch's function returns; None if the call is no plain step."""
-    if len(args) != 9 or not isinstance(args[3], bool):  # A packed sequence.
+    # Torch's modules pass all by position. A packed sequence has no flag at index 3.
+    if kwargs or len(args) != 9 or not isinstance(args[3], bool):
         return None
     x, initial, weights, has_biases, layers, dropout, train, both, batch_first = args
     states = (initial,) if isinstance(initial, Tensor) else tuple(initial)
@@ -95,4 +106,9 @@ def _lstm(x: Tensor, states: States, weights: Weights) -> States:
 
 
 _Cell = Callable[[Tensor, States, Weights], States]
-_CELLS: dict[Any, _Cell] = {torch.gru: _gru, torch.lstm: _lstm}
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    torch.gru: partial(_step, _gru),
+    torch.lstm: partial(_step, _lstm),
+    one_hot: _one_hot,
+}
+"""They return None if torch's function is to be called."""

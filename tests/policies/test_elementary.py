@@ -1,4 +1,4 @@
-"""Single steps of recurrent networks give what torch's functions give."""
+"""Elementary operations give what torch's functions give."""
 
 import itertools
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
+from marl_collect.policies.fused.elementary import ElementaryOperations
 from marl_collect.policies.fused.record import OperationObserver, TensorOp
-from marl_collect.policies.fused.single_steps import SingleSteps
 
 KINDS: Any = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 TORCHS = {"mkldnn_rnn_layer", "unsafe_split", "unsafe_chunk", "sigmoid_"}
@@ -45,7 +45,7 @@ def check(net: Any, x: Any, *arguments: Any, replaced: bool) -> None:
         torch.manual_seed(1)
         expected = flat(net(x, *arguments))
         torch.manual_seed(1)
-        with SingleSteps(), Names() as observer:
+        with ElementaryOperations(), Names() as observer:
             result = net(x, *arguments)
     for ours, theirs in zip(flat(result), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
