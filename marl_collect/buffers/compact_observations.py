@@ -49,19 +49,16 @@ class LastObservations:
         return self.first_id + (self.rows << _ROW_SHIFT) + self.frames
 
 
-def gather(
-    last: Sequence[LastObservation], firsts: Sequence[int], delivered: int
-) -> LastObservations | None:
-    """Join the last observations of the workers.
+def gather(last: Sequence[LastObservation], delivered: int) -> LastObservations | None:
+    """Join the last observations of a batch.
 
     Args:
-        last: in any order; rows are relative to the worker.
-        firsts: for each entry, the first row of its worker in the batch.
+        last: in any order.
         delivered: number of frames that the collector has delivered before.
     """
     if not last:
         return None
-    rows = np.concatenate([o.rows + f for o, f in zip(last, firsts, strict=True)])
+    rows = np.concatenate([o.rows for o in last])
     frames = np.repeat([o.frame for o in last], [len(o.rows) for o in last])
     observations = {
         key: np.concatenate([o.observations[key] for o in last])

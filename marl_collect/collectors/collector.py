@@ -33,8 +33,6 @@ from marl_collect.processes.closing import (
 )
 from marl_collect.programs.notebooks import statistics
 
-_END = object()
-
 
 class Source(Protocol):
     """Fills slots: environments, policy and memory of one kind of collector.
@@ -158,22 +156,18 @@ class CollectorBase:
     @final
     def next(self) -> Any:
         """Return the next batch, or None when ``total_frames`` are collected."""
-        batch = self._advance()
-        return None if batch is _END else batch
+        batches = self._advance()
+        return batches[0] if batches else None
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until ``total_frames`` are collected, then shut down.
 
         Breaking out of the loop leaves the collector open; a second loop continues.
         """
-        while True:
-            batch = self._advance()
-            if batch is _END:
-                self.shutdown()
-                return
-            yield batch
-            # Drop the reference while the user's loop runs: the slot can be freed.
-            del batch
+        while batches := self._advance():
+            # The list gives up its reference, so the slot is free when the user's is.
+            yield batches.pop()
+        self.shutdown()
 
     @final
     def iterator(self) -> Iterator[Any]:
@@ -354,7 +348,7 @@ class CollectorBase:
                 "collector, or iterate over the collector instead."
             )
         self._check_open()
-        self._background.start(lambda: self._advance() is not _END)
+        self._background.start(lambda: bool(self._advance()))
 
     @final
     def is_running(self) -> bool:
@@ -582,7 +576,8 @@ class CollectorBase:
         """Show ``stats()`` as a table in notebooks."""
         return statistics(type(self).__name__, self.stats())
 
-    def _advance(self) -> Any:
+    def _advance(self) -> list[Any]:
+        """Return the next batch in a list; an empty one at the end."""
         self._check_owner()
         with self._lock:
             with self._ending_on(BaseException):
@@ -593,7 +588,7 @@ class CollectorBase:
             with self._ending_on(BaseException):
                 while not self._ready and not self._finished():
                     self._collect_more()
-            return self._ready.popleft() if self._ready else _END
+            return [self._ready.popleft()] if self._ready else []
 
     @contextmanager
     def _asking(self, *, closed: bool = False) -> Iterator[None]:

@@ -162,8 +162,7 @@ class OwnRollout:
         self.statistics.rollouts += time.perf_counter() - started
         self.statistics.resets += self._rollout.take_reset_seconds()
         ends = [frames] * self._engine.size
-        observations = self._rollout.take_last()
-        last = gather(observations, [0] * len(observations), delivered)
+        last = gather(self._rollout.take_last(), delivered)
         tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
         return FilledSlot(tensors, ends, episodes, self.sizes, last)

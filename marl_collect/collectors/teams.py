@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, final
 
@@ -64,6 +64,8 @@ class Teams:
         self._next_team = 0
         self.description = workers.description
         self.sizes = workers.sizes
+        # Of each worker in its team's slots.
+        self._rows: list[range] = []
         self.weights: Publisher = workers.weights
         self.statistics = workers.statistics
         self._frames = list(frames)
@@ -95,9 +97,11 @@ class Teams:
         prepared = 3 if self._collects_ahead else 2
         all_slots: list[Slots] = []
         for workers in teams:
-            rows = sum(self.sizes[index] for index in workers)
+            sizes = [self.sizes[index] for index in workers]
+            starts = accumulate(sizes, initial=0)
+            self._rows += [range(k, k + n) for k, n in zip(starts, sizes, strict=False)]
             frames = max(self._frames[index] for index in workers)
-            layout = self._workers.layout(rows, frames)
+            layout = self._workers.layout(sum(sizes), frames)
             all_slots.append(Slots(layout, prepared=prepared))
         return teams, all_slots
 
@@ -174,10 +178,9 @@ class Teams:
 
     def _attach(self, index: int, slot: int) -> None:
         """Let a worker map its rows of its team's slot."""
-        team = index // len(self._teams[0])
-        first = sum(self.sizes[self._teams[team].start : index])
-        rows = range(first, first + self.sizes[index])
-        self._workers.attach(index, self._slots[team], slot, rows, self._frames[index])
+        slots = self._slots[index // len(self._teams[0])]
+        rows, frames = self._rows[index], self._frames[index]
+        self._workers.attach(index, slots, slot, rows, frames)
 
     def _receive(self) -> tuple[int, "_Batch"]:
         """Wait for the next complete batch; return its team and it.
@@ -270,27 +273,17 @@ class Teams:
         delivered: int,
     ) -> FilledSlot:
         """Return a batch whose rows some workers have filled, one after the other."""
-        sizes = [self.sizes[index] for index in workers]
-        ordered = [replies[index] for index in workers]
-        starts = accumulate(sizes, initial=0)
+        last = [
+            replace(observation, rows=self._rows[index].start + observation.rows)
+            for index in workers
+            for observation in replies[index].last
+        ]
         return FilledSlot(
             tensors,
-            ends=[
-                reply.frames
-                for reply, size in zip(ordered, sizes, strict=True)
-                for _ in range(size)
-            ],
-            episodes=EndedEpisodes.join([reply.episodes for reply in ordered]),
-            sizes=sizes,
-            last=gather(
-                [observation for reply in ordered for observation in reply.last],
-                [
-                    start
-                    for reply, start in zip(ordered, starts, strict=False)
-                    for _ in reply.last
-                ],
-                delivered,
-            ),
+            ends=[replies[k].frames for k in workers for _ in self._rows[k]],
+            episodes=EndedEpisodes.join([replies[k].episodes for k in workers]),
+            sizes=[self.sizes[k] for k in workers],
+            last=gather(last, delivered),
         )
 
     @property
