@@ -143,9 +143,8 @@ class WorkerPool:
     def send(self, worker: int, message: object) -> None:
         """Send a message to a worker. ``receive`` reports if it has died.
 
-        Raises:
-            WorkerError: the message is large, and the worker has not read for a
-                minute.
+        Nor is it an error here that a worker has not read a large message for a minute.
+        It is killed, and ``receive`` reports that.
         """
         self.broadcast(message, [worker])
 

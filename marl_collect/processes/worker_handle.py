@@ -127,18 +127,14 @@ class WorkerHandle:
     def write(self, data: bytes) -> None:
         """Send pickled data.
 
-        Does nothing if the worker has died: its earlier messages come first, and
-        reading reports the death.
-
-        Raises:
-            WorkerError: the worker does not read; it is killed.
+        A worker that does not read is killed. It is no error here that a worker has
+        died: its earlier messages come first, and reading reports the death.
         """
         try:
             with self._writing:
                 self.connection.send_bytes(data)
         except BlockingIOError:
-            problem = f"read nothing of a message for {SOCKET_SECONDS} s"
-            raise self.give_up(problem) from None
+            self.give_up(f"read nothing of a message for {SOCKET_SECONDS} s")
         except (BrokenPipeError, ConnectionResetError):
             pass
         except OSError:

@@ -19,6 +19,7 @@ from workloads.counting import CountingEnv, Fault, stuck
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
+from marl_collect.processes import worker_handle
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 MODES = [
@@ -119,6 +120,24 @@ def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
                 if collector.worker_pids[worker] == before[worker]:
                     kill(before[worker])
         assert 1 <= collector.stats()["restarts"] <= 8
+
+
+def test_a_worker_that_reads_nothing_of_a_large_message_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_handle, "SOCKET_SECONDS", 1)
+    policy: Any = constant()
+    with MultiSyncCollector(
+        [CountingEnv] * 2, policy, frames_per_batch=20, on_worker_failure="restart"
+    ) as collector:
+        for _ in range(2):  # All slots are mapped.
+            collector.next()
+        policy.module.large_setting = bytes(5_000_000)
+        collector.update_policy_weights_()
+        suspend(collector.worker_pids[1])
+        collector.next()
+        assert collector.stats()["restarts"] == 1
+        collector.next()
 
 
 @pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
