@@ -14,6 +14,7 @@ A file that was added to the dataset is appended. If a file was removed or repla
 new generation is written: what readers have mapped never changes.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -283,8 +284,8 @@ def cache_folder(folders: Sequence[Path], home: Path | None = None) -> Path:
             only folder if that can be written, else in the user's caches.
     """
     inside = folders[0] / ".cache"
-    place = inside if inside.exists() else folders[0]
-    is_writable = len(folders) == 1 and os.access(place, os.W_OK | os.X_OK)
+    parent = inside if inside.exists() else folders[0]
+    is_writable = len(folders) == 1 and os.access(parent, os.W_OK | os.X_OK)
     if home is None and is_writable:
         return inside
     names = b"\0".join(os.fsencode(folder.resolve()) for folder in folders)
@@ -297,12 +298,18 @@ def user_cache() -> Path:
     return home / "marl_collect"
 
 
-def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
+def open_cache(
+    files: list[BatchFile], folder: Path, list_again: Callable[[], list[BatchFile]]
+) -> tuple[list[BatchFile], Cache]:
     """Bring a cache up to date, and map it.
 
     Args:
         files: of the dataset, at least one.
         folder: of the cache.
+        list_again: returns the files when other readers have been waited for.
+
+    Returns:
+        The files that it has, and the cache.
 
     Raises:
         DatasetError: if a file is damaged, or has other keys than the first one.
@@ -319,23 +326,25 @@ def open_cache(files: Sequence[BatchFile], folder: Path) -> Cache:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                # Another reader may have done it.
+                # Another reader may have done it, also with files that are newer.
+                files = list_again()
                 state = CacheState.read(folder, dtype)
                 known = _known_files(state, files)
                 if known != len(files):
                     builder = _Builder(folder, schema, columns, dtype)
                     state = builder.extend(state if known else None, files[known:])
-        except FileNotFoundError:
-            raise  # A file of the dataset.
         except OSError as error:
+            is_of_dataset = isinstance(error, FileNotFoundError)
+            if is_of_dataset or error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise type(error)(
                 error.errno,
                 f"The cache of the dataset cannot be written ({error.strerror}): pass "
-                "cache=, a folder with free space",
+                "cache=, a folder with free space that may be written to",
                 str(folder),
             ) from error
     assert state is not None
-    return _mapped(folder, state, columns)
+    return files, _mapped(folder, state, columns)
 
 
 def _record(columns: Sequence[Column]) -> np.dtype[Any]:
@@ -374,8 +383,18 @@ class _Builder:
     def extend(
         self, state: CacheState | None, files: Sequence[BatchFile]
     ) -> CacheState:
-        """Append files to the cache, or to a new generation if there is no state."""
-        state = state or CacheState(str(self.dtype))
+        """Append files to the cache, or to a new generation if there is no state.
+
+        What the published state does not name is deleted: rubbish of killed builders
+        before, and afterwards the old generation, or the new one if this fails.
+        """
+        self._clean()
+        try:
+            return self._extend(state or CacheState(str(self.dtype)), files)
+        finally:
+            self._clean()
+
+    def _extend(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
         name = state.generation
         with ExitStack() as stack:
             records, large, index = (
@@ -498,7 +517,10 @@ class _Builder:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        current = {*state.sizes(self.dtype), _STATE, ".lock"}
+
+    def _clean(self) -> None:
+        state = CacheState.read(self.folder, self.dtype)
+        current = {*(state.sizes(self.dtype) if state else ()), _STATE, ".lock"}
         for path in self.folder.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)  # Who has mapped it keeps it.

@@ -313,12 +313,13 @@ def decode(
     # All sizes are compared with the described ones before memory is allocated.
     decoded = {column: _decode(table.column(column.name), column) for column in columns}
     rows = records(len(table))
+    follows = _follows(table, decoded)
     for column, (values, is_null) in sorted(
         decoded.items(), key=lambda item: item[0].root is not None
     ):
         out = rows[column.name]
         if is_null.any():
-            if is_null[-1] or column.root not in names:
+            if column.root not in names or (is_null & ~follows).any():
                 raise DatasetError(f"the column {column.name} has a null too many.")
             out[:-1] = rows[names[column.root]][1:]
         present = ~is_null if is_null.any() else slice(None)
@@ -341,6 +342,16 @@ def runs_of(table: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
     if encoded.null_count:
         raise DatasetError("it has frames without a run.")
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def _follows(table: pa.Table, decoded: Mapping[Column, Any]) -> NDArray[np.bool_]:
+    """Return for each row whether the next one continues its episode."""
+    (ids,) = (values for c, (values, _) in decoded.items() if c.key == TRAJ_IDS)
+    runs, index = runs_of(table)[1], table.column(FRAME_INDEX).to_numpy()
+    # Where the beginning was not seen, all are -1.
+    is_next = (index[1:] == index[:-1] + 1) | ((index[1:] == -1) & (index[:-1] == -1))
+    same = (runs[1:] == runs[:-1]) & (ids[1:] == ids[:-1])
+    return np.append(same & is_next, False)
 
 
 def flat_rows(values: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Opens a dataset: frames and episodes by their numbers."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -229,19 +229,15 @@ def open_dataset(
     name = ", ".join(
         url or str(folder) for url, folder in zip(urls, folders, strict=True)
     )
+    list_all = partial(_list_all, folders)
+    # One URL is decoded where its files are.
+    is_fetched = len(urls) == 1 and urls[0]
+    cache_path = cache_folder(folders, None if is_fetched or not cache else home)
     for attempt in range(1, _LISTINGS + 1):
-        files: list[BatchFile] = []
-        for folder in folders:
-            listed = list_files(folder)
-            if not listed:
-                raise FileNotFoundError(f"{folder} has no batches of a dataset.")
-            files += listed
-        _check_runs(files)
+        files = list_all()
         try:
-            # One URL is decoded where its files are.
-            is_fetched = len(urls) == 1 and urls[0]
-            place = cache_folder(folders, None if is_fetched or not cache else home)
-            return Dataset(name, files, open_cache(files, place))
+            files, opened = open_cache(files, cache_path, list_all)
+            return Dataset(name, files, opened)
         except FileNotFoundError as error:
             if attempt == _LISTINGS:
                 raise DatasetError(
@@ -258,6 +254,17 @@ def _folder(path: str | Path) -> Path:
         kind = NotADirectoryError if folder.exists() else FileNotFoundError
         raise kind(f"{folder} is not a folder of a dataset.")
     return folder
+
+
+def _list_all(folders: Sequence[Path]) -> list[BatchFile]:
+    files: list[BatchFile] = []
+    for folder in folders:
+        listed = list_files(folder)
+        if not listed:
+            raise FileNotFoundError(f"{folder} has no batches of a dataset.")
+        files += listed
+    _check_runs(files)
+    return files
 
 
 def _check_runs(files: Sequence[BatchFile]) -> None:

@@ -114,13 +114,14 @@ class EpisodeWriter(Closing):
                 "The batch has no ('collector', 'traj_ids') to identify episodes: "
                 "collect with track_traj_ids=True."
             )
-        self._taken = {int(i) >> 32: 0 for i in ids[ids != -1].unique()}
+        environments = sorted({int(i) >> 32 for i in ids[ids != -1].unique()})
         if self._wanted is None:
-            self._shares = dict.fromkeys(self._taken, float("inf"))
-            return
-        share, rest = divmod(self._wanted, len(self._taken))
-        for rank, environment in enumerate(sorted(self._taken)):
-            self._shares[environment] = share + (rank < rest)
+            self._shares = dict.fromkeys(environments, float("inf"))
+        else:
+            share, rest = divmod(self._wanted, len(environments))
+            self._shares = {e: share + (k < rest) for k, e in enumerate(environments)}
+        # Last: another thread asks whether the writer is complete.
+        self._taken = dict.fromkeys(environments, 0)
 
     def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         short = [k for k, share in self._shares.items() if self._taken[k] < share]

@@ -143,12 +143,12 @@ class EpisodeTracker:
         known = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
         begins = (ids & 0xFFFFFFFF) == 0
         # In row order, an environment's later trajectory begins where one ended.
-        seen = set(known)
+        seen, later = set(known), []
         for traj_id in dict.fromkeys(ids.tolist()):
             if traj_id >> 32 in seen:
-                begins |= ids == traj_id
+                later.append(traj_id)
             seen.add(traj_id >> 32)
-        return begins
+        return begins | np.isin(ids, later)
 
     def _before(
         self, traj_id: int, begins: np.bool_

@@ -23,6 +23,8 @@ _NAME: Final = re.compile(
     r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
     r"(?P<first>[0-9]{6,})-(?P<last>[0-9]{6,})\.parquet"
 )
+PATTERN: Final = "[!.]*.parquet"
+_LISTINGS: Final = 5
 _TIME: Final = "%Y%m%d-%H%M%S-%f"
 _ROW_GROUP: Final = 20_000
 _ZSTD: Final = 3
@@ -53,8 +55,14 @@ def new_run(files: Sequence[BatchFile]) -> str:
     if files:
         last = files[-1].run.rpartition("-")[0]
         # Where the clock was set back, or is that of another machine.
-        after = datetime.strptime(last, _TIME).replace(tzinfo=UTC)
-        now = max(now, after + timedelta(microseconds=1))
+        try:
+            after = datetime.strptime(last, _TIME).replace(tzinfo=UTC)
+            now = max(now, after + timedelta(microseconds=1))
+        except (ValueError, OverflowError) as error:
+            raise DatasetError(
+                f"{files[-1].path} is not named after the time of a run: move it to "
+                "another folder."
+            ) from error
     return f"{now.strftime(_TIME)}-{secrets.token_hex(4)}"
 
 
@@ -66,9 +74,13 @@ def file_name(run: str, first: int, last: int) -> str:
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     """Return the files of a folder in the order of their frames.
 
-    Hidden files are ignored. See ``arranged`` for the rest.
+    Hidden files are ignored. See ``arranged`` for the rest. A listing may lack a file
+    that appears meanwhile, and its parts, so an error is one that persists.
     """
-    return arranged(folder.glob("[!.]*.parquet"), folder, check=check)
+    for _ in range(_LISTINGS - 1):
+        with suppress(DatasetError):
+            return arranged(folder.glob(PATTERN), folder, check=check)
+    return arranged(folder.glob(PATTERN), folder, check=check)
 
 
 def arranged(
@@ -87,7 +99,7 @@ def arranged(
     Raises:
         DatasetError: if a batch is missing, or a Parquet file has another name.
     """
-    found = []
+    batch_files = []
     for path in paths:
         match = _NAME.fullmatch(path.name)
         if match is None:
@@ -96,9 +108,11 @@ def arranged(
                 "RUN.FIRST-LAST.parquet. Move it to another folder."
             )
         run, first, last = match.groups()
-        found.append(BatchFile(run, int(first), int(last), path))
+        batch_files.append(BatchFile(run, int(first), int(last), path))
     listed: list[BatchFile] = []
-    for file in sorted(found, key=lambda file: (file.run, file.first, -file.last)):
+    for file in sorted(
+        batch_files, key=lambda file: (file.run, file.first, -file.last)
+    ):
         is_same_run = bool(listed) and listed[-1].run == file.run
         following = listed[-1].last + 1 if is_same_run else 0
         if file.last < following:

@@ -156,13 +156,13 @@ def collect_into(
             name: value for name, value in options.items() if _is_plain(value)
         }
         run = RunDescription(options["seed"], policy_description, settings)
-        writer = Writer(path, about, run)
-        if on_start is not None:
-            on_start(collector, writer)
-        whole = None if episodes is None else EpisodeWriter(writer, episodes)
         interruption = interruption or Interruption()
         ends = FirstEnds(environment)
+        writer = Writer(path, about, run)
+        whole = None if episodes is None else EpisodeWriter(writer, episodes)
         with BackgroundWriter(whole or writer, on_episodes) as recorder:
+            if on_start is not None:
+                on_start(collector, writer)
             while not interruption.happened:
                 if whole is not None and whole.complete:
                     break

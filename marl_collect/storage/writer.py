@@ -22,9 +22,10 @@ from marl_collect.storage.description import (
 )
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTracker
 from marl_collect.storage.files import (
+    PATTERN,
+    arranged,
     check_target,
     file_name,
-    list_files,
     new_run,
     read_schema,
     read_table,
@@ -84,6 +85,7 @@ class Writer(Closing):
         self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self.run: Final = new_run(files)
+        self._clean()
         self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owner = os.getpid()
         self._error: BaseException | None = None
@@ -92,7 +94,6 @@ class Writer(Closing):
         self._parts: list[int] = []
         self._part_bytes = 0
         self._tracker = EpisodeTracker()
-        self._clean()
 
     def __repr__(self) -> str:
         """Return the path, and whether it is closed."""
@@ -132,6 +133,7 @@ class Writer(Closing):
                 self._join()
         except BaseException as error:
             self._error = error
+            self.close()
             raise
         return ended
 
@@ -189,10 +191,11 @@ class Writer(Closing):
 
     def _clean(self) -> None:
         """Delete what killed writers left: parts that were joined, temporary files."""
-        kept = {file.path for file in list_files(self.path, check=False)}
-        for path in self.path.glob("[!.]*.parquet"):
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        # One listing: another writer may add a file behind it.
+        paths = set(self.path.glob(PATTERN))
+        listed = {file.path for file in arranged(paths, self.path, check=False)}
+        for path in paths - listed:
+            path.unlink(missing_ok=True)
         for path in self.path.glob(".*.parquet.tmp"):
             try:
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

@@ -225,6 +225,38 @@ def test_a_file_that_says_something_impossible_is_refused(
         assert path.stat().st_size < 10_000_000
 
 
+@pytest.mark.parametrize("rows", [slice(None, None, 2), slice(None, None, -1)])
+def test_rows_without_the_ones_behind_them_are_refused(
+    tmp_path: Path, rows: slice
+) -> None:
+    with Writer(tmp_path, ABOUT) as writer:
+        writer.add(Stream(extras=EXTRAS).batch(10))
+    rewritten(tmp_path, lambda t: t.take(np.arange(len(t))[rows]))
+    with pytest.raises(DatasetError, match="a null too many"):
+        open_dataset(tmp_path)
+
+
+def test_builds_that_fail_leave_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = max(tmp_path.glob("*.parquet"))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    for _ in range(3):
+        with pytest.raises(DatasetError, match=path.name):
+            open_dataset(tmp_path)
+        assert {p.name for p in (tmp_path / ".cache").iterdir()} <= {".lock"}
+
+
+def test_a_name_that_is_no_time_is_named(tmp_path: Path) -> None:
+    with Writer(tmp_path, ABOUT) as writer:
+        writer.add(Stream().batch())
+    (path,) = tmp_path.glob("*.parquet")
+    wrong = "99999999-999999-999999-00000000.000000-000000.parquet"
+    path.rename(tmp_path / wrong)
+    with pytest.raises(DatasetError, match=wrong):
+        Writer(tmp_path, ABOUT)
+
+
 def test_a_missing_batch_is_named(tmp_path: Path) -> None:
     big = Stream(extras={"image": (torch.uint8, (600, 600, 3))})
     with Writer(tmp_path, ABOUT) as writer:

@@ -27,6 +27,8 @@ from marl_collect.storage import (
     Writer,
     saving,
 )
+from marl_collect.storage import dataset as opening
+from marl_collect.storage.files import BatchFile, list_files
 from marl_collect.storage.frames import Frames
 from marl_collect.storage.statistics import Range, ranges_of
 
@@ -342,6 +344,59 @@ def test_a_full_disk_while_the_cache_is_built(
             open_dataset(path)
     other = open_dataset(path, cache=tmp_path / "cache").transitions[:]
     assert (open_dataset(path).transitions[:] == other).all()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_not_the_folder_s_fault(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, "Too many open files")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Too many open files") as error:
+        open_dataset(path)
+    assert "cache=" not in str(error.value)
+
+
+def test_a_reader_that_waited_keeps_the_newer_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(open_dataset(path))
+    states: list[bytes] = []
+
+    def older(folder: Path) -> list[BatchFile]:
+        files = list_files(folder)
+        if not states:  # Meanwhile another one writes, and a third one opens it.
+            states.append(b"")
+            add(path, 2, image=True)
+            open_dataset(path)
+            states.append((path / ".cache" / "state.json").read_bytes())
+        return files
+
+    monkeypatch.setattr(opening, "list_files", older)
+    assert len(open_dataset(path)) == before + 120
+    assert (path / ".cache" / "state.json").read_bytes() == states[1]
+
+
+def test_a_listing_that_overlaps_a_join_is_repeated(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = len(open_dataset(path))
+    glob = Path.glob
+    missed: list[Path] = []
+
+    def misses_one(folder: Path, pattern: str) -> list[Path]:
+        paths = sorted(glob(folder, pattern))
+        if missed:
+            return paths
+        missed.append(paths[0])
+        second = paths[0].with_name(paths[0].name.replace(".000000-", ".000001-"))
+        return [second, *paths[1:]]
+
+    monkeypatch.setattr(Path, "glob", misses_one)
+    assert len(open_dataset(path)) == expected
+    assert missed
 
 
 BUILDERS = """

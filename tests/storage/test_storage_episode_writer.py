@@ -18,6 +18,7 @@ from marl_collect.storage import (
     EpisodeWriter,
     Writer,
 )
+from marl_collect.storage.recording import RecordArguments, collect_into
 
 
 def writer(path: Path, collector: Collector) -> Writer:
@@ -120,6 +121,20 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
         pytest.raises(KeyError, match="collect with track_traj_ids=True"),
     ):
         episode_writer.add(collector.next())
+
+
+def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
+    writers: list[Writer] = []
+
+    def fail(_: object, writer: Writer) -> None:
+        writers.append(writer)
+        raise BrokenPipeError
+
+    arguments = RecordArguments(tmp_path / "d", CountingEnv, frames=10)
+    with pytest.raises(BrokenPipeError):
+        collect_into(arguments, on_start=fail)
+    assert "closed" in repr(writers[0])
+    assert not (tmp_path / "d").exists()
 
 
 def test_an_error_closes_the_writer_and_keeps_what_was_written(

@@ -32,6 +32,7 @@ from marl_collect.storage import (
     open_dataset,
 )
 from marl_collect.storage import files as storage_files
+from marl_collect.storage import writer as writing
 from marl_collect.storage.recording import RecordArguments, collect_into
 
 
@@ -252,6 +253,48 @@ def test_a_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
+def test_a_folder_that_cannot_be_cleaned_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description, data = batches(1)
+    write(tmp_path / "d", description, data)
+    (tmp_path / "d" / ".x.parquet.tmp").mkdir()
+    monkeypatch.setattr(writing, "_ABANDONED_SECONDS", -1)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=r"x\.parquet\.tmp"):
+        Writer(tmp_path / "d", description)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_cleaning_deletes_no_batch_that_another_writer_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description, data = batches(2)
+    write(tmp_path / "d", description, data[:1])
+    other = Writer(tmp_path / "d", description)
+    glob = Path.glob
+    added: list[TensorDict] = []
+
+    def adds_meanwhile(path: Path, pattern: str) -> list[Path]:
+        paths = list(glob(path, pattern))
+        if added:  # Whatever lists the folder after the one that it begins with.
+            other.add(added.pop())
+        return paths
+
+    monkeypatch.setattr(Path, "glob", adds_meanwhile)
+    run = storage_files.new_run([])
+
+    def begin(files: Any) -> str:
+        added.append(data[1])
+        return run
+
+    monkeypatch.setattr(writing, "new_run", begin)
+    Writer(tmp_path / "d", description).close()
+    monkeypatch.undo()
+    other.close()
+    assert holds(tmp_path / "d", *data)
+
+
 class BrokenDiskError(OSError):
     """A disk that fails."""
 
@@ -293,6 +336,8 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
         with pytest.raises(ClosedError, match="Open a new writer") as excinfo:
             writer.add(data[1])
         assert isinstance(excinfo.value.__cause__, BrokenDiskError)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(writer._folder)
         assert writer.frames == 20
     # The file may be complete although the last sync failed.
     count = len(open_dataset(path)) // 20
