@@ -10,8 +10,9 @@ The folder of a cache has files of one *generation*, a random name:
   episodes, of the first N frames.
 - ``state.json``: what is complete. Everything behind it is rubbish of a killed process.
 
-A file that was added to the dataset is appended. If a file was removed or replaced, a
-new generation is written: what readers have mapped never changes.
+A file that was added to the dataset is appended. If a file was removed, replaced or
+joined to others, a new generation is written: what readers have mapped never changes.
+What the files in front of it hold is copied.
 """
 
 import errno
@@ -44,17 +45,18 @@ from marl_collect.storage.columns import (
     decode,
     flat_rows,
     runs_of,
+    schema_difference,
 )
 from marl_collect.storage.files import BatchFile, read_schema, read_table
-from marl_collect.storage.writer import schema_difference
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _STATE: Final = "state.json"
 _INDEX: Final = np.dtype(
     [("traj_id", "<i8"), ("run", "<i4"), ("frame_index", "<i4"), ("done", "?")],
     align=True,
 )
 _LZ4: Final = pa.Codec("lz4_raw")
+_COPIED_BYTES: Final = 2**24
 
 
 @final
@@ -69,9 +71,10 @@ class CacheState:
         large_bytes: of the file with large frames.
         runs: number of frames of each run by name, in the order of their numbers.
         begins: for each file's ``run.first``: the number of its first frame.
-        ends: for each file's ``run.last``: the number of the frame behind it, and its
-            time of modification in nanoseconds. A file of joined batches begins as the
-            first one and ends as the last one of those that it replaces.
+        ends: for each file's ``run.last``: the number of the frame behind it, the end
+            of its large frames, and its time of modification in nanoseconds. A file of
+            joined batches begins as the first one and ends as the last one of those
+            that it replaces.
         version: of this layout.
     """
 
@@ -101,6 +104,17 @@ class CacheState:
         except (OSError, ValueError, TypeError):
             pass
         return None
+
+    def known_files(self, files: Sequence[BatchFile]) -> int:
+        """Return how many of these files, from the first one on, the cache has."""
+        behind = known = 0
+        for file in files:
+            begin = self.begins.get(f"{file.run}.{file.first}")
+            end, _, modified = self.ends.get(f"{file.run}.{file.last}", (-1, -1, -1))
+            if begin != behind or modified != file.path.stat().st_mtime_ns:
+                break
+            behind, known = end, known + 1
+        return known
 
     def sizes(self, dtype: np.dtype[Any]) -> dict[str, int]:
         """Return the names of its files, and how long each is at least."""
@@ -321,7 +335,7 @@ def open_cache(
         columns = columns_of(schema)
     dtype = _record(columns)
     state = CacheState.read(folder, dtype)
-    if _known_files(state, files) != len(files):
+    if not _is_complete(state, files):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / ".lock").open("a") as lock:
@@ -329,10 +343,9 @@ def open_cache(
                 # Another reader may have done it, also with files that are newer.
                 files = list_again()
                 state = CacheState.read(folder, dtype)
-                known = _known_files(state, files)
-                if known != len(files):
+                if not _is_complete(state, files):
                     builder = _Builder(folder, schema, columns, dtype)
-                    state = builder.extend(state if known else None, files[known:])
+                    state = builder.build(state or CacheState(str(dtype)), files)
         except OSError as error:
             is_of_dataset = isinstance(error, FileNotFoundError)
             if is_of_dataset or error.errno in (errno.EMFILE, errno.ENFILE):
@@ -357,18 +370,12 @@ def _record(columns: Sequence[Column]) -> np.dtype[Any]:
     return np.dtype(entries, align=True)
 
 
-def _known_files(state: CacheState | None, files: Sequence[BatchFile]) -> int:
-    """Return how many of the first files a cache has; 0 if it is of other files."""
-    if state is None:
-        return 0
-    behind = known = 0
-    for file in files:
-        begin = state.begins.get(f"{file.run}.{file.first}")
-        end, modified = state.ends.get(f"{file.run}.{file.last}", (-1, -1))
-        if begin != behind or modified != file.path.stat().st_mtime_ns:
-            break
-        behind, known = end, known + 1
-    return known if behind == state.frames else 0
+def _is_complete(state: CacheState | None, files: Sequence[BatchFile]) -> bool:
+    """Return whether a cache has these files, and no others."""
+    if state is None or state.known_files(files) < len(files):
+        return False
+    last = files[-1]
+    return state.ends[f"{last.run}.{last.last}"][0] == state.frames
 
 
 @dataclass
@@ -380,19 +387,42 @@ class _Builder:
     columns: tuple[Column, ...]
     dtype: np.dtype[Any]
 
-    def extend(
-        self, state: CacheState | None, files: Sequence[BatchFile]
-    ) -> CacheState:
-        """Append files to the cache, or to a new generation if there is no state.
+    def build(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
+        """Append what is new to the cache, or write a new generation.
 
         What the published state does not name is deleted: rubbish of killed builders
         before, and afterwards the old generation, or the new one if this fails.
         """
         self._clean()
         try:
-            return self._extend(state or CacheState(str(self.dtype)), files)
+            known = state.known_files(files)
+            last = files[known - 1]
+            end, _, _ = state.ends[f"{last.run}.{last.last}"] if known else (0, 0, 0)
+            if end != state.frames:
+                state = self._beginning(state, files[:known])
+            return self._extend(state, files[known:])
         finally:
             self._clean()
+
+    def _beginning(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
+        """Copy what a cache has of its first files to a new generation."""
+        new = CacheState(str(self.dtype))
+        for file in files:
+            begin, end = f"{file.run}.{file.first}", f"{file.run}.{file.last}"
+            new.begins[begin], new.ends[end] = state.begins[begin], state.ends[end]
+            new.frames, new.large_bytes, _ = state.ends[end]
+        sizes, copied = state.sizes(self.dtype), new.sizes(self.dtype)
+        for source, target in list(zip(sizes, copied, strict=True))[:3]:
+            with (
+                (self.folder / source).open("rb") as old,
+                (self.folder / target).open("wb") as out,
+            ):
+                while part := old.read(min(_COPIED_BYTES, copied[target] - out.tell())):
+                    out.write(part)
+        index = np.fromfile(self.folder / f"{new.generation}.index", _INDEX)
+        counts = np.bincount(index["run"]).tolist()
+        new.runs = dict(zip(state.runs, counts, strict=False))
+        return new
 
     def _extend(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
         name = state.generation
@@ -412,7 +442,8 @@ class _Builder:
                 index.write(entries.view(np.uint8).data)
                 state.begins[f"{file.run}.{file.first}"] = state.frames
                 state.frames += len(rows)
-                state.ends[f"{file.run}.{file.last}"] = [state.frames, modified]
+                end = [state.frames, state.large_bytes, modified]
+                state.ends[f"{file.run}.{file.last}"] = end
             for opened in (records, large, index):
                 opened.flush()
                 os.fsync(opened.fileno())
@@ -443,13 +474,12 @@ class _Builder:
             runs: frames of each run so far, which are counted.
         """
         table = read_table(file.path, file.path)
-        text = schema_difference(self.schema, table.schema)
-        if text:
-            raise DatasetError(f"{file.path} does not fit the other files: {text}.")
-        if not len(table):
-            raise DatasetError(f"{file.path} has no frames.")
-
         with naming(file.path, "a file of a dataset"):
+            text = schema_difference(self.schema, table.schema)
+            if text:
+                raise DatasetError(f"it does not fit the other files: {text}.")
+            if not len(table):
+                raise DatasetError("it has no frames.")
             rows = decode(table, self.columns, lambda n: np.zeros(n, self.dtype), keep)
             names, codes = runs_of(table)
             entries = np.zeros(len(rows), _INDEX)

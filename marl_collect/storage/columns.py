@@ -276,6 +276,23 @@ def json_of(schema: pa.Schema) -> dict[str, Any]:
     return about
 
 
+def schema_difference(there: pa.Schema, here: pa.Schema) -> str:
+    """Say how the keys of a file differ from those of a dataset; empty if not.
+
+    Raises:
+        DatasetError: if it is no file of a dataset.
+    """
+    expected, actual = (
+        {column.key: f"{column.dtype} {list(column.shape)}" for column in columns}
+        for columns in map(columns_of, (there, here))
+    )
+    for key in {**expected, **actual}:
+        before, now = (keys.get(key, "missing") for keys in (expected, actual))
+        if before != now:
+            return f"{key} is {now}, but {before} in the dataset"
+    return ""
+
+
 def float_paths(table: pa.Table) -> list[str]:
     """Return the paths of float32, which compress better split by byte.
 

@@ -13,16 +13,16 @@ from typing import Any, Final, Self, final
 
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
 from marl_collect.files.urls import url_of
-from marl_collect.storage.checks import DatasetError
-from marl_collect.storage.columns import json_of
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.columns import columns_of, json_of, schema_difference
 from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (
     BatchFile,
     arranged,
     check_target,
     read_schema,
+    settled,
 )
-from marl_collect.storage.writer import schema_difference
 
 _CARD: Final = "README.md"
 
@@ -52,8 +52,8 @@ def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
         ImportError: if the package for a URL is missing. The message names it.
         OSError: if something cannot be read or written.
     """
-    origin = _Place.of(source, storage_options)
-    goal = _Place.of(target, storage_options)
+    origin = _Location.of(source, storage_options)
+    goal = _Location.of(target, storage_options)
     if storage_options and origin.is_local and goal.is_local:
         raise ValueError(
             f"Neither {source} nor {target} is a URL, but there are options for URLs: "
@@ -75,12 +75,12 @@ def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
     Raises:
         FileNotFoundError, DatasetError, ImportError, OSError: as ``copy``.
     """
-    origin = _Place.of(url, storage_options)
+    origin = _Location.of(url, storage_options)
     folder = cache / hashlib.sha256(url.encode()).hexdigest()[:24]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Others wait instead of fetching it too.
-        _, names = _copy(origin, _Place.of(folder, {}), check=False)
+        _, names = _copy(origin, _Location.of(folder, {}), check=False)
         for path in folder.glob("[!.]*"):
             if path.name not in names:  # It was deleted there.
                 path.unlink()
@@ -94,16 +94,16 @@ def check_url(url: str, description: DatasetDescription) -> None:
         ValueError: if it holds a dataset of another description.
         ImportError, OSError: as ``copy``.
     """
-    place = _Place.of(url, {})
-    files = place.files(place.sizes(), check=False)
+    target = _Location.of(url, {})
+    files = target.files(target.sizes(), check=False)
     if files:
-        there = json_of(place.schema(files[0].path.name)).get("description")
-        _check_equal(place, there, description.to_json(), "")
+        there = json_of(target.schema(files[0].path.name)).get("description")
+        _check(target, difference(there, description.to_json()))
 
 
 @final
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     """A folder of this machine or of an object store.
 
     Attributes:
@@ -147,39 +147,51 @@ class _Place:
                 entries = self.store.ls(self.root, detail=True)
             except FileNotFoundError:
                 return {}
-        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries}
-        return {
-            name: size
-            for name, size in sizes.items()
-            if name == _CARD or (name.endswith(".parquet") and name[0] != ".")
-        }
+        sizes = {}
+        for entry in entries:
+            name = entry["name"].rpartition("/")[2]
+            if name == _CARD or (name.endswith(".parquet") and name[0] != "."):
+                # Reading a pipe would wait for a writer.
+                if self.is_local and not Path(entry["name"]).is_file():
+                    raise DatasetError(f"{entry['name']} is not a file.")
+                sizes[name] = entry["size"]
+        return sizes
 
     def files(self, sizes: Mapping[str, int], *, check: bool = True) -> list[BatchFile]:
         paths = [Path(self.root, name) for name in sizes if name != _CARD]
         return arranged(paths, self.name, check=check)
 
+    def listed(self) -> tuple[dict[str, int], list[BatchFile]]:
+        """Return the size of every file, and the files with batches."""
+        sizes = self.sizes()
+        return sizes, self.files(sizes)
+
     def schema(self, name: str) -> Any:
+        """Return the schema of a file of a dataset."""
         with _named(self.name), self.store.open(self.path(name)) as file:
-            return read_schema(Path(self.name, name), file)
+            schema = read_schema(Path(self.name, name), file)
+        with naming(f"{self.name}/{name}", "a file of a dataset"):
+            columns_of(schema)
+        return schema
 
 
-def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
+def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[str]]:
     """Copy what is missing; return how many files, and the names of all of them."""
     count = 0
     while True:
-        sizes, there = origin.sizes(), goal.sizes()
-        files, before = origin.files(sizes), goal.files(there, check=False)
+        sizes, files = settled(origin.listed)
+        there = goal.sizes()
+        before = goal.files(there, check=False)
         if not files:
             raise FileNotFoundError(f"{origin.name} has no batches of a dataset.")
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
             first, second = goal.schema(before[0].path.name), origin.schema(names[0])
-            there_says, here_says = (
-                json_of(schema).get("description") for schema in (first, second)
+            text = difference(
+                json_of(first).get("description"), json_of(second).get("description")
             )
-            text = schema_difference(first, second)
-            _check_equal(goal, there_says, here_says, text)
+            _check(goal, text or schema_difference(first, second))
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.
@@ -194,18 +206,15 @@ def _copy(origin: _Place, goal: _Place, *, check: bool) -> tuple[int, set[str]]:
                 break  # A writer has joined it to others.
             count += 1
         else:
-            kept = goal.files({**there, **sizes}, check=False)
-            for name in set(there) - {file.path.name for file in kept} - {_CARD}:
+            remaining = goal.files({**there, **sizes}, check=False)
+            for name in set(there) - {file.path.name for file in remaining} - {_CARD}:
                 with _named(goal.name), suppress(FileNotFoundError):
                     goal.store.rm_file(goal.path(name))
             return count, {*names, _CARD}
 
 
-def _check_equal(goal: _Place, there: Any, here: Any, text: str) -> None:
-    """Raise an error if descriptions differ, or ``text`` says how keys do."""
-    found = difference({"": there}, {"": here})
-    if found is not None:
-        text = f"{found[0].lstrip('/')} is {found[2]!r}, but {found[1]!r} there"
+def _check(goal: _Location, text: str) -> None:
+    """Raise an error if ``text`` says how the dataset of a goal differs."""
     if text:
         raise ValueError(
             f"{goal.name} holds a dataset of another kind: {text}. Copy to another "
@@ -214,7 +223,7 @@ def _check_equal(goal: _Place, there: Any, here: Any, text: str) -> None:
 
 
 def _transfer(
-    origin: _Place, goal: _Place, name: str, size: int, like: Path | None
+    origin: _Location, goal: _Location, name: str, size: int, like: Path | None
 ) -> None:
     """Copy a file; it appears when it is complete.
 
@@ -226,7 +235,7 @@ def _transfer(
         return
     if not goal.is_local:
         with tempfile.TemporaryDirectory() as between:
-            middle = _Place.of(between, {})
+            middle = _Location.of(between, {})
             _transfer(origin, middle, name, size, None)
             _transfer(middle, goal, name, size, None)
         return

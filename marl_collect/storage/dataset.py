@@ -299,12 +299,10 @@ def _about(
             if expected is None:
                 expected = about["description"]
                 description = DatasetDescription.from_json(expected)
-        found = difference({"": expected}, {"": about["description"]})
-        if found is not None:
-            where, first, second = found
+        text = difference(expected, about["description"])
+        if text:
             raise DatasetError(
-                f"{file.path} is of another kind than {files[0].path}: "
-                f"{where.lstrip('/')} is {second!r} in the former, but {first!r} in "
-                "the latter. A dataset has one task, with equal settings and spaces."
+                f"{file.path} does not fit {files[0].path}: {text}. A dataset has one "
+                "task, with equal settings and spaces."
             )
     return description, tuple(described)

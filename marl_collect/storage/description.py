@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import json
 import platform
 import sys
 from collections.abc import Mapping
@@ -59,11 +60,14 @@ class DatasetDescription:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values."""
-        return {
+        about = {
             "task": self.task,
             "env_kwargs": dict(self.env_kwargs),
             "environment": environment_to_json(self.environment),
         }
+        # As they are read, with lists instead of tuples.
+        values: dict[str, Any] = json.loads(json.dumps(about))
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -126,17 +130,20 @@ def _typed(data: Mapping[str, Any], name: str, *types: type) -> Any:
     return value
 
 
-def difference(
-    expected: Mapping[Any, Any], actual: Mapping[Any, Any], where: str = ""
-) -> tuple[Any, Any, Any] | None:
-    """Return the path of the first entry that differs, and both of its values."""
-    for name in [*expected, *(n for n in actual if n not in expected)]:
-        path = f"{where}/{name}" if where else name
-        a, b = expected.get(name), actual.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            inner = difference(a, b, path)
-            if inner:
-                return inner
-        elif a != b:
-            return path, a, b
-    return None
+def difference(there: Any, here: Any, where: str = "") -> str:
+    """Say how JSON values differ from those of a dataset; empty if they do not.
+
+    Args:
+        there: values of the dataset.
+        here: values to compare.
+        where: what they are; for entries of mappings, their names are added.
+    """
+    if there == here:
+        return ""
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
+        return f"{where} is {here!r}, but {there!r} in the dataset"
+    texts = (
+        difference(there.get(name), here.get(name), f"{where}/{name}".lstrip("/"))
+        for name in {**there, **here}
+    )
+    return next((text for text in texts if text), "")

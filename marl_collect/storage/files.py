@@ -8,11 +8,11 @@ files of other folders may be copied into it.
 import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.arrow import pa, pq
@@ -31,6 +31,8 @@ _ZSTD: Final = 3
 """Level of compression: 15 % smaller pictures than with 1, for the same time."""
 _PAGE_BYTES: Final = 2**22
 """Compressed as one: pictures of neighbouring frames resemble each other."""
+
+Listing = TypeVar("Listing")
 
 
 class BatchFile(NamedTuple):
@@ -74,13 +76,32 @@ def file_name(run: str, first: int, last: int) -> str:
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     """Return the files of a folder in the order of their frames.
 
-    Hidden files are ignored. See ``arranged`` for the rest. A listing may lack a file
-    that appears meanwhile, and its parts, so an error is one that persists.
+    Hidden files are ignored. See ``arranged`` for the rest.
+
+    Raises:
+        DatasetError: as ``arranged``, and if something is not a file, such as a pipe.
+    """
+
+    def list_once() -> list[BatchFile]:
+        paths = list(folder.glob(PATTERN))
+        for path in paths:
+            if not path.is_file():  # Opening a pipe would wait for a writer.
+                raise DatasetError(f"{path} is not a file: move it to another folder.")
+        return arranged(paths, folder, check=check)
+
+    return settled(list_once)
+
+
+def settled(list_once: Callable[[], Listing]) -> Listing:
+    """Return a listing of a folder to which others write.
+
+    One may lack a file that appears meanwhile, and its parts, which that file replaces.
+    So an error is one that persists.
     """
     for _ in range(_LISTINGS - 1):
         with suppress(DatasetError):
-            return arranged(folder.glob(PATTERN), folder, check=check)
-    return arranged(folder.glob(PATTERN), folder, check=check)
+            return list_once()
+    return list_once()
 
 
 def arranged(
@@ -212,16 +233,11 @@ def read_table(
         DatasetError: if it is damaged; names it.
         FileNotFoundError: if it is missing.
     """
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-            return parquet.read(columns)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
-        raise DatasetError(
-            f"{name} is damaged, or not a Parquet file: {error}. Restore it from a "
-            "copy, or delete all files of its run."
-        ) from error
+    with (
+        _named_if_damaged(name),
+        pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+    ):
+        return parquet.read(columns)
 
 
 def read_schema(path: Path, file: Any = None) -> pa.Schema:
@@ -235,12 +251,18 @@ def read_schema(path: Path, file: Any = None) -> pa.Schema:
         DatasetError: if it is damaged; names it.
         FileNotFoundError: if it is missing.
     """
-    try:
+    with _named_if_damaged(path):
         return pq.read_schema(file or path)
+
+
+@contextmanager
+def _named_if_damaged(name: str | Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise
     except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
         raise DatasetError(
-            f"{path} is damaged, or not a Parquet file: {error}. Restore it from a "
-            "copy, or delete all files of its run."
+            f"{name} cannot be read, or is damaged: {error}. If it is damaged, restore "
+            "it from a copy, or delete all files of its run."
         ) from error

@@ -1,11 +1,10 @@
 """Adds batches to a folder of Parquet files; after ``add``, a batch is on disk."""
 
-import json
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final, final
 
 from tensordict import TensorDictBase
 
@@ -13,8 +12,14 @@ from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
 from marl_collect.storage.arrow import pa
-from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.columns import columns_of, json_of, rows_of, to_table
+from marl_collect.storage.checks import naming
+from marl_collect.storage.columns import (
+    columns_of,
+    json_of,
+    rows_of,
+    schema_difference,
+    to_table,
+)
 from marl_collect.storage.description import (
     DatasetDescription,
     RunDescription,
@@ -75,8 +80,7 @@ class Writer(Closing):
         files = check_target(self.path)
         self.description: Final = description
         self.frames = 0
-        # As it is read, with lists instead of tuples.
-        self._about = json.loads(json.dumps({"description": description.to_json()}))
+        self._about = {"description": description.to_json()}
         self._schema: pa.Schema | None = None
         if files:
             self._schema = read_schema(files[0].path)
@@ -223,12 +227,11 @@ class Writer(Closing):
         with naming(path, "a file of a dataset"):
             columns_of(self._schema)
             there = json_of(self._schema).get("description")
-        found = difference({"": there}, {"": self._about["description"]})
-        if found is not None:
-            where, expected, actual = found
+        text = difference(there, self._about["description"])
+        if text:
             raise ValueError(
-                f"The dataset {self.path} has another description: {where.lstrip('/')} "
-                f"is {expected!r} there, but {actual!r} here. Write to another folder."
+                f"The batches do not fit the dataset {self.path}: {text}. Write to "
+                "another folder."
             )
 
     def _check_keys(self, schema: pa.Schema) -> None:
@@ -240,22 +243,3 @@ class Writer(Closing):
                 f"The batch does not fit the dataset {self.path}: {text}. Write to "
                 "another folder."
             )
-
-
-def schema_difference(expected: pa.Schema, actual: pa.Schema) -> str:
-    """Return how the keys of two files differ; empty if they do not."""
-
-    def sides(schema: pa.Schema) -> dict[Any, str]:
-        try:
-            columns = columns_of(schema)
-        except DatasetError as error:
-            return {"a column": str(error)}
-        return {
-            column.key: f"{column.dtype} {list(column.shape)}" for column in columns
-        }
-
-    found = difference(sides(expected), sides(actual))
-    if found is None:
-        return ""
-    key, there, here = found
-    return f"{key} is {here or 'missing'}, but in the dataset {there or 'missing'}"

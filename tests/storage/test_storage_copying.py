@@ -338,8 +338,8 @@ def test_a_target_of_another_kind_is_refused(
     with Writer(tmp_path / "b", ABOUT) as writer:
         writer.add(Stream(3).batch().exclude("frame"))
     for name, text in (
-        ("a", "task is 'other', but 'stream' there"),
-        ("b", r"\('frame',\) is missing, but in the dataset int64"),
+        ("a", "task is 'other', but 'stream' in the dataset"),
+        ("b", r"\('frame',\) is missing, but int64"),
     ):
         with pytest.raises(ValueError, match=f"of another kind: {text}"):
             copy(tmp_path / name, url, **options)

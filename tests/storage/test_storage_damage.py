@@ -26,7 +26,7 @@ from storage_streams import (
     frames_of,
 )
 
-from marl_collect.storage import DatasetDescription, DatasetError
+from marl_collect.storage import DatasetDescription, DatasetError, copy
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
 
@@ -245,6 +245,20 @@ def test_builds_that_fail_leave_nothing(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=path.name):
             open_dataset(tmp_path)
         assert {p.name for p in (tmp_path / ".cache").iterdir()} <= {".lock"}
+
+
+def test_a_pipe_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "data")
+    name = sorted(p.name for p in (tmp_path / "data").glob("*.parquet"))[-1]
+    (tmp_path / "data" / name).unlink()
+    os.mkfifo(tmp_path / "data" / name)
+    for use in (
+        open_dataset,
+        lambda path: copy(path, tmp_path / "copy"),
+        lambda path: Writer(path, ABOUT),
+    ):
+        with pytest.raises(DatasetError, match=f"{name} is not a file"):
+            use(tmp_path / "data")
 
 
 def test_a_name_that_is_no_time_is_named(tmp_path: Path) -> None:

@@ -123,6 +123,26 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
         episode_writer.add(collector.next())
 
 
+def test_no_thread_sees_a_new_writer_as_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector(CountingEnv, frames_per_batch=10, total_frames=10, seed=0)
+    batch = collector.next()
+    assert batch is not None
+    seen: list[bool] = []
+
+    def spy(self: EpisodeWriter, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name not in ("_writer", "_wanted", "_frames", "_assembler", "_waiting"):
+            seen.append(hasattr(self, "_taken") and self.complete)
+
+    with EpisodeWriter(writer(tmp_path / "d", collector), 100) as episodes:
+        monkeypatch.setattr(EpisodeWriter, "__setattr__", spy)
+        episodes.add(batch)
+    assert len(seen) > 1
+    assert not any(seen)
+
+
 def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
     writers: list[Writer] = []
 
