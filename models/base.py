@@ -373,20 +373,24 @@ class MultiAgentNetBase(AgentNetworks):
         if weight is None or is_lazy(weight):
             return
         if weight.device != x.device:
-            hint = (
-                "Materialize it first: materialize(network), or use collector.policy."
-                if weight.is_meta
-                else "Move one of them with .to()."
-            )
-            raise ValueError(
-                f"{name} is on the device {weight.device}, but its input is on "
-                f"{x.device}. {hint}"
-            ) from error
+            raise self._other_device(weight, x) from error
         if weight.dtype != x.dtype:
             raise ValueError(
                 f"{name} expected an input of dtype {weight.dtype}, but found "
                 f"{x.dtype}. Convert the observation, or the network with .to()."
             ) from error
+
+    def _other_device(self, weight: Tensor, x: Tensor) -> ValueError:
+        """Return the error for an input on another device than the weights."""
+        hint = (
+            "Materialize it first: materialize(network), or use collector.policy."
+            if weight.is_meta
+            else "Move one of them with .to()."
+        )
+        return ValueError(
+            f"{type(self).__name__} is on the device {weight.device}, but its input is "
+            f"on {x.device}. {hint}"
+        )
 
 
 def _flatten(x: Tensor, dims: int) -> Tensor:

@@ -95,6 +95,10 @@ class MultiAgentConvNet(MultiAgentNetBase):
     @override
     def forward(self, *inputs: Tensor) -> Tensor:
         """Compute the features of every agent's image; see ``MultiAgentNetBase``."""
+        weight = next(self.parameters(), None)
+        if weight is not None and weight.is_meta and not inputs[0].is_meta:
+            # Torch would return memory that nobody has written.
+            raise self._other_device(weight, inputs[0])
         if self.dtype == torch.float32:
             return super().forward(*inputs)
         if inputs[0].is_meta:  # Without autocast; shapes do not depend on it.

@@ -147,7 +147,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         # Below, tensors are [agents, steps, rows, features], with a single agent if all
         # agents share the network and its input.
         before = [self._agents_first(state, rows, x) for state in states]
-        features = x.reshape(rows, steps, self.n_agents, -1).permute(2, 1, 0, 3)
+        features = x.reshape(rows, steps, *x.shape[-2:]).permute(2, 1, 0, 3)
         if self.centralised:
             features = features.permute(1, 2, 0, 3).flatten(-2).unsqueeze(0)
         if self.n_features is None:

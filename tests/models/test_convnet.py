@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from marl_collect.models import MultiAgentConvNet
-from marl_collect.weights.materialize import materialize
 
 SETUPS = list(itertools.product([False, True], [False, True]))
 N = 3
@@ -28,45 +27,6 @@ def conv(
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-@pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
-def test_outputs_and_gradients_equal_separate_networks(
-    centralised: bool, share_params: bool, batch: Any
-) -> None:
-    net = conv(centralised, share_params).double()
-    x = torch.randn(*batch, N, 2, 7, 8, dtype=torch.float64, requires_grad=True)
-
-    out = net(x)
-
-    flat = x.reshape(-1, N, 2, 7, 8)
-    outputs = []
-    for agent in range(N):
-        network = net.get_stateful_net(None if share_params else agent)
-        outputs.append(network(flat.flatten(1, 2) if centralised else flat[:, agent]))
-    expected = torch.stack(outputs, 1).reshape(*batch, N, -1)
-    assert out.shape == (*batch, N, 6 * 4 * 4)
-    torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
-    weights = torch.randn_like(out)
-    gradient = torch.autograd.grad((out * weights).sum(), x)[0]
-    expected_gradient = torch.autograd.grad((expected * weights).sum(), x)[0]
-    torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_it_equals_torchrl_with_the_same_weights(
-    centralised: bool, share_params: bool
-) -> None:
-    torchrl = pytest.importorskip("torchrl.modules")
-    theirs = torchrl.MultiAgentConvNet(
-        N, centralized=centralised, share_params=share_params, in_features=2
-    ).double()
-    net = MultiAgentConvNet(N, centralised, share_params, in_features=2).double()
-    net.load_torchrl_state_dict(theirs.state_dict())
-    x = torch.randn(2, N, 2, 30, 31, dtype=torch.float64)
-
-    torch.testing.assert_close(net(x), theirs(x), atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 def test_channels_are_inferred_from_the_first_input(
     centralised: bool, share_params: bool
 ) -> None:
@@ -77,34 +37,6 @@ def test_channels_are_inferred_from_the_first_input(
     assert net.in_features == 2
     with pytest.raises(ValueError, match="expected 2 features per agent, but found 3"):
         net(torch.randn(5, N, 3, 7, 8))
-
-
-@pytest.mark.parametrize("share_params", [False, True])
-def test_meta_networks_are_initialised_as_torch_does(share_params: bool) -> None:
-    net = materialize(
-        MultiAgentConvNet(
-            N,
-            centralised=False,
-            share_params=share_params,
-            in_features=4,
-            num_cells=[64],
-            device="meta",
-        ),
-        seed=0,
-    )
-
-    weight = net.net[0].weight
-    bound = 1 / 10  # 1 / sqrt(4 channels x 5 x 5)
-    assert weight.abs().max() <= bound
-    assert abs(weight.std() * 3**0.5 / bound - 1) < 0.03
-    assert net(torch.zeros(N, 4, 9, 9)).shape == (N, 64 * 9)
-
-
-def test_gradients_pass_gradcheck() -> None:
-    net = conv(False, False, num_cells=[1], kernel_sizes=2, in_features=1).double()
-    x = torch.randn(1, N, 1, 2, 2, dtype=torch.float64, requires_grad=True)
-
-    assert torch.autograd.gradcheck(net, x)
 
 
 def test_group_norm_is_applied_per_agent() -> None:
@@ -132,15 +64,6 @@ def test_lists_of_different_lengths_are_an_error() -> None:
 def test_arguments_of_a_normalisation_need_its_class() -> None:
     with pytest.raises(ValueError, match="norm_kwargs .* without norm_class"):
         MultiAgentConvNet(2, False, True, norm_kwargs={"num_groups": 2})
-
-
-def test_the_default_is_three_layers_of_32() -> None:
-    net = MultiAgentConvNet(2, centralised=False, share_params=True, in_features=3)
-
-    layers = [layer for layer in net.net if isinstance(layer, nn.Conv2d)]  # type: ignore[attr-defined]
-    assert [layer.out_channels for layer in layers] == [32, 32, 32]
-    assert {layer.kernel_size for layer in layers} == {(5, 5)}
-    assert {layer.stride for layer in layers} == {(2, 2)}
 
 
 def both(centralised: bool, share_params: bool, **options: Any) -> tuple[Any, Any]:

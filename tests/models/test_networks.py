@@ -1,16 +1,14 @@
 """The contract of multi-agent networks: ``MultiAgentMLP`` and custom networks."""
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
-from model_tools import INPUTS, OUTPUTS, SETUPS, N, network
+from model_tools import INPUTS, SETUPS, N, network
 from torch import nn
 
 from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
-from marl_collect.weights.materialize import materialize, meta_tensors
 
 
 def as_modules(net: Any, x: torch.Tensor) -> Any:
@@ -20,85 +18,6 @@ def as_modules(net: Any, x: torch.Tensor) -> Any:
         module = net.get_stateful_net(None if net.share_params else agent)
         outputs.append(module(x.flatten(1) if net.centralised else x[:, agent]))
     return torch.stack(outputs, 1)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_outputs_and_gradients_equal_separate_modules(
-    centralised: bool, share_params: bool
-) -> None:
-    net = network(centralised, share_params).double()
-    x = torch.randn(7, N, INPUTS, dtype=torch.float64, requires_grad=True)
-    singles = (
-        [net.get_stateful_net()] * N
-        if share_params
-        else [net.get_stateful_net(agent) for agent in range(N)]
-    )
-    weights = torch.randn(7, N, OUTPUTS, dtype=torch.float64)
-
-    (net(x) * weights).sum().backward()
-    actual, x.grad = x.grad, None
-    our_gradients = [p.grad.clone() for p in net.parameters()]
-    net.zero_grad()
-    expected = as_modules(net, x)
-    single_out = torch.stack(
-        [s(x.flatten(1) if centralised else x[:, i]) for i, s in enumerate(singles)], 1
-    )
-    (single_out * weights).sum().backward()
-
-    torch.testing.assert_close(net(x), expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(actual, x.grad, atol=1e-10, rtol=0)
-    if share_params:
-        theirs = [p.grad for p in singles[0].parameters()]
-    else:
-        pairs = zip(*(s.parameters() for s in singles), strict=True)
-        theirs = [torch.stack([p.grad for p in ps]) for ps in pairs]
-        theirs = [g.mT if g.ndim == 3 else g.unsqueeze(1) for g in theirs]
-    for gradient, expected_gradient in zip(our_gradients, theirs, strict=True):
-        torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-@pytest.mark.parametrize("batch", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (600,)])
-def test_any_batch_dimensions(
-    centralised: bool, share_params: bool, batch: Any
-) -> None:
-    net = network(centralised, share_params)
-    x = torch.randn(*batch, N, INPUTS)
-
-    out = net(x)
-
-    assert out.shape == (*batch, N, OUTPUTS)
-    if len(batch) == 1:
-        torch.testing.assert_close(out, as_modules(net, x))
-    flat = net(x.reshape(-1, N, INPUTS)) if x.numel() else out
-    torch.testing.assert_close(out.reshape(flat.shape), flat)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_centralised_and_share_params_determine_dependencies(
-    centralised: bool, share_params: bool
-) -> None:
-    net = network(centralised, share_params)
-    equal_inputs = torch.randn(1, INPUTS).expand(N, INPUTS)
-    out = net(equal_inputs)
-    # Rows of one matrix product may differ in their last digits.
-    assert torch.allclose(out[0], out[1], atol=1e-6) == share_params
-    changed_inputs = equal_inputs.clone()
-    changed_inputs[0] += 1
-
-    after = net(changed_inputs)
-
-    assert not torch.equal(after[0], out[0])
-    assert torch.equal(after[1], out[1]) != centralised
-
-
-def test_the_spelling_centralized_and_torchrls_argument_order() -> None:
-    net = MultiAgentMLP(31, 4, 3, centralized=True, share_params=True)
-
-    assert net.centralised
-    assert net.centralized
-    assert net(torch.zeros(2, 3, 31)).shape == (2, 3, 4)
-    assert [type(layer) for layer in net.net] == [nn.Linear]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -123,41 +42,6 @@ def test_outputs_can_be_changed_in_place() -> None:
     out[:, 0] += 1
 
     assert not torch.equal(out[:, 0], out[:, 1])
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_second_derivatives_pass_gradcheck(
-    centralised: bool, share_params: bool
-) -> None:
-    net = network(centralised, share_params, num_cells=3).double()
-    x = torch.randn(2, N, INPUTS, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(net, x)
-    assert torch.autograd.gradgradcheck(net, x)
-
-
-def test_each_agent_is_initialised_as_its_own_linear_layer() -> None:
-    net = MultiAgentMLP(100, 200, 5, centralised=False, share_params=False)
-    weight, bias = net.net[0].weight, net.net[0].bias
-
-    # nn.Linear samples both uniformly within 1/sqrt(in_features).
-    assert weight.abs().max() <= 0.1
-    assert bias.abs().max() <= 0.1
-    torch.testing.assert_close(
-        weight.std(dim=(1, 2)), torch.full((5,), 0.1 / 3**0.5), rtol=0.03, atol=0
-    )
-    assert bias.std() > 0.05
-    materialized = materialize(
-        MultiAgentMLP(
-            100, 200, 5, centralised=False, share_params=False, device="meta"
-        ),
-        seed=0,
-    )
-    torch.testing.assert_close(
-        materialized.net[0].weight.std(dim=(1, 2)),
-        torch.full((5,), 0.1 / 3**0.5),
-        rtol=0.03,
-        atol=0,
-    )
 
 
 def test_one_agent_is_reset_without_the_others() -> None:
@@ -197,26 +81,6 @@ def test_single_networks_share_memory_and_can_be_replaced(
     other.from_stateful_net(net.get_stateful_net())
     x = torch.randn(2, N, INPUTS)
     torch.testing.assert_close(other(x), net(x))
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_a_network_of_one_agent_has_the_same_tensors(
-    centralised: bool, share_params: bool
-) -> None:
-    net, one_agent = (network(centralised, share_params) for _ in range(2))
-    one_agent.load_state_dict(net.state_dict())
-    if centralised:
-        with pytest.raises(ValueError, match="reads the inputs of all agents"):
-            one_agent.keep_agent(1)
-        return
-    before = list(one_agent.parameters())
-    one_agent.keep_agent(1)
-    x = torch.randn(2, N, INPUTS)
-    torch.testing.assert_close(one_agent(x[:, 1:2]), net(x)[:, 1:2])
-    with torch.no_grad():
-        for tensor in before:
-            tensor.zero_()
-    assert not one_agent(x[:, 1:2]).any()
 
 
 def test_a_single_network_of_another_shape_is_an_error() -> None:
@@ -341,61 +205,6 @@ def test_custom_networks_and_agent_dims(
     assert twice(x, x).shape == out.shape
 
 
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_lazy_networks_infer_their_size_from_the_first_input(
-    centralised: bool, share_params: bool
-) -> None:
-    lazy = network(centralised, share_params, n_inputs=None)
-    assert lazy.n_agent_inputs is None
-    optimizer = torch.optim.SGD(lazy.parameters(), lr=1.0)
-    x = torch.randn(2, N, INPUTS)
-
-    for net in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy)), lazy):
-        assert "Lazy" in repr(net)
-        assert net(x).shape == (2, N, OUTPUTS)
-        assert "Lazy" not in repr(net)
-        assert net.n_agent_inputs == INPUTS
-
-    before = copy.deepcopy(lazy.state_dict())
-    lazy(x).sum().backward()
-    optimizer.step()
-    assert all(not torch.equal(v, before[k]) for k, v in lazy.state_dict().items())
-    fresh = network(centralised, share_params, n_inputs=None)
-    fresh.load_state_dict(before)
-    eager = network(centralised, share_params)
-    eager.load_state_dict(before)
-    torch.testing.assert_close(fresh(x), eager(x))
-
-
-def test_single_networks_of_a_lazy_network_are_an_error() -> None:
-    with pytest.raises(ValueError, match="lazy: pass the input size"):
-        network(False, False, n_inputs=None).get_stateful_net()
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_meta_networks_can_be_pickled_and_materialized(
-    centralised: bool, share_params: bool
-) -> None:
-    with torch.device("meta"):
-        implicit = network(centralised, share_params)
-    explicit = network(centralised, share_params, device="meta")
-    x = torch.randn(2, N, INPUTS)
-
-    for net in (implicit, explicit):
-        assert all(p.is_meta for p in net.parameters())
-        travelled = pickle.loads(pickle.dumps(copy.deepcopy(net)))
-        assert repr(travelled) == repr(net)
-        with pytest.raises(ValueError, match="device meta.*materialize"):
-            net(x)
-        first, second = materialize(travelled, seed=1), materialize(net, seed=1)
-        assert not meta_tensors(first)
-        assert torch.equal(first(x), second(x))
-        if not share_params:
-            equal_inputs = x[:, :1].expand(2, N, INPUTS)
-            out = first(equal_inputs)
-            assert not torch.equal(out[:, 0], out[:, 1])
-
-
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -434,18 +243,6 @@ def test_lazy_layers_that_cannot_be_stacked_are_an_error() -> None:
 
     with pytest.raises(ValueError, match="LazyBatchNorm1d has lazy parameters"):
         Lazy(1, n_agents=2, centralised=False, share_params=False)
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_state_dicts_round_trip(centralised: bool, share_params: bool) -> None:
-    net, other = (network(centralised, share_params) for _ in range(2))
-    other.load_state_dict(net.state_dict())
-
-    x = torch.randn(2, N, INPUTS)
-    assert torch.equal(net(x), other(x))
-    if not share_params:
-        width = INPUTS * N if centralised else INPUTS
-        assert net.state_dict()["net.0.weight"].shape == (N, width, 8)
 
 
 def test_hooks_on_layers_are_called() -> None:

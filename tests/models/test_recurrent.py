@@ -1,8 +1,6 @@
 """Recurrent networks equal torch's, for single steps and for sequences."""
 
-import copy
 import itertools
-import pickle
 from typing import Any
 
 import pytest
@@ -184,27 +182,6 @@ def test_a_reset_clears_the_state() -> None:
     torch.testing.assert_close(out[3:], from_reset)
 
 
-@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_lazy_and_meta_networks(
-    kind: Any, centralised: bool, share_params: bool
-) -> None:
-    x = torch.randn(2, N, INPUTS)
-    lazy = build(kind, centralised, share_params, n_inputs=None)
-    for net in (copy.deepcopy(lazy), pickle.loads(pickle.dumps(lazy)), lazy):
-        assert net(x)[0].shape == (2, N, UNITS)
-    bound = 1 / UNITS**0.5
-    assert lazy.net[0].input.weight.abs().max() <= bound
-    assert lazy.net[0].input.weight.abs().max() > 0.8 * bound
-
-    meta = build(kind, centralised, share_params, device="meta")
-    with pytest.raises(ValueError, match="device meta.*materialize"):
-        meta(x)
-    ready = materialize(meta, seed=3)
-    assert torch.equal(ready(x)[0], materialize(meta, seed=3)(x)[0])
-    assert ready.net[0].hidden.weight.abs().max() <= bound
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -220,15 +197,6 @@ def test_bad_inputs_name_expected_and_found(keywords: Any, message: str) -> None
 
     with pytest.raises(ValueError, match=message):
         net(**({"x": torch.zeros(2, N, INPUTS)} | keywords))
-
-
-def test_it_compiles_in_one_graph() -> None:
-    net = build(MultiAgentLSTM, False, False, num_layers=1)
-    x = torch.randn(2, 2, N, INPUTS)
-
-    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
-
-    torch.testing.assert_close(compiled(x, sequence=True)[0], net(x, sequence=True)[0])
 
 
 def frames(batch: Any, n_steps: int | None = None) -> Any:
