@@ -13,20 +13,16 @@ file                    content
 ``frames.py``           reads frames by their numbers
 ``dataset.py``          ``open_dataset``, ``Dataset``
 ``transitions.py``      its frames
-``trajectories.py``     its episodes: read, sample, filter, split by return
+``trajectories.py``     its episodes: read, sample, filter, split by return, save
 ``windows.py``          parts of episodes: sequences, n-step transitions
 ``loading.py``          mini-batches for training
-``saving.py``           some of the episodes as another dataset
-``moments.py``          mean and standard deviation of keys
-``statistics.py``       returns, lengths and ranges of values
+``statistics.py``       returns, lengths, ranges and moments of values
 ``description.py``      descriptions of a dataset and of its runs
 ``card.py``             a description of the dataset in Markdown
 ``copying.py``          ``copy``: between folders and object stores
 ``minari.py``           ``export_minari``: to Minari's local store
 ``vault.py``            ``import_vault``: from flashbax and OG-MARL
 ``checks.py``           errors that name the file
-``numbering.py``        numbers of frames and of items
-``samples.py``          the TensorDicts that are read
 ======================  =======================================================
 
 ``docs/storage.md`` says how to use it.
@@ -51,11 +47,11 @@ if TYPE_CHECKING:
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.minari import export_minari as export_minari
-    from marl_collect.storage.moments import Moments as Moments
     from marl_collect.storage.recording import (
         BackgroundWriter as BackgroundWriter,
     )
     from marl_collect.storage.recording import record as record
+    from marl_collect.storage.statistics import Moments as Moments
     from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.trajectories import Trajectories as Trajectories
     from marl_collect.storage.transitions import Transitions as Transitions

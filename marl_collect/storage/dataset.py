@@ -30,9 +30,8 @@ from marl_collect.storage.files import (
     list_files,
     read_schema,
 )
-from marl_collect.storage.frames import Frames
+from marl_collect.storage.frames import Frames, item_numbers
 from marl_collect.storage.loading import Loader, LoaderArguments
-from marl_collect.storage.numbering import item_numbers
 from marl_collect.storage.statistics import Range, Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
 from marl_collect.storage.transitions import Transitions

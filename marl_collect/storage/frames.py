@@ -1,4 +1,4 @@
-"""Reads frames and episodes of a folder of Parquet files by their numbers."""
+"""Reads frames by their numbers, and numbers of frames and of items."""
 
 import mmap
 import os
@@ -18,12 +18,66 @@ from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.numbering import ranges
-from marl_collect.storage.samples import Sample
 
 _PAGE: Final = mmap.PAGESIZE
 _PART: Final = 20_000
 """Frames that are read at once by what reads all of them."""
+
+
+class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
+    """Makes ``memmap`` and ``save`` write files that need no ``Sample`` to be read."""
+
+    def __str__(cls) -> str:
+        """Return the name that tensordict writes as the type."""
+        return str(TensorDict)
+
+
+_NOT_COLLATED = (
+    "torch's DataLoader cannot collate TensorDicts: pass collate_fn=DATA.collate, "
+    "where DATA is what it loads, or use DATA.loader(batch_size)."
+)
+
+
+class Sample(TensorDict, metaclass=_SavedAsTensorDict):
+    """A TensorDict whose errors say where a missing key is, and what to do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first dimension.
+
+        Raises:
+            TypeError: if there is none.
+        """
+        if not self.batch_dims:  # torch's default_collate takes it for a dict.
+            raise TypeError(f"A TensorDict [] has no items. {_NOT_COLLATED}")
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index by key or by position.
+
+        Raises:
+            KeyError: if there is no such key. The message names keys that end alike.
+            TypeError: if the index is a TensorDict.
+        """
+        if isinstance(index, TensorDict):
+            raise TypeError(f"A TensorDict is not a key. {_NOT_COLLATED}")
+        try:
+            return super().__getitem__(index)
+        except KeyError as error:
+            name = index if isinstance(index, str) else index[-1]
+            alike = [
+                key
+                for key in self.keys(include_nested=True, leaves_only=True)
+                if (key if isinstance(key, str) else key[-1]) == name
+            ]
+            if not alike:
+                raise
+            names = ", ".join(map(repr, alike))
+            hint = (
+                " What a step returns is under 'next'."
+                if any(isinstance(key, tuple) and key[0] == "next" for key in alike)
+                else ""
+            )
+            raise KeyError(f"There is no key {index!r}, but {names}.{hint}") from error
 
 
 @final
@@ -210,3 +264,58 @@ def _is_unknown(dtype: torch.dtype) -> bool:
         torch.float32,
         torch.float64,
     )
+
+
+def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
+    shift = begin - np.cumsum(counts) + counts
+    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
+
+
+def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``[n + 1]``: where each item begins with all back to back, and the end."""
+    return np.append(np.int64(0), np.cumsum(lengths))
+
+
+def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Return numbers of ``count`` items, which may count from the end, from 0 on.
+
+    Args:
+        numbers: integers of any shape.
+        count: number of items.
+        what: an item, for the error.
+
+    Raises:
+        IndexError: if one is out of range. It names the first one.
+    """
+    array = np.asarray(numbers, np.int64)
+    wrong = array[(array < -count) | (array >= count)]
+    if wrong.size:
+        raise IndexError(
+            f"{what.capitalize()} {wrong[0]} is out of range: there are {count}."
+        )
+    return np.where(array < 0, array + count, array)
+
+
+def draw(
+    n: int, count: int, what: str, generator: torch.Generator | None
+) -> NDArray[np.int64]:
+    """Draw ``n`` of ``count`` items uniformly, with replacement.
+
+    Args:
+        n: number of items.
+        count: number of items to draw from.
+        what: the items and where they are, for the error.
+        generator: random generator; torch's default if None.
+
+    Raises:
+        ValueError: if there are no items, or ``n`` is not an integer of at least 0.
+    """
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
+    if not count:
+        raise ValueError(f"There are no {what}.")
+    drawn: NDArray[np.int64] = torch.randint(
+        count, (n,), generator=generator, device="cpu"
+    ).numpy()
+    return drawn

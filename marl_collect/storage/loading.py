@@ -12,7 +12,7 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
 from marl_collect.options import Option, Options, method
-from marl_collect.storage.moments import Moments
+from marl_collect.storage.statistics import Moments
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -1,6 +1,7 @@
-"""Reads, samples, filters and splits the complete episodes of a dataset."""
+"""Reads, samples, filters, splits and saves the complete episodes of a dataset."""
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,23 +12,26 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.errors import warn
+from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
-from marl_collect.storage.columns import Column, flat_rows
+from marl_collect.storage.columns import DONE, Column, flat_rows, to_table
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import Frames
+from marl_collect.storage.files import BatchFile, file_name, new_run, write_table
+from marl_collect.storage.frames import Frames, draw, item_numbers, ranges, starts
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.numbering import draw, item_numbers
-from marl_collect.storage.saving import save
 from marl_collect.storage.transitions import Transitions
 from marl_collect.storage.windows import NSteps, Sequences, read_padded
 
 _ABOUT: Final = ("traj_id", "length", "terminated")
 _TOLERATED_SHARE: Final = 0.1
 """Difference of a part from its share, of all episodes, that is no surprise."""
+_FILE_BYTES: Final = 2**26
+"""Decoded size of a saved file: what writing and reading one hold in memory."""
 
 
 @final
@@ -306,7 +310,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
             KeyError: if a key that tells episodes apart was not selected.
             FileExistsError: if something is at ``path``.
         """
-        save(self._frames, self._rows, local_folder(path))
+        _save(self._frames, self._rows, local_folder(path))
 
     def __repr__(self) -> str:
         """Return the path and the sizes."""
@@ -351,3 +355,39 @@ def _warn_of_ties(
         "go into the same part. Other quantiles, another group, or "
         "filter(lambda episode: ...) may fit better."
     )
+
+
+def _save(frames: Frames, episodes: NDArray[Any], path: Path) -> None:
+    """Write rows of ``Cache.episodes``, with the selected keys; see ``Trajectories``.
+
+    Each run gets a new name, so files of several selections may be in one folder. Its
+    description stays, so its episodes keep their seeds.
+    """
+    missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
+    if missing:
+        raise KeyError(f"Datasets need the keys {sorted(missing)}: select them too.")
+    if not len(episodes):
+        raise ValueError(f"There are no episodes of {frames.name} to save.")
+    size = sum(column.nbytes for column in frames.keys)
+    description = frames.description.to_json()
+    with completed(path, "save", or_empty=True) as temporary:
+        temporary.mkdir()
+        folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        saved: list[BatchFile] = []
+        try:
+            for run in np.unique(episodes["run"]).tolist():
+                rows = episodes[episodes["run"] == run]
+                name = new_run(saved)
+                saved.append(BatchFile(name, 0, 0, path))
+                about = {"description": description, "run": frames.runs[run].to_json()}
+                ends = starts(rows["length"])[1:] * size // _FILE_BYTES
+                cuts = np.flatnonzero(np.diff(ends)) + 1
+                for number, part in enumerate(np.split(rows, cuts)):
+                    index = ranges(np.zeros(len(part), np.int64), part["length"])
+                    numbers = frames.numbers(part["first"], part["length"])
+                    values = frames.stored(numbers)
+                    table = to_table(values, name, index.astype(np.int32), about)
+                    target = file_name(name, number, number)
+                    write_table(table, target, folder, path)
+        finally:
+            os.close(folder)

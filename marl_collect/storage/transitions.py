@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.core.description import Key
-from marl_collect.storage.frames import Frames
+from marl_collect.storage.frames import Frames, draw, item_numbers
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.moments import Moments, moments_of
-from marl_collect.storage.numbering import draw, item_numbers
+from marl_collect.storage.statistics import Moments, moments_of
 
 
 @final

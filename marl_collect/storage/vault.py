@@ -37,7 +37,7 @@ from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import Progress, no_progress
-from marl_collect.storage.numbering import ranges
+from marl_collect.storage.frames import ranges
 from marl_collect.storage.writer import Writer
 
 _METADATA: Final = "metadata.json"

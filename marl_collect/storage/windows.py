@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
-from marl_collect.storage.frames import Frames
+from marl_collect.storage.frames import Frames, item_numbers, ranges, starts
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.numbering import item_numbers, ranges, starts
 
 
 @final

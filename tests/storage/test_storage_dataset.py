@@ -33,7 +33,7 @@ from marl_collect.storage import (
     Writer,
     cache,
     copy,
-    saving,
+    trajectories,
 )
 from marl_collect.storage import dataset as opening
 from marl_collect.storage.files import BatchFile, list_files
@@ -282,7 +282,7 @@ def test_the_seed_of_an_episode_follows_from_its_run(path: Path) -> None:
 def test_a_selection_is_saved_as_a_dataset(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_bytes: int
 ) -> None:
-    monkeypatch.setattr(saving, "_FILE_BYTES", file_bytes)
+    monkeypatch.setattr(trajectories, "_FILE_BYTES", file_bytes)
     episodes = open_dataset(path).trajectories
     long = episodes.filter(lambda episode: episode.length > 5)
     assert 0 < len(long) < len(episodes)
