@@ -137,7 +137,8 @@ class Dataset:
             saved = {c.name: vars(ranges[c.key]) for c in self.keys}
             cache.save("ranges", saved)
         by_key = {c.key: Range(**saved[c.name]) for c in self.keys}
-        return Statistics.of(self.trajectories, by_key)
+        episodes = self.trajectories
+        return Statistics.of(episodes.lengths, episodes.agent_returns, by_key)
 
     def card(self) -> str:
         """Return what the dataset holds and how to load it, as Markdown."""

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Key
-
-if TYPE_CHECKING:
-    from marl_collect.storage.trajectories import Trajectories
 
 
 @final
@@ -92,21 +89,26 @@ class Statistics:
     ranges: Mapping[Key, Range]
 
     @classmethod
-    def of(cls, trajectories: "Trajectories", ranges: Mapping[Key, Range]) -> Self:
-        """Summarise episodes."""
-        count = len(trajectories)
-        if not count:
+    def of(
+        cls,
+        lengths: NDArray[np.int64],
+        returns: Mapping[str, NDArray[np.float64]],
+        ranges: Mapping[Key, Range],
+    ) -> Self:
+        """Summarise episodes.
+
+        Args:
+            lengths: of the episodes, ``[n]``.
+            returns: of each agent, ``[n, n_agents]``, by group.
+            ranges: of each key.
+        """
+        if not len(lengths):
             return cls(0, None, {}, None, ranges)
-        return cls(
-            count,
-            Summary.of(trajectories.returns),
-            {
-                group: tuple(map(Summary.of, values.T))
-                for group, values in trajectories.agent_returns.items()
-            },
-            Summary.of(trajectories.lengths),
-            ranges,
-        )
+        team = np.sum([values.sum(1) for values in returns.values()], 0)
+        agents = {
+            group: tuple(map(Summary.of, values.T)) for group, values in returns.items()
+        }
+        return cls(len(lengths), Summary.of(team), agents, Summary.of(lengths), ranges)
 
     def main_ranges(self, environment: EnvDescription) -> dict[Key, Range]:
         """Return the ranges of observations, actions and rewards."""
