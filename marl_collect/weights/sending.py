@@ -11,6 +11,7 @@ the worker. It is not overwritten.
 """
 
 import io
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -41,10 +42,6 @@ class State:
 
     values: bytes
     removed: tuple[Attribute, ...]
-
-
-class _ActivationError(Exception):
-    """A value has tensors with a history, which training stored there."""
 
 
 @final
@@ -189,11 +186,11 @@ class _StatePickler(ModulePickler):
         """Return what stands for an object.
 
         Raises:
-            _ActivationError: for a tensor with a history.
+            PicklingError: for a tensor with a history, which training stored there.
         """
         known = super().persistent_id(obj)
         if known is None and isinstance(obj, Tensor) and obj.grad_fn is not None:
-            raise _ActivationError
+            raise pickle.PicklingError("A tensor has a history.")
         return known
 
 

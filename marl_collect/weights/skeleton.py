@@ -22,7 +22,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from marl_collect.weights.state import Attribute, class_data, is_users, same_state
+from marl_collect.weights.state import (
+    Attribute,
+    class_data,
+    same_state,
+    users_classes,
+)
 from marl_collect.weights.tensor_parts import is_plain
 
 _KNOWN = "known"
@@ -101,17 +106,10 @@ def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.M
 def _of_classes(module: nn.Module) -> dict[Attribute, bytes]:
     """Return the data in classes that are sent by name, as far as it can be pickled."""
     contents: dict[Attribute, bytes] = {}
-    seen: set[type] = set()
-    for path, inner in module.named_modules():
-        for base, kind in enumerate(type(inner).__mro__):
-            if kind in seen or not is_users(kind) or not _is_sent_by_name(kind):
-                continue
-            seen.add(kind)
-            for name, value in class_data(kind).items():
-                # Pickling a user's object can raise anything.
-                with suppress(Exception):
-                    content = cloudpickle.dumps(value)
-                    contents[Attribute(path, name, base)] = content
+    for kind, (path, base) in users_classes(module).items():
+        for name, value in class_data(kind).items() if _is_sent_by_name(kind) else ():
+            with suppress(Exception):  # Pickling a user's object can raise anything.
+                contents[Attribute(path, name, base)] = cloudpickle.dumps(value)
     return contents
 
 

@@ -18,7 +18,7 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from copyreg import dispatch_table
 from functools import lru_cache
 from operator import is_
@@ -58,7 +58,7 @@ _HIDDEN = (
     *(torch.ScriptObject, types.GeneratorType, types.ModuleType),
 )
 _DRAWN = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-"""A recording would repeat what it drew from these."""
+"""A recording would repeat the numbers that were drawn from these while recording."""
 _FOREIGN = ("torch._ops", "torch._jit", "torch._dynamo")
 _PARAMETERS = "_param_td"
 
@@ -91,7 +91,8 @@ class ModuleState:
     """The state of a module, or of another callable, when it was last looked at.
 
     Attributes:
-        bytes: equal if the state is.
+        bytes: of the last look. Two looks at a module give the same bytes if it has
+            the same state.
     """
 
     def __init__(self, module: Any, *, of_recording: bool = False) -> None:
@@ -108,7 +109,10 @@ class ModuleState:
         self.bytes = self._look()
 
     def changed(self) -> bool:
-        """Return whether the state differs from that of the last look; look again."""
+        """Return whether the state differs from that of the last look.
+
+        The next call compares with the state that this one found.
+        """
         if self._is_untouched():
             return False
         before, self.bytes = self.bytes, self._look()
@@ -123,7 +127,7 @@ class ModuleState:
         }
 
     def bytes_of(self, value: Any) -> bytes:
-        """Return the bytes of one attribute's value, as in ``parts``."""
+        """Return the bytes that ``parts`` has of an attribute with this value."""
         return self._dump(value)
 
     def unseen(self) -> str | None:
@@ -152,14 +156,14 @@ class ModuleState:
     def _look(self) -> bytes:
         """Return the state, and remember what ``_is_untouched`` compares."""
         modules, weights = self._number()
-        kinds = [base for kind in map(type, modules) for base in users_bases(kind)]
+        kinds = users_classes(self._module) if modules else {}
         owned = [own_attributes(module) for module in modules]
-        owned += map(class_data, dict.fromkeys(kinds))
+        owned += map(class_data, kinds)
         if not modules:
             owned = [{"": self._module}]
         self._weights = weights if self._of_recording else []
         self._locations = list(map(_location, self._weights))
-        self._containers: list[Any] = [vars(kind) for kind in dict.fromkeys(kinds)]
+        self._containers: list[Any] = list(map(vars, kinds))
         for module in modules:
             self._containers += _containers(module)
         values = [value for entries in owned for value in entries.values()]
@@ -181,8 +185,9 @@ class ModuleState:
         return self._dump([list(map(id, map(type, modules))), self._locations, owned])
 
     def _is_untouched(self) -> bool:
-        """Return whether all containers hold the same objects, themselves the same.
+        """Return whether a look would certainly give the same bytes.
 
+        Containers must hold the same objects, and what can change in place is pickled.
         Nearly always nothing has changed, and comparing identities takes microseconds.
         """
         return (
@@ -262,24 +267,23 @@ def same_state(one: Any, other: Any) -> bool:
 
 
 def attributes(module: nn.Module) -> dict[Attribute, Any]:
-    """Return what a module, its submodules and their users' classes hold."""
-    values: dict[Attribute, Any] = {}
-    seen: set[type] = set()
+    """Return what the user's classes of a module, itself and its submodules hold."""
+    values = {
+        Attribute(path, name, base): value
+        for kind, (path, base) in users_classes(module).items()
+        for name, value in class_data(kind).items()
+    }
     for path, inner in module.named_modules():
-        for base, kind in enumerate(type(inner).__mro__):
-            if kind not in seen and is_users(kind):
-                seen.add(kind)
-                data = class_data(kind).items()
-                values |= {Attribute(path, name, base): value for name, value in data}
         entries = own_attributes(inner).items()
         values |= {Attribute(path, name): value for name, value in entries}
     return values
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module itself, without weights and submodules.
+    """Return what a module itself holds besides weights, submodules and torch's own.
 
-    Tensors that are not plain, such as sparse buffers, are attributes.
+    It has ``training``, forward hooks if there are any, and tensors that are not plain,
+    such as sparse buffers. Of a module that torch keeps elsewhere it is ``training``.
     """
     if _is_foreign(module):
         return {"training": module.training}
@@ -321,9 +325,19 @@ def class_data(kind: type) -> dict[str, Any]:
     }
 
 
-def users_bases(kind: type) -> Iterator[type]:
-    """Yield the classes among a class and its bases that a user defined."""
-    return filter(is_users, kind.__mro__)
+def users_classes(module: nn.Module) -> dict[type, tuple[str, int]]:
+    """Return the user's classes of a module and its submodules, and their bases.
+
+    Returns:
+        By class: the path of the first submodule that has it, and its index in the
+        ``__mro__`` of that submodule's class.
+    """
+    classes: dict[type, tuple[str, int]] = {}
+    for path, inner in module.named_modules():
+        for base, kind in enumerate(type(inner).__mro__):
+            if kind not in classes and is_users(kind):
+                classes[kind] = path, base
+    return classes
 
 
 def is_users(kind: type) -> bool:
@@ -364,7 +378,8 @@ class _Pickler(pickle.Pickler):
     """Writes bytes that are equal if the state is.
 
     Attributes:
-        unseen: types of values that are compared by identity.
+        unseen: types of values that are compared by identity; and of random
+            generators of numpy and Python, if the state is that of a recording.
     """
 
     def __init__(
