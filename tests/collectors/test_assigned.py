@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from collector_tools import same
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModule, set_interaction_type
+from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault
 
@@ -24,7 +23,7 @@ from marl_collect import (
     open_dataset,
     record,
 )
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.core.description import FLAGS
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooEnv
@@ -92,69 +91,6 @@ def data() -> TensorDict:
     return collect().lock_()
 
 
-def test_data_do_not_depend_on_the_number_of_workers(data: TensorDict) -> None:
-    ids = data["hunter", "policy_id"]
-    assert (ids.dtype, ids.shape) == (torch.int64, (ENVIRONMENTS, 40, 2))
-    assert set(ids.unique().tolist()) == {0, 1, 2}
-    for workers in (1, 3):
-        same(collect(MultiSyncCollector, num_workers=workers), data)
-
-
-def test_the_seed_of_the_episode_decides_who_acts(data: TensorDict) -> None:
-    batch = data
-    for trajectory in batch["collector", "traj_ids"].unique().tolist():
-        in_trajectory = batch["collector", "traj_ids"] == trajectory
-        seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
-        expected = [(seed >> i) % 3 for i in range(5)]
-        actual = [
-            batch[group, "policy_id"][in_trajectory] for group in ("hunter", "prey")
-        ]
-        assert (torch.cat(actual, -1) == torch.tensor(expected)).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_agent_acts_as_its_policy_alone_would(name: str) -> None:
-    policy = team()[name]
-    alone_batch = collect(policies=None, assign=None, policy=policy)
-    policies = {name: policy} | {n: p for n, p in team().items() if n != name}
-    batch = collect(policies=policies, assign=everybody(name))
-    surplus = set(batch.keys(True, True)) - set(alone_batch.keys(True, True))
-    # The policy's index, and zeros for what only other policies write.
-    assert {("hunter", "policy_id"), ("prey", "policy_id")} <= surplus
-    assert all((batch[key] == 0).all() for key in surplus)
-    same(batch.exclude(*surplus), alone_batch)
-
-
-def test_rows_are_those_of_the_policy_that_acted() -> None:
-    batch = collect(exploration_type=DETERMINISTIC)
-    for index, (name, policy) in enumerate(team().items()):
-        expected = batch.exclude("next").clone()
-        with torch.no_grad(), set_interaction_type(DETERMINISTIC):
-            policy(expected)
-        for group in ("hunter", "prey"):
-            policy_mask = batch[group, "policy_id"] == index
-            assert policy_mask.any()
-            for key in ("action", *(() if name == "bot" else ("action_log_prob",))):
-                torch.testing.assert_close(
-                    batch[group, key][policy_mask], expected[group, key][policy_mask]
-                )
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_resumed_run_equals_the_uninterrupted_one(kind: Any) -> None:
-    def begin() -> Any:
-        names = enumerate(NAMES[:2])
-        policies = {name: net(i, recurrent="gru") for i, name in names}
-        return start(kind, policies=policies, assign=alternating)
-
-    with begin() as uninterrupted, begin() as resumed:
-        for _ in range(2):
-            uninterrupted.next()
-        resumed.load_state_dict(uninterrupted.state_dict())
-        for _ in range(2):
-            same(resumed.next(), uninterrupted.next())
-
-
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
     def begin(*names: str, **others: Any) -> Any:
@@ -194,20 +130,6 @@ def rival_first(_: int, agents: Agents) -> dict[str, str]:
 
 def alternating(seed: int, agents: Agents) -> dict[str, str]:
     return {agent: NAMES[(seed + i) % 2] for i, agent in enumerate(agents)}
-
-
-def test_a_state_belongs_to_the_agent_and_begins_at_zero() -> None:
-    batch = collect(
-        policies={"main": net(0, recurrent="gru"), "rival": scripted},
-        assign=alternating,
-    )
-    policy_mask = batch["hunter", "policy_id"] == 0
-    state, is_init = batch["hunter", "recurrent_state"], batch["is_init"][..., 0]
-    assert (state[is_init] == 0).all()
-    assert (state[policy_mask & ~is_init[..., None]] != 0).any()
-    assert (state[~policy_mask] == 0).all()
-    following = batch["next", "hunter", "recurrent_state"][:, :-1]
-    assert (following == state[:, 1:])[~is_init[:, 1:]].all()
 
 
 def test_a_replaced_worker_continues_the_numbering() -> None:
@@ -387,13 +309,6 @@ def test_random_frames_have_no_policy() -> None:
         second = collector.next()
         assert (second["hunter", "policy_id"] == -1).all()
         assert (second["hunter", "logits"] == first["hunter", "logits"]).all()
-
-
-def test_async_workers_collect_the_same_episodes(data: TensorDict) -> None:
-    with start(MultiAsyncCollector, num_workers=2, frames_per_batch=30) as collector:
-        batch = collector.next().clone()
-    k = int(batch["collector", "traj_ids"][0, 0]) >> 32
-    same(batch, data[k : k + 3, : batch.shape[1]])
 
 
 def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:

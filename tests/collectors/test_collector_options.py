@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import (
     Collector,
     MultiAsyncCollector,
@@ -379,26 +378,6 @@ def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     with pytest.raises(WorkerError, match="SIGKILL") as excinfo:
         collector.next()
     assert "was restarted and failed" in " ".join(excinfo.value.__notes__)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compact_observations_can_be_restored(kind: Any) -> None:
-    options = {"frames_per_batch": 40, "total_frames": 80, "seed": 0}
-    if kind is MultiAsyncCollector:
-        options["num_workers"] = 1  # With two, the order of batches is not determined.
-    envs = [CountingEnv] * 2
-    full = [batch.clone() for batch in kind(envs, **options)]
-    compact = [batch.clone() for batch in kind(envs, compact_obs=True, **options)]
-    by_id = {int(b["collector", "traj_ids"][0, 0]): b for b in full}
-    for batch in compact:
-        assert ("next", "hunter", "observation") not in batch.keys(True)
-        assert ("next", "hunter", "reward") in batch.keys(True)
-        restored = restore_next(batch)
-        expected = by_id[int(batch["collector", "traj_ids"][0, 0])]
-        for group in ("hunter", "prey"):
-            key = ("next", group, "observation")
-            assert torch.equal(restored[key], expected[key])
-            assert torch.equal(restored[key[1:]], expected[key[1:]])
 
 
 def test_compact_observations_refuse_options_that_change_the_order_of_frames() -> None:

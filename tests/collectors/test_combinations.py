@@ -1,28 +1,20 @@
 """Combinations of options in which one could break the guarantees of the other."""
 
-import io
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tests_policies import at_level, level_policy
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from tests_policies import at_level
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.buffers.compact_observations import KEY as KEPT_APART
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.models import make_policy
 
 ENVS = [CountingEnv] * 2
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def recurrent() -> Any:
-    torch.manual_seed(0)
-    return make_policy(CountingEnv(), recurrent="gru", hidden_size=3)
 
 
 def preempting() -> dict[str, Any]:
@@ -64,67 +56,6 @@ def test_preempted_frames_are_left_out_of_all_shapes_of_a_batch(
     assert frames <= counted if "trajs_per_batch" in shape else frames == counted
 
 
-def test_update_at_each_batch_with_prefetch_lags_by_one_batch() -> None:
-    """With update_at_each_batch the weights are exactly one batch old."""
-    policy = level_policy()
-    collector = MultiSyncCollector(
-        ENVS,
-        policy,
-        frames_per_batch=8,
-        total_frames=64,
-        prefetch=True,
-        update_at_each_batch=True,
-        track_policy_version=True,
-    )
-    versions, actions = [], []
-    for step, batch in enumerate(collector):
-        versions.append(int(batch["policy_version"].unique()))
-        actions.append(float(batch["prey", "action"].unique()))
-        with torch.no_grad():
-            policy.module.level.fill_(step + 1)
-    assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
-    assert actions == [0, 0, 1, 2, 3, 4, 5, 6]
-
-
-@every_kind
-def test_a_buffer_gets_only_whole_trajectories(kind: Any) -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), batch_size=8)
-    collector = kind(
-        ENVS,
-        frames_per_batch=20,
-        total_frames=200,
-        trajs_per_batch=2,
-        replay_buffer=buffer,
-        seed=0,
-    )
-    assert all(batch is None for batch in collector)
-    buffered = buffer[:]
-    ids, counts = torch.unique_consecutive(
-        buffered["collector", "traj_ids"], return_counts=True
-    )
-    assert len(ids.unique()) == len(ids) >= 8
-    for rows in buffered.split(counts.tolist()):
-        assert rows["hunter", "observation"][0, :, 1].eq(0).all(), "does not begin"
-        assert rows["next", "done"].flatten().tolist() == [False] * (len(rows) - 1) + [
-            True
-        ]
-
-
-@every_kind
-def test_a_recurrent_policy_works_with_compact_observations(kind: Any) -> None:
-    options: dict[str, Any] = {"frames_per_batch": 30, "total_frames": 60, "seed": 0}
-    if kind is MultiAsyncCollector:
-        options["num_workers"] = 1
-    full = [b.clone() for b in kind(ENVS, recurrent(), **options)]
-    compact = [
-        restore_next(b.clone())
-        for b in kind(ENVS, recurrent(), compact_obs=True, **options)
-    ]
-    for batch, other in zip(full, compact, strict=True):
-        assert set(batch.keys(True, True)) == set(other.keys(True, True))
-        assert (batch == other).all()
-
-
 def test_compact_observations_that_a_policy_changes_need_no_restoring() -> None:
     def policy(td: TensorDictBase) -> None:
         td["hunter", "action"] = torch.zeros(td.batch_size[0], 2, dtype=torch.int64)
@@ -140,70 +71,12 @@ def test_compact_observations_that_a_policy_changes_need_no_restoring() -> None:
         restore_next(TensorDict({"next": {"done": torch.zeros(1, 1)}}, [1, 1]))
 
 
-@pytest.mark.parametrize(
-    ("cat_results", "shape"), [("stack", (2, 4)), (0, (8,)), (-1, (8,)), (None, (2, 4))]
-)
-def test_workers_of_a_population_differ_in_every_shape_of_a_batch(
-    cat_results: Any, shape: Any
-) -> None:
-    with MultiSyncCollector(
-        ENVS,
-        policy_factory=[at_level(1.0), at_level(2.0)],
-        frames_per_batch=8,
-        cat_results=cat_results,
-    ) as collector:
-        batch = collector.next()
-        assert batch.shape == shape
-        actions = batch["prey", "action"][..., 0, 0].flatten().tolist()
-        assert actions == [1.0] * 4 + [2.0] * 4
-
-
 def recorded(collector: Any, batches: int) -> list[TensorDict]:
     recorded_batches = [collector.next().clone() for _ in range(batches)]
     return [
         restore_next(batch) if KEPT_APART in batch.keys(include_nested=True) else batch
         for batch in recorded_batches
     ]
-
-
-RESUMED: dict[str, dict[str, Any]] = {
-    "split": {"split_trajs": True, "set_truncated": True},
-    "concatenated": {"cat_results": -1},
-    "compact": {"compact_obs": True, "policy": recurrent},
-    "recurrent": {"policy": recurrent, "prefetch": True},
-    "population": {
-        "policy_factory": [at_level(1.0), at_level(2.0)],
-        "cat_results": "stack",
-    },
-    "published": {
-        "policy": at_level(3.0),
-        "update_at_each_batch": True,
-        "prefetch": True,
-        "track_policy_version": True,
-    },
-    "given apart": {"frames_per_batch": [8, 20], "reset_at_each_iter": True},
-}
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_each_combination_resumes_exactly(name: str) -> None:
-    options = {"frames_per_batch": 22, "max_frames_per_traj": 9} | RESUMED[name]
-    make = options.pop("policy", lambda: None)
-    with MultiSyncCollector(ENVS, make(), seed=4, **options) as first:
-        recorded(first, 2)
-        state = first.state_dict()
-        expected = recorded(first, 2)
-    with MultiSyncCollector(ENVS, make(), seed=9, **options) as second:
-        second.load_state_dict(state)
-        for batch, other in zip(expected, recorded(second, 2), strict=True):
-            assert batch.shape == other.shape
-            comparisons = (batch == other).items(True, True)
-            assert not [
-                key
-                for key, equal in comparisons
-                # With prefetch the unfinished batch uses the newest weights.
-                if "policy_version" not in key and not equal.all()
-            ]
 
 
 def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
@@ -230,30 +103,6 @@ def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
             True, True
         )
         assert not [key for key, equal in comparisons if not equal.all()], k
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-@pytest.mark.parametrize("form", ["padded", "cat"])
-def test_unfinished_trajectories_are_resumed(kind: Any, form: Any) -> None:
-    options: dict[str, Any] = {
-        "frames_per_batch": 50,
-        "trajs_per_batch": 2,
-        "traj_format": form,
-    }
-    with kind(ENVS, at_level(1.0)(), seed=4, **options) as first:
-        recorded(first, 4)
-        stream = io.BytesIO()
-        torch.save(first.state_dict(), stream)
-        stream.seek(0)
-        state = torch.load(stream)
-        expected = recorded(first, 6)
-    assert len(state["trajectories"]["done",])
-    with kind(ENVS, at_level(0.0)(), seed=9, **options) as second:
-        second.load_state_dict(state)
-        for batch, other in zip(expected, recorded(second, 6), strict=True):
-            assert batch.shape == other.shape
-            comparisons = (batch == other).items(True, True)
-            assert not [key for key, equal in comparisons if not equal.all()]
 
 
 def test_whole_trajectories_of_async_workers_are_complete() -> None:

@@ -184,3 +184,12 @@ def test_states_of_earlier_versions_lack_some_generators() -> None:
     assert after[:-1] != before[:-1]
     set_global_generators(states)
     assert draws() == before
+
+
+def test_torchs_seed_makes_an_unseeded_collector_repeat() -> None:
+    def collect() -> torch.Tensor:
+        torch.manual_seed(5)
+        with Collector([CountingEnv] * 2, frames_per_batch=40) as collector:
+            return collector.next()["hunter", "action"].clone()
+
+    assert torch.equal(collect(), collect())

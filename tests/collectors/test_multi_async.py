@@ -9,22 +9,15 @@ import torch
 from collector_tools import wait_until_idle
 from support.clocks import waits
 from support.processes import wait_until
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tests_policies import level_policy
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import (
-    Collector,
     MultiAsyncCollector,
     MultiCollector,
     MultiSyncCollector,
 )
-
-
-def elementwise_policy(td: TensorDictBase) -> TensorDictBase:
-    observation = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
-    return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
 def test_random_actions_end_after_the_requested_frames() -> None:
@@ -37,25 +30,6 @@ def test_random_actions_end_after_the_requested_frames() -> None:
 
 def environment(row: TensorDictBase) -> int:
     return int(row["collector", "traj_ids"][0]) >> 32
-
-
-@pytest.mark.parametrize("policy", [None, elementwise_policy], ids=["random", "policy"])
-def test_each_environment_gives_the_same_frames_as_in_a_collector(policy: Any) -> None:
-    reference = Collector(
-        [CountingEnv] * 4, policy, frames_per_batch=800, total_frames=800, seed=2
-    ).next()
-    rows_by_env: dict[int, list[TensorDict]] = {index: [] for index in range(4)}
-    with MultiAsyncCollector(
-        [CountingEnv] * 4, policy, num_workers=2, frames_per_batch=20, seed=2
-    ) as collector:
-        while any(len(rows) < 5 for rows in rows_by_env.values()):
-            for row in collector.next().clone().unbind(0):
-                rows = rows_by_env[environment(row)]
-                if len(rows) < 20:  # One worker may be far ahead of the other.
-                    rows.append(row)
-    for index, rows in rows_by_env.items():
-        frames = torch.cat(rows)
-        assert (frames == reference[index, : len(frames)]).all()
 
 
 @pytest.mark.torchrl_defect("D11")
@@ -131,13 +105,6 @@ def test_staleness_is_bounded(limit: int) -> None:
             module.module.level += 1
         collector.update_policy_weights_()
     assert max(lags) <= limit
-
-
-def test_an_error_is_raised_with_its_own_type() -> None:
-    broken = [CountingEnv, lambda: CountingEnv(fault=Fault("raise", at=20))]
-    with pytest.raises(CountingError):
-        for _ in MultiAsyncCollector(broken, frames_per_batch=10):
-            pass
 
 
 def test_dispatch_by_sync() -> None:

@@ -1,30 +1,20 @@
 """Worker processes fill one batch together; their deaths and errors are reported."""
 
-import subprocess
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from support.clocks import LIMIT, Clock, beside, hangs, waits
-from support.internals import pool_of
-from support.processes import suspend, wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.errors import ClosedError, WorkerError, worker_error_of
-from marl_collect.processes.status_board import PHASE, Phase
-
-
-def fault(*args: Any, **kwargs: Any) -> Callable[[], CountingEnv]:
-    return lambda: CountingEnv(fault=Fault(*args, **kwargs))
+from marl_collect.errors import ClosedError
 
 
 class Constant(nn.Module):
@@ -49,11 +39,6 @@ def constant() -> TensorDictModule:
         in_keys=[("prey", "observation")],
         out_keys=[("prey", "action"), ("hunter", "action"), "spread"],
     )
-
-
-def exhaust(collector: MultiSyncCollector) -> None:
-    for _ in collector:
-        pass
 
 
 def children() -> list[psutil.Process]:
@@ -98,21 +83,6 @@ def test_weights_reach_workers_only_with_an_update() -> None:
         assert act() == (2.5, 4)
 
 
-def test_update_at_each_batch_publishes_by_itself() -> None:
-    policy = constant()
-    collector = MultiSyncCollector(
-        [CountingEnv] * 2,
-        policy,
-        frames_per_batch=8,
-        total_frames=32,
-        update_at_each_batch=True,
-    )
-    for step, batch in enumerate(collector):
-        assert (batch["prey", "action"] == step).all()
-        with torch.no_grad():
-            policy.module.level += 1
-
-
 def test_training_without_updates_causes_a_warning() -> None:
     policy = constant()
     with MultiSyncCollector(CountingEnv, policy, frames_per_batch=8) as collector:
@@ -130,20 +100,6 @@ def test_missing_weights_are_named() -> None:
         pytest.raises(KeyError, match="module.big"),
     ):
         collector.update_policy_weights_({"module.level": torch.zeros(3, 2)})
-
-
-@pytest.mark.torchrl_defect("D13")
-def test_weights_of_two_versions_are_never_mixed() -> None:
-    policy = constant()
-    with MultiSyncCollector([CountingEnv] * 2, policy, frames_per_batch=4) as collector:
-        for version in range(1, 200):
-            with torch.no_grad():
-                policy.module.big.fill_(version)
-            collector.update_policy_weights_()
-            if version % 3 == 0:
-                batch = collector.next()
-                assert batch is not None
-                assert (batch["spread"] == version).all()
 
 
 def test_a_policy_on_meta_is_materialised_once_for_all_workers() -> None:
@@ -196,143 +152,12 @@ def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
         assert (batch["prey", "action"] == 0).all()
 
 
-def test_a_killed_worker_is_named_and_no_process_is_left() -> None:
-    before = len(children())
-    collector = MultiSyncCollector(
-        [CountingEnv, fault("kill", "step", 5)], frames_per_batch=40
-    )
-    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL") as excinfo:
-        collector.next()
-    assert excinfo.value.phase == "step"
-    assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
-    with pytest.raises(WorkerError, match="Worker 1"):
-        collector.next()
-    collector.shutdown()
-    # The fork server keeps running for the next collector.
-    assert len(children()) <= before + 1
-
-
-@pytest.mark.parametrize("phase", ["create", "reset", "step"])
-def test_an_error_in_a_worker_is_raised_with_its_own_type(phase: str) -> None:
-    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
-        MultiSyncCollector(
-            [CountingEnv, CountingEnv, fault("raise", phase)], frames_per_batch=30
-        ).next()
-    cause = worker_error_of(excinfo.value)
-    assert cause is not None
-    assert (cause.worker, cause.environment, cause.phase) == (2, 2, phase)
-    assert "CountingError" in cause.remote_traceback
-
-
-def test_a_late_error_names_the_environment() -> None:
-    late = fault("raise", "step", 25)
-    collector = MultiSyncCollector([CountingEnv, late], frames_per_batch=20)
-    collector.next()
-    with pytest.raises(CountingError) as excinfo:
-        exhaust(collector)
-    cause = worker_error_of(excinfo.value)
-    assert cause is not None
-    assert cause.environment == 1
-    among = MultiSyncCollector(
-        [CountingEnv, CountingEnv, CountingEnv, late],
-        num_workers=2,
-        frames_per_batch=40,
-    )
-    among.next()
-    with pytest.raises(CountingError) as excinfo:
-        exhaust(among)
-    note = "environment 3, which is one of 2 in its process"  # As the user counts.
-    assert note in " ".join(excinfo.value.__notes__)
-    cause = worker_error_of(excinfo.value)
-    assert cause is not None
-    assert cause.environment == 3
-
-
-def test_a_hung_worker_is_reported_after_the_timeout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hung, clock = tmp_path / "hung", Clock(monkeypatch)
-    collector = MultiSyncCollector(
-        [CountingEnv, fault(hangs(hung), "step", 3)], frames_per_batch=40, timeout=LIMIT
-    )
-
-    def is_the_only_one_at_work() -> bool:
-        steps_done = collector.steps_so_far() == 20 + 4
-        pool = pool_of(collector)
-        line = pool.status_board.lines[0]
-        return hung.exists() and steps_done and line.cells[PHASE] == Phase.IDLE
-
-    clock.runs_when = is_the_only_one_at_work
-    with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s"):
-        collector.next()
-    assert not any(psutil.pid_exists(pid) for pid in collector.worker_pids)
-
-
-def test_a_pause_of_the_trainer_is_not_a_hang(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started_file, finish = tmp_path / "begun", tmp_path / "finish"
-    clock = Clock(monkeypatch)
-
-    def pause() -> None:
-        wait_until(started_file.exists)
-        clock.pass_slowly(0.1 * LIMIT)
-        clock.now += 36 * LIMIT
-        clock.wait_for_search()
-        finish.touch()
-
-    with (
-        MultiSyncCollector(
-            fault(waits(started_file, finish), "step", 3),
-            frames_per_batch=8,
-            timeout=LIMIT,
-        ) as collector,
-        beside(pause),
-    ):
-        assert collector.next() is not None
-
-
-def test_a_stopped_worker_continues() -> None:
-    slow = fault("sleep", "step", 2, seconds=0.2)
-    with MultiSyncCollector([slow], frames_per_batch=8, timeout=30) as collector:
-        pid = collector.worker_pids[0]
-        suspend(pid)
-        resume = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"])
-        assert collector.next() is not None
-        resume.wait()
-
-
-def test_environments_of_workers_must_agree() -> None:
-    with pytest.raises(ValueError, match=r"worker 1.*worker 0"):
-        MultiSyncCollector(
-            [CountingEnv, lambda: CountingEnv(n_prey=4)], frames_per_batch=8
-        )
-
-
 def test_a_closed_collector_raises_an_error() -> None:
     collector = MultiSyncCollector(CountingEnv, frames_per_batch=8)
     collector.shutdown()
     collector.shutdown()
     with pytest.raises(ClosedError):
         collector.next()
-
-
-def test_a_policy_that_cannot_be_pickled_is_refused_before_any_start() -> None:
-    class Stubborn(nn.Module):
-        def __reduce__(self) -> Any:
-            raise RuntimeError("not me")
-
-    policy = TensorDictModule(
-        Stubborn(), in_keys=[("prey", "observation")], out_keys=[("prey", "action")]
-    )
-    with pytest.raises(TypeError, match="policy_factory"):
-        MultiSyncCollector(CountingEnv, policy, frames_per_batch=8)
-
-
-def test_a_factory_that_cannot_be_pickled_is_refused_before_any_start() -> None:
-    generator = (i for i in range(3))
-    with pytest.raises(TypeError, match="worker 0"):
-        MultiSyncCollector(lambda: next(generator), frames_per_batch=8)
 
 
 def test_nothing_is_left_after_many_collectors() -> None:

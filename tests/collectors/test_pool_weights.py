@@ -1,7 +1,5 @@
 """Everybody acts with the right weights of a pool's versions."""
 
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -87,26 +85,6 @@ def test_every_frame_has_the_weights_of_its_version(kind: Any, options: Any) -> 
         run.collect(4)
         run.update()
         run.collect(4)
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_a_restarted_worker_has_the_weights_of_every_version(
-    kind: Any, options: Any
-) -> None:
-    keywords = options | {"on_worker_failure": "restart"}
-    collector, pool = start(kind, **keywords)
-    with collector:
-        run = Run(collector, pool)
-        for _ in range(3):
-            run.update(pool.update)
-            run.collect(2)
-        old, other = collector.worker_pids
-        os.kill(old, signal.SIGKILL)
-        run.update()
-        run.collect(4)
-        new, same = collector.worker_pids
-    assert old != new
-    assert other == same
 
 
 def test_workers_with_weights_of_their_own_get_later_updates() -> None:

@@ -10,8 +10,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Evaluator, PolicyPool
-from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect import Evaluator, PolicyPool, evaluate
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.policies.pool import Sample
 
 Agents = tuple[str, ...]
 
@@ -49,9 +50,11 @@ def train(collector: Any, pool: PolicyPool, batches: int) -> TensorDict:
     return torch.cat(collected, 1)
 
 
-def start(kind: Any, **options: Any) -> tuple[Any, PolicyPool]:
+def start(
+    kind: Any, sample: Sample = "win_rate", **options: Any
+) -> tuple[Any, PolicyPool]:
     net = Shift()
-    pool = PolicyPool(net, size=3, sample="win_rate")
+    pool = PolicyPool(net, size=3, sample=sample)
     keywords = {
         "frames_per_batch": 80,
         "seed": 5,
@@ -100,28 +103,38 @@ def _kept_before(updates: int) -> list[int]:
     return places
 
 
-def test_data_and_results_do_not_depend_on_the_number_of_workers() -> None:
-    collector, pool = start(Collector)
+@pytest.mark.parametrize("sample", ["uniform", "latest", "win_rate"])
+def test_data_and_results_do_not_depend_on_the_number_of_workers(
+    sample: Sample,
+) -> None:
+    collector, pool = start(Collector, sample)
     with collector:
         expected, results = train(collector, pool, 5), pool.state_dict()
     assert pool.games.sum() > 0
-    for workers in (1, 4):
-        collector, pool = start(MultiSyncCollector, num_workers=workers)
+    for workers in (1, 4) if sample == "win_rate" else (2,):
+        collector, pool = start(MultiSyncCollector, sample, num_workers=workers)
         with collector:
             actual = train(collector, pool, 5)
         assert (actual == expected).all()
         torch.testing.assert_close(pool.state_dict(), results)
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_resumed_run_has_the_same_pool(kind: Any) -> None:
-    uninterrupted, pool = start(kind)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Collector, {}),
+        (MultiSyncCollector, {}),
+        (MultiAsyncCollector, {"num_workers": 1, "max_staleness": 0}),
+    ],
+)
+def test_a_resumed_run_has_the_same_pool(kind: Any, options: Any) -> None:
+    uninterrupted, pool = start(kind, **options)
     with uninterrupted:
         train(uninterrupted, pool, 3)
         state = copy.deepcopy(uninterrupted.state_dict())
         expected = train(uninterrupted, pool, 3)
         results = pool.state_dict()
-    resumed, pool = start(kind)
+    resumed, pool = start(kind, **options)
     with resumed:
         resumed.load_state_dict(state)
         assert (train(resumed, pool, 3) == expected).all()
@@ -200,3 +213,25 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
             pool.update()
     # Evaluations are no training: they do not count.
     assert pool.games.sum() == 0
+
+
+def test_evaluations_sample_the_pool() -> None:
+    net = Shift()
+    pool = PolicyPool(net, size=3, sample="win_rate")
+    policies = {"main": net, "past": pool}
+    for _ in range(2):
+        pool.update()
+    seeds = range(12)
+    expected = [pool.pick(seed) for seed in seeds]
+    assert len(set(expected)) == 3
+    for workers in ({}, {"num_workers": 2}):
+        evaluation = evaluate(
+            *(None, CountingEnv),
+            policies=policies,
+            assign=against_the_past,
+            episodes=12,
+            seeds=seeds,
+            **workers,
+        )
+        for index, episode in zip(expected, evaluation.episodes, strict=True):
+            assert set(episode.policy_ids["prey"]) <= {0, 1 + index}

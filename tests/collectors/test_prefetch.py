@@ -131,26 +131,6 @@ def test_a_state_is_that_of_the_delivered_batches() -> None:
             assert (uninterrupted.next() == batch).all()
 
 
-def test_prefetch_lags_by_exactly_one_version() -> None:
-    policy = level_policy()
-    collector = MultiSyncCollector(
-        [CountingEnv] * 2,
-        policy,
-        frames_per_batch=8,
-        total_frames=64,
-        prefetch=True,
-        track_policy_version=True,
-    )
-    versions = []
-    for step, batch in enumerate(collector):
-        versions.append(int(batch["policy_version"][0, 0]))
-        assert (batch["prey", "action"] == versions[-1]).all()
-        with torch.no_grad():
-            policy.module.level.fill_(step + 1)
-        collector.update_policy_weights_()
-    assert versions == [0, 0, 1, 2, 3, 4, 5, 6]
-
-
 def test_an_update_takes_effect_in_the_batch_after_the_next() -> None:
     policy = level_policy()
     with collector([CountingEnv, slow], policy, track_policy_version=True) as running:

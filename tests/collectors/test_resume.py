@@ -20,8 +20,6 @@ from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
-BATCHES = 6
-
 
 def unrepeatable() -> CountingEnv:
     """Has ``repeats=False``."""
@@ -69,33 +67,6 @@ def through_disk(state: Any) -> Any:
     torch.save(state, stream)
     stream.seek(0)
     return torch.load(stream)
-
-
-@pytest.mark.parametrize(
-    ("kind", "extra"),
-    [
-        (Collector, {}),
-        (MultiSyncCollector, {}),
-        (MultiSyncCollector, {"prefetch": True}),
-        (MultiSyncCollector, {"prefetch": True, "reset_at_each_iter": True}),
-    ],
-)
-def test_resumed_run_repeats_the_uninterrupted_one(
-    kind: Any, extra: dict[str, Any]
-) -> None:
-    envs = [CountingEnv] * 2
-    with kind(envs, None, **options(**extra)) as uninterrupted:
-        expected = [uninterrupted.next().clone() for _ in range(BATCHES)]
-    with kind(envs, None, **options(**extra)) as first:
-        for _ in range(3):
-            first.next()
-        state = through_disk(first.state_dict())
-        assert state["frames"] == 66
-    with kind(envs, None, **options(seed=99, **extra)) as second:
-        second.load_state_dict(state)
-        for batch in expected[3:]:
-            assert (second.next() == batch).all()
-        assert second.stats()["frames"] == 66 + 66
 
 
 class Drawn(nn.Module):
@@ -157,21 +128,6 @@ def test_workers_resume_with_the_weights_that_they_acted_with(kind: Any) -> None
         second.load_state_dict(state)
         assert (second.next()["prey", "action"] == 5.0).all()
         assert float(second.policy.module.level.detach()) != 5.0
-
-
-def test_a_population_resumes_with_each_workers_weights() -> None:
-    with MultiSyncCollector([CountingEnv] * 2, level_policy(), **options()) as first:
-        for worker, level in enumerate([2.0, 3.0]):
-            learnt = level_policy()
-            with torch.no_grad():
-                learnt.module.level.fill_(level)
-            first.update_policy_weights_(learnt.state_dict(), worker_ids=worker)
-        state = through_disk(first.state_dict())
-    with MultiSyncCollector([CountingEnv] * 2, level_policy(), **options()) as second:
-        second.load_state_dict(state)
-        actions = second.next()["prey", "action"]
-        assert (actions[0] == 2.0).all()
-        assert (actions[1] == 3.0).all()
 
 
 @pytest.mark.parametrize(
@@ -324,17 +280,6 @@ def test_set_seed_repeats_the_data(kind: Any) -> None:
         for batch in expected:
             assert (collector.next() == batch).all()
         assert collector.set_seed(5, static_seed=True) == 5
-
-
-def test_a_reset_of_some_workers_does_not_affect_others() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, **options(frames_per_batch=4)
-    ) as collector:
-        collector.next()
-        collector.reset([False, True])
-        ids = collector.next()["collector", "traj_ids"]
-        assert (ids[0] == 0).all()
-        assert (ids[1] == (1 << 32) + 1).all()
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])

@@ -7,13 +7,11 @@ import pytest
 import torch
 from support.scripts import run_mounted
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import Collector, SyncDataCollector
 from marl_collect.errors import PolicyError
-
-FLAGS = ("done", "terminated", "truncated")
 
 
 def collector(envs: int = 2, frames: int = 40, **options: Any) -> Collector:
@@ -45,74 +43,6 @@ def test_shapes_dtypes_and_names() -> None:
         assert batch[key].dtype == dtype, key
     assert ("next", "hunter", "action") not in batch.keys(True)
     assert ("hunter", "reward") not in batch.keys(True)
-
-
-def test_the_root_equals_next_of_the_previous_frame_within_an_episode() -> None:
-    batches = [batch.clone() for batch in collector(frames=60)]
-    frames = torch.cat(batches, dim=1)
-    dones = frames["next", "done"][:, :-1, 0]
-    assert dones.any()
-    for key in ("observation", "mask", *FLAGS):
-        root = frames["hunter", key][:, 1:]
-        following = frames["next", "hunter", key][:, :-1]
-        assert torch.equal(root[~dones], following[~dones]), key
-    assert not frames["hunter", "done"][:, 1:][dones].any()
-    steps = frames["hunter", "observation"][:, 1:][dones][..., 1]
-    assert (steps[:, 0] == 0).all(), "an episode begins with step 0"
-
-
-@pytest.mark.torchrl_defect("D1")
-def test_trajectories_end_with_the_episode_and_not_with_an_agent() -> None:
-    frames = torch.cat([b.clone() for b in collector(envs=1, frames=60)], dim=1)
-    ids = frames["collector", "traj_ids"][0]
-    changes = ids[1:] != ids[:-1]
-    assert torch.equal(changes, frames["next", "done"][0, :-1, 0])
-    died = frames["next", "hunter", "done"].any(2) & ~frames["next", "done"]
-    assert died.any(), "no agent died before its episode ended"
-    assert torch.equal(ids.unique(), torch.arange(int(ids[-1]) + 1))
-
-
-def test_trajectory_limit_truncates_and_never_terminates() -> None:
-    frames = torch.cat(
-        [b.clone() for b in collector(frames=60, max_frames_per_traj=4)], dim=1
-    )
-    count = frames["next", "step_count"][..., 0]
-    assert count.max() == 4
-    at_limit = (count == 4) & ~frames["next", "terminated"][..., 0]
-    assert at_limit.any()
-    assert frames["next", "truncated"][..., 0][at_limit].all()
-    assert frames["next", "done"][..., 0][at_limit].all()
-    alive = ~frames["next", "hunter", "terminated"][..., 0]
-    truncated = frames["next", "hunter", "truncated"][..., 0]
-    assert truncated[at_limit][alive[at_limit]].all()
-    assert not frames["next", "hunter", "mask"][at_limit].any(), (
-        "nobody acts after the end"
-    )
-    assert torch.equal(frames["step_count"], frames["next", "step_count"] - 1)
-
-
-def test_dead_agent_keeps_its_row_and_its_flags() -> None:
-    frames = torch.cat([b.clone() for b in collector(envs=1, frames=100)], dim=1)[0]
-    dead_before = frames["hunter", "done"][..., 0]
-    assert dead_before.any()
-    following = frames["next", "hunter"]
-    assert following["done"][..., 0][dead_before].all()
-    assert not following["mask"][dead_before].any()
-    assert (following["observation"][dead_before] == 0).all()
-    for flag in ("terminated", "truncated"):
-        before = frames["hunter", flag][dead_before]
-        assert torch.equal(following[flag][dead_before], before), flag
-
-
-def test_set_truncated_marks_the_last_frame_and_the_episode_continues() -> None:
-    first, second = (
-        b.clone() for b in collector(frames=8, total_frames=16, set_truncated=True)
-    )
-    last = first["next"][:, -1]
-    assert last["done"].all()
-    assert last["prey", "done"].all()
-    assert (last["prey", "truncated"] ^ last["prey", "terminated"]).all()
-    assert not second["done"][:, 0].any()
 
 
 def test_a_held_batch_is_never_overwritten() -> None:
@@ -239,71 +169,6 @@ def test_environments_that_differ_are_refused() -> None:
         Collector(factories, frames_per_batch=8)
 
 
-def test_random_frames_come_first() -> None:
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        td.set(("hunter", "action"), torch.full((1, 2), 3))
-        return td.set(("prey", "action"), torch.zeros(1, 3, 2))
-
-    running = Collector(
-        CountingEnv,
-        policy,
-        frames_per_batch=20,
-        total_frames=60,
-        init_random_frames=30,
-        seed=0,
-    )
-    first, second, third = (batch.clone() for batch in running)
-    assert (first["prey", "action"] != 0).any()
-    assert (second["prey", "action"] != 0).any()
-    assert (third["prey", "action"] == 0).all()
-
-
-def test_missing_in_key_and_missing_action_are_named() -> None:
-    wrong_input = TensorDictModule(
-        torch.nn.Linear(5, 4), in_keys=[("hunter", "obs")], out_keys=["x"]
-    )
-    with pytest.raises(KeyError, match="hunter/obs"):
-        Collector(CountingEnv, wrong_input, frames_per_batch=8)
-    no_action = TensorDictModule(
-        torch.nn.Linear(5, 4), in_keys=[("hunter", "observation")], out_keys=["x"]
-    )
-    with pytest.raises(KeyError, match="hunter/action"):
-        Collector(CountingEnv, no_action, frames_per_batch=8)
-
-
-def test_hidden_state_is_carried_and_cleared() -> None:
-    class Counter(torch.nn.Module):
-        """Counts the frames of an episode in its hidden state."""
-
-        state_shapes = {("hunter", "hidden"): (2, 1)}
-
-        def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            batch = hidden.shape[0]
-            action = torch.zeros(batch, 2, dtype=torch.int64)
-            return action, torch.zeros(batch, 3, 2), hidden + 1
-
-    policy = TensorDictSequential(
-        TensorDictModule(
-            Counter(),
-            in_keys=[("hunter", "hidden")],
-            out_keys=[
-                ("hunter", "action"),
-                ("prey", "action"),
-                ("next", "hunter", "hidden"),
-            ],
-        )
-    )
-    options: Any = {"frames_per_batch": 14, "total_frames": 140, "seed": 0}
-    frames = torch.cat(
-        [b.clone() for b in Collector([CountingEnv] * 2, policy, **options)], dim=1
-    )
-    steps = frames["hunter", "observation"][..., 0, 1]
-    alive = frames["hunter", "mask"][..., 0]
-    assert torch.equal(frames["hunter", "hidden"][..., 0, 0][alive], steps[alive])
-    following = frames["next", "hunter", "hidden"]
-    assert torch.equal(following, frames["hunter", "hidden"] + 1)
-
-
 def test_accepted_name() -> None:
     assert SyncDataCollector is Collector
 
@@ -344,25 +209,6 @@ def test_endless_collector_has_no_length() -> None:
         len(collector(total_frames=None))
 
 
-def test_frames_with_random_actions_have_the_environments_observations() -> None:
-    """They used to be zeros if the policy overwrites its observation."""
-
-    def policy(td: TensorDictBase) -> None:
-        observation = td["hunter", "observation"]
-        td["hunter", "observation"] = observation.double() / 2
-        td["hunter", "action"] = (observation[..., 0] * 1009).long() % 4
-
-    options: Any = {"frames_per_batch": 8, "seed": 0, "init_random_frames": 8}
-    make = lambda: CountingEnv(n_prey=0)  # noqa: E731
-    with Collector(make, policy, **options) as collector:
-        batch, policy_batch = collector.next().clone(), collector.next()
-    with Collector(make, None, **options) as collector:
-        expected = collector.next()
-    actual = batch["hunter", "observation"]
-    assert torch.equal(actual, expected["hunter", "observation"].double())
-    assert policy_batch["hunter", "observation"][..., 2].max() == 0.5
-
-
 def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:
     def policy(td: TensorDictBase) -> None:
         observation = td["hunter", "observation"]
@@ -392,39 +238,3 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
     )
     process = run_mounted("/proc", code)
     assert process.stdout.strip() == "40", process.stderr
-
-
-@pytest.mark.parametrize("frames", [40, 1000, 4000])
-def test_statistics_are_of_the_last_hundred_episodes(frames: int) -> None:
-    """Also if a batch has more of them, and if most batches have none."""
-    returns: list[list[float]] = []
-    lengths: list[int] = []
-    sums = torch.zeros(2 + 3)
-    length = 0
-    with Collector(
-        CountingEnv, frames_per_batch=frames, total_frames=4000, seed=2
-    ) as collector:
-        for batch in collector:
-            rewards = torch.cat(
-                [batch["next", g, "reward"][0, ..., 0] for g in ("hunter", "prey")], -1
-            )
-            for reward, done in zip(rewards, batch["next", "done"][0], strict=True):
-                sums, length = sums + reward, length + 1
-                if done:
-                    returns.append(sums.tolist())
-                    lengths.append(length)
-                    sums, length = torch.zeros(2 + 3), 0
-            recent = torch.tensor(returns[-100:], dtype=torch.float64)
-            if not returns:
-                continue
-            stats = collector.stats()
-            assert stats["episodes"] == len(returns)
-            assert stats["episode_length"] == pytest.approx(
-                sum(lengths[-100:]) / len(recent)
-            )
-            mean = recent.mean(0)
-            hunters, prey = mean[:2].tolist(), mean[2:].tolist()
-            assert stats["episode_returns"]["hunter"] == pytest.approx(hunters)
-            assert stats["episode_returns"]["prey"] == pytest.approx(prey)
-            assert stats["episode_return_team"] == pytest.approx(float(mean.sum()))
-    assert len(returns) > 250

@@ -138,7 +138,8 @@ def test_errors_of_pickling_are_raised_before_anything_starts(
         kind([CountingEnv, Untransportable(error)], frames_per_batch=8)
     policy = level_policy()
     policy.held = Untransportable(error)
-    with pytest.raises(TypeError, match=f"{type(error).__name__}.*{error}"):
+    message = f"{type(error).__name__}.*{error}.*policy_factory"
+    with pytest.raises(TypeError, match=f"(?s){message}"):
         kind(CountingEnv, policy, num_workers=1, frames_per_batch=8)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from tests_policies import at_level, level_policy
+from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
@@ -145,20 +145,3 @@ def test_weights_of_a_factory_have_the_names_of_its_module(source: str) -> None:
             collector.update_policy_weights_(trained().state_dict())
         collector.update_policy_weights_(SOURCES[source](trained()))
         assert actions_of(collector).tolist() == [2]
-
-
-def test_each_worker_of_a_population_has_its_own_weights() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2,
-        policy_factory=[at_level(1.0), at_level(2.0)],
-        frames_per_batch=8,
-    ) as collector:
-        actions = collector.next()["prey", "action"]
-        assert (actions[0] == 1.0).all()
-        assert (actions[1] == 2.0).all()
-        collector.update_policy_weights_(
-            {"module.level": torch.tensor(5.0)}, worker_ids=[0]
-        )
-        actions = collector.next()["prey", "action"]
-        assert (actions[0] == 5.0).all()
-        assert (actions[1] == 2.0).all()

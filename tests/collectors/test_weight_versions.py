@@ -193,16 +193,3 @@ def test_policies_of_factories_have_versions_too() -> None:
         batch = collector.next()
         assert versions(batch) == [0, 1, 1]
         assert levels(batch) == [0.0, 8.0, 8.0]
-
-
-def test_a_policy_beside_a_factory_need_not_be_picklable() -> None:
-    policy = level_policy()
-    policy.cannot_travel = (number for number in range(3))
-    with torch.no_grad():
-        policy.module.level.fill_(3.0)
-    with sync(policy, policy_factory=level_policy) as collector:
-        assert levels(collector.next()) == [3.0] * WORKERS
-        with torch.no_grad():
-            policy.module.level.fill_(4.0)
-        collector.update_policy_weights_()
-        assert levels(collector.next()) == [4.0] * WORKERS

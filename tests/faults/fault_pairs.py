@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.clocks import Clock
 from support.internals import pool_of
 from support.processes import wait_until, wait_until_gone
-from workloads.counting import CountingEnv, Fault
+from workloads.counting import CountingEnv, Fault, raise_unpicklable
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.distributed import RayCollector
@@ -92,8 +92,11 @@ FIRST: Final[dict[str, tuple[Fault, str]]] = {
     "hang in step": (Fault("hang", at=3), "hung 1 s in step"),
     "hang in reset": (Fault("hang", "reset"), "hung 1 s in reset"),
     "kill in step": (Fault("kill", at=3), "SIGKILL"),
+    "kill in reset": (Fault("kill", "reset"), "SIGKILL"),
     "abort in step": (Fault("kill", at=3, signal=signal.SIGABRT), "SIGABRT"),
+    "segfault in step": (Fault("kill", at=3, signal=signal.SIGSEGV), "SIGSEGV"),
     "exit in step": (Fault("exit", at=3), "exit code 3"),
+    "raise what cannot be pickled": (Fault(raise_unpicklable, at=3), "holds a lock"),
     "stop in step": (Fault("kill", at=3, signal=signal.SIGSTOP), "hung 1 s in step"),
     "memory": (Fault(exceed_a_limit, at=3), "MemoryError"),
     "fork and kill": (Fault("kill", at=3), "SIGKILL"),
@@ -102,6 +105,14 @@ FIRST: Final[dict[str, tuple[Fault, str]]] = {
     "lost actor": (Fault("hang", at=3), "lost with actor"),
 }
 """A fault, and what its error says."""
+
+EXIT_CODES: Final = {
+    "SIGKILL": -signal.SIGKILL,
+    "SIGABRT": -signal.SIGABRT,
+    "SIGSEGV": -signal.SIGSEGV,
+    "exit code 3": 3,
+}
+"""Of a worker whose error says so."""
 
 ONLY: Final = {"full disk": "Writer", "lost actor": "Ray"}
 """Faults of one subject, which no environment causes."""
@@ -130,17 +141,18 @@ class Pair:
     Attributes:
         subject: name of what fails; see ``SUBJECTS``.
         first: see ``FIRST``.
-        second: "fork" or one of ``IN_CLOSE``, and of ``LATER_FAULTS`` in a step.
+        second: "fork" or one of ``IN_CLOSE``, and of ``LATER_FAULTS`` in a step; "none"
+            if the first fault is the only one.
         where: of the second fault: "same close", "other close", "other step", or
-            "full disk" while the dataset is closed.
+            "full disk" while the dataset is closed; "" if there is none.
         worker: of the first fault.
     """
 
     subject: str
     first: str
-    second: str
-    where: str
-    worker: int
+    second: str = "none"
+    where: str = ""
+    worker: int = 1
 
     def __str__(self) -> str:
         return (
@@ -151,7 +163,7 @@ class Pair:
 
 def draw(random_: random.Random) -> Pair:
     """Return a pair that can be told from its error."""
-    subject = random_.choice([*SUBJECTS])
+    subject = random_.choice([name for name in SUBJECTS if name != "groups"])
     first = random_.choice([f for f in FIRST if ONLY.get(f, subject) == subject])
     places = ["same close", "other close", "other step"]
     location = random_.choice([*places, "full disk"] if subject == "Writer" else places)
@@ -235,10 +247,10 @@ def collected(kind: Any, pair: Pair, folder: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def stepped(pair: Pair, folder: Path) -> Iterator[Any]:
+def stepped(pair: Pair, folder: Path, groups: int = 1) -> Iterator[Any]:
     """The same for a ParallelEnv."""
-    env_factories = factories(pair, folder)
-    with ParallelEnv(2, env_factories, num_processes=2, timeout=timeout(pair)) as env:
+    options: Any = {"num_processes": 2, "groups": groups, "timeout": timeout(pair)}
+    with ParallelEnv(2, factories(pair, folder), **options) as env:
         engine: Any = env.engine()
         yield engine.pids, lambda: env.rollout(20)
 
@@ -333,10 +345,14 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "MultiSync": lambda pair, folder: collected(MultiSyncCollector, pair, folder),
     "MultiAsync": lambda pair, folder: collected(MultiAsyncCollector, pair, folder),
     "ParallelEnv": stepped,
+    "groups": lambda pair, folder: stepped(pair, folder, groups=2),
     "Evaluator": evaluated,
     "Writer": written,
     "Ray": on_ray,
 }
+
+
+STEPPED: Final = ("ParallelEnv", "groups")
 
 
 @contextlib.contextmanager
@@ -384,8 +400,8 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
             check_cause(pair, error)
             limit = PROMISED + slack + (TIMEOUT if expected(pair) == "hung" else 0.0)
             assert seconds < limit, f"reported after {seconds:.1f} s"
-            if pair.first != "interrupt" or pair.subject != "ParallelEnv":
-                # Before an interrupted step ends, ParallelEnv can still be used.
+            # Before an interrupted step ends, ParallelEnv can still be used.
+            if pair.first != "interrupt" or pair.subject not in STEPPED:
                 check_closed(use, error)
         helpers = [int(path.name[7:]) for path in folder.glob("helper-*")]
         wait_until_gone([*pids, *helpers])
@@ -443,6 +459,9 @@ def check_cause(pair: Pair, error: BaseException) -> None:
     phase = FIRST[pair.first][0].phase
     reported = (cause.worker, cause.environment, cause.phase)
     assert reported == (pair.worker, pair.worker, phase), f"{reported} in {text}"
+    assert cause.exitcode == EXIT_CODES.get(FIRST[pair.first][1], cause.exitcode), text
+    if pair.first.startswith("raise"):
+        assert f"{phase}_row" in cause.remote_traceback, cause.remote_traceback
 
 
 def check_closed(use: Callable[[], object], first: BaseException) -> None:

@@ -1,37 +1,55 @@
-"""A few pairs of faults; ``fault_pairs.py`` draws as many as you like."""
+"""Every fault of every subject, and a few pairs; ``fault_pairs.py`` draws others."""
 
-import random
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
-import fault_pairs
 import pytest
-from fault_pairs import SUBJECTS, check, draw, prepare
+from fault_pairs import FIRST, ONLY, Pair, check, prepare
 from support.clocks import Clock
 from workloads.counting import CountingEnv
 
+from marl_collect.collectors.collector import CollectorBase
 from marl_collect.distributed import RayCollector
+from marl_collect.evaluation.evaluator import Evaluator
+from marl_collect.parallel_env.batch import ParallelBatch
+from marl_collect.parallel_env.env_processes import EnvProcesses
 
 pytest_plugins = ["support.ray_cluster"]
 
 SLACK = 60.0
 """Seconds for a busy machine; the command is stricter."""
 
-SEEDS = {
-    "Collector": [14],
-    "MultiSync": [51, 82],
-    "MultiAsync": [36, 98],
-    "ParallelEnv": [11, 40],
-    "Evaluator": [5, 33],
-    "Writer": [20],
-    "Ray": [74, 116],
-}
+STACK = ("hang", "abort", "segfault")
+"""Faults after which the worker prints its stack."""
 
-FULL_DISKS = {
-    38: "exit in step of 0, then none in full disk",
-    323: "full disk of 1, then stop in same close",
-}
+PAIRS = [
+    Pair("Collector", "raise in step", "raise", "same close", 0),
+    Pair("MultiSync", "memory", "hang", "other step", 0),
+    Pair("MultiSync", "raise in step", "hang", "same close"),
+    Pair("MultiSync", "raise in step", "hang", "other close"),
+    Pair("MultiSync", "stop in step", "fork", "other close", 0),
+    Pair("MultiAsync", "raise in step", "fork", "same close"),
+    Pair("MultiAsync", "raise in step", "hang", "other close"),
+    Pair("MultiAsync", "fork and kill", "exit", "same close"),
+    Pair("ParallelEnv", "memory", "kill", "other close", 0),
+    Pair("ParallelEnv", "raise in step", "hang", "same close"),
+    Pair("groups", "fork and kill", "raise", "other step", 0),
+    Pair("Evaluator", "kill in step", "kill", "other step", 0),
+    Pair("Evaluator", "raise in step", "hang", "other close"),
+    Pair("Evaluator", "hang in step", "fork", "same close"),
+    Pair("Writer", "interrupt", "memory", "other close", 0),
+]
+
+ON_RAY = [
+    Pair("Ray", "fork and kill", "raise", "other step"),
+    Pair("Ray", "lost actor", "raise", "other close", 0),
+]
+
+FULL_DISKS = [
+    Pair("Writer", "exit in step", "none", "full disk", 0),
+    Pair("Writer", "full disk", "stop", "same close"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,36 +57,59 @@ def _servers() -> None:
     prepare()
 
 
-def check_pairs(subject: str, clock: Clock | None = None) -> None:
-    for seed in SEEDS[subject]:
-        pair = draw(random.Random(seed))
-        assert pair.subject == subject
-        check(pair, SLACK, clock)
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the limit of a close without an error too long for a test."""
+    for close in (
+        CollectorBase.shutdown,
+        Evaluator.close,
+        EnvProcesses.close,
+        ParallelBatch.close,
+    ):
+        monkeypatch.setattr(close, "__defaults__", (1000.0,))
 
 
-@pytest.mark.parametrize("subject", [name for name in SUBJECTS if name != "Ray"])
-def test_the_first_of_two_faults_is_reported(
-    subject: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.torchrl_defect("D8")
+@pytest.mark.parametrize("first", [name for name in FIRST if name not in ONLY])
+@pytest.mark.parametrize("subject", ["MultiSync", "MultiAsync", "groups"])
+def test_a_fault_is_reported_with_its_worker_place_and_cause(
+    subject: str,
+    first: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    check_pairs(subject, Clock(monkeypatch))
+    check(Pair(subject, first), SLACK, Clock(monkeypatch))
+    where_it_was = "strike" in capfd.readouterr().err
+    assert where_it_was == first.startswith(STACK), "the Python stack belongs on stderr"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_first_of_two_faults_is_reported(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(pair, SLACK, Clock(monkeypatch))
 
 
 @pytest.mark.usefixtures("cluster")
 def test_the_first_of_two_faults_is_reported_on_ray() -> None:
     # Ray opens files when it is used first, and keeps them.
     RayCollector(CountingEnv, frames_per_batch=1).shutdown()
-    check_pairs("Ray")
+    for pair in ON_RAY:
+        check(pair, SLACK)
 
 
 @pytest.mark.mounts
-@pytest.mark.parametrize("seed", FULL_DISKS)
-def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(seed: int) -> None:
-    arguments = ["--seed", f"{seed}", "--pairs", "1", "--slack", f"{SLACK}"]
-    command = [sys.executable, fault_pairs.__file__, *arguments]
-    process: Any = subprocess.run(
-        ["unshare", "-Urm", *command], capture_output=True, text=True, check=False
+@pytest.mark.parametrize("pair", FULL_DISKS, ids=str)
+def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(pair: Pair) -> None:
+    """In a process that may mount a small disk."""
+    code = (
+        f"from fault_pairs import *; prepare(); check({pair!r}, {SLACK}); print('ok')"
     )
-    assert f"{seed} Writer: {FULL_DISKS[seed]}: " in process.stdout, (
-        process.stdout + process.stderr
+    process = subprocess.run(
+        ["unshare", "-Urm", sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert "1 pairs, 0 failed" in process.stdout
+    assert process.stdout.strip() == "ok", process.stdout + process.stderr

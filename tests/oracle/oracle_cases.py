@@ -1,6 +1,7 @@
 """Collects and compares one combination of world, policy, collector and options."""
 
 import copy
+import io
 import os
 import signal
 import warnings
@@ -533,8 +534,11 @@ class _Run:
         self.workers[index].restart()
 
     def do_resume(self) -> None:
-        """Continue in another collector through ``state_dict``."""
-        state = copy.deepcopy(self.collector.state_dict())
+        """Continue in another collector, through the file of a checkpoint."""
+        file = io.BytesIO()
+        torch.save(self.collector.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file)
         self.collector.shutdown()
         self.collector = self.start(self.case.seed + 1)
         self.collector.load_state_dict(state)

@@ -55,11 +55,6 @@ def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
         assert check(case) == 24 or KINDS[name].refused
 
 
-def test_a_resumed_collector_of_two_groups_keeps_who_acts() -> None:
-    case = Case(WORLDS[2], "assigned", "halves", each=4, events=((("resume",),),))
-    assert check(case) == 32
-
-
 @pytest.mark.parametrize("kind", ["Collector", "sync"])
 def test_statistics_are_those_of_the_last_hundred_episodes(kind: str) -> None:
     world = World(length=2, fixed=True)
@@ -71,6 +66,34 @@ def test_padding_is_not_put_into_a_buffer() -> None:
     case = Case(WORLDS[2], collector="sync", workers=2, each=2, frames=6, fewer=4)
     assert check(case) == 32
     assert check(replace(case, options={"replay_buffer": True})) == 32
+
+
+@pytest.mark.torchrl_defect("D1")
+@pytest.mark.parametrize("collector", ["Collector", "sync"])
+@pytest.mark.parametrize("in_buffer", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"split_trajs": True},
+        {"trajs_per_batch": 3},
+        {"trajs_per_batch": 2, "traj_format": "cat"},
+    ],
+    ids=str,
+)
+def test_trajectories_of_batches(
+    shape: dict[str, Any], in_buffer: bool, collector: str
+) -> None:
+    options = shape | ({"replay_buffer": True} if in_buffer else {})
+    case = Case(WORLDS[0], collector=collector, each=2, frames=9, options=options)
+    assert check(replace(case, events=((), (), ()))) > 0
+
+
+@pytest.mark.parametrize("collector", ["Collector", "sync"])
+@pytest.mark.parametrize("policy", ["level", "normaliser"])
+def test_random_frames_come_first(policy: str, collector: str) -> None:
+    options = {"init_random_frames": 20, "update_at_each_batch": policy == "level"}
+    case = Case(WORLDS[0], policy, collector=collector, each=2, options=options)
+    assert check(replace(case, events=((), (), ()))) == 32
 
 
 SIMULATORS = [
@@ -85,6 +108,76 @@ def test_worlds_of_a_simulator_and_stacked_observations(world: World) -> None:
     case = Case(world, each=4, frames=15, events=((("seed", 7),), (("resume",),)))
     assert check(case) == 180
     assert check(replace(case, policy="legal", options={"check_actions": True})) == 180
+
+
+CHANGES_ITS_INPUT = ("in_place", "pops", "renames", "wider", "returns_new")
+IN_WORKERS = (
+    *CHANGES_ITS_INPUT,
+    *("normaliser", "encoder", "excludes", "copies_then_overwrites", "own_buffers"),
+    *("keeps_its_input", "sometimes_in_place", "several_outputs", "next_only"),
+    *("remembers", "remembers_privately", "remembers_undeclared", "counts"),
+    *("looks_for_beginnings", "statistics", "assigned_states", "assigned_rows"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "collector"),
+    [
+        *((name, "sync") for name in IN_WORKERS),
+        *((name, "async") for name in (*CHANGES_ITS_INPUT, "assigned")),
+        *((name, "halves") for name in (*CHANGES_ITS_INPUT, "assigned")),
+    ],
+)
+def test_policies_in_workers_and_beside_processes(name: str, collector: str) -> None:
+    world = next(world for world in WORLDS[2::-1] if KINDS[name].suits(world))
+    case = Case(world, name, collector=collector, workers=2, each=2, frames=6)
+    assert check(case) > 0 or KINDS[name].refused
+
+
+@pytest.mark.parametrize("name", ["normaliser", "encoder", "pops", "recurrent"])
+def test_compact_observations_that_a_policy_changes(name: str) -> None:
+    case = Case(WORLDS[0], name, each=2, frames=6, options={"compact_obs": True})
+    assert check(case) == 24
+
+
+def resumed(
+    world: World, policy: str, collector: str = "Collector", **options: Any
+) -> Any:
+    """Return a case that is resumed twice, one whose id is its code."""
+    workers = 1 if collector == "Collector" else 2
+    case = Case(
+        *(world, policy, "policy", collector, workers, 4 // workers),
+        frames=7,
+        events=((), (("resume",),), (("resume",),)),
+        options=options,
+    )
+    shown = "-".join([policy, collector, *map(str, options)])
+    return pytest.param(case, id=f"{shown}-{'worlds' if world.batched else 'single'}")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        resumed(WORLDS[0], "recurrent", max_frames_per_traj=4),
+        resumed(WORLDS[0], "draws_without_use"),
+        resumed(WORLDS[0], "level", split_trajs=True, set_truncated=True),
+        resumed(WORLDS[0], "level", trajs_per_batch=2, traj_format="cat"),
+        resumed(SIMULATORS[0], "assigned_recurrent", max_frames_per_traj=9),
+        resumed(SIMULATORS[0], "level", trajs_per_batch=2),
+        resumed(WORLDS[0], "remembers_privately", "parallel"),
+        resumed(WORLDS[2], "assigned", "halves"),
+        resumed(WORLDS[2], "random", "sync", max_frames_per_traj=5),
+        resumed(WORLDS[2], "assigned_states", "sync"),
+        resumed(WORLDS[2], "remembers_undeclared", "sync", prefetch=True),
+        resumed(WORLDS[0], "level", "sync", reset_at_each_iter=True),
+        resumed(WORLDS[0], "recurrent", "sync", compact_obs=True),
+        resumed(WORLDS[0], "level", "sync", cat_results=-1),
+        resumed(WORLDS[0], "level", "sync", trajs_per_batch=2),
+        resumed(SIMULATORS[0], "assigned_pool", "sync", track_policy_version=True),
+    ],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(case: Case) -> None:
+    assert check(case) > 0
 
 
 SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants")

@@ -25,7 +25,7 @@ from pool_tools import (
     receive_within,
     wait_for_phase,
 )
-from support.clocks import LIMIT, Clock, LeapingClock, wait_for_ends
+from support.clocks import LIMIT, Clock, LeapingClock, beside, wait_for_ends
 from support.processes import SOON, suspend, wait_until
 
 from marl_collect.errors import WorkerError
@@ -269,12 +269,17 @@ def test_progress_within_the_limit_is_not_a_hang(
     assert clock.now > 2 * LIMIT
 
 
-def test_idle_workers_never_hang(pool: WorkerPool) -> None:
+def test_idle_workers_never_hang(
+    pool: WorkerPool, clock: Clock, tmp_path: Path
+) -> None:
     be_up(pool)
+    finish = tmp_path / "finish"
 
-    def rest(worker: WorkerContext, argument: object) -> bool:
+    def rest(worker: WorkerContext, argument: object) -> str:
         worker.line.enter(Phase.IDLE)
-        return threading.Event().wait(1.0)
+        while not finish.exists():
+            threading.Event().wait(0.01)
+        return "rested"
 
     pool.send(0, rest)
 
@@ -282,8 +287,13 @@ def test_idle_workers_never_hang(pool: WorkerPool) -> None:
         cells = pool.status_board.lines[0].cells
         return cells[MESSAGES_READ] == 2 and cells[PHASE] == Phase.IDLE
 
+    def end_the_rest() -> None:
+        clock.pass_slowly(2 * LIMIT)
+        finish.touch()
+
     wait_until(is_resting)  # Else it would hang.
-    assert receive_within(pool, 0.3) == (0, False)
+    with beside(end_the_rest):
+        assert receive_within(pool, LIMIT) == (0, "rested")
 
 
 def test_a_worker_that_hangs_in_a_command_is_noticed(
@@ -317,19 +327,25 @@ def test_the_pauses_of_the_trainer_do_not_count(
     clock.leap(1.0)  # A check soon after another does nothing.
     pool.check()
     clock.leap(10 * SOON)  # A learner at work.
-    threading.Timer(0.2, go.touch).start()
+    pool.check()
+    go.touch()
     assert receive_within(pool, SOON) == (0, "done")
 
 
 def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
-    any_pool: WorkerPool,
+    any_pool: WorkerPool, clock: Clock
 ) -> None:
     be_up(any_pool)
-    suspend(any_pool.pids[0])
+    pid = any_pool.pids[0]
+    suspend(pid)
     any_pool.send(0, lambda worker, argument: "back")
-    assert not await_message(any_pool, seconds=0.2)
-    threading.Timer(0.3, os.kill, (any_pool.pids[0], signal.SIGCONT)).start()
-    assert receive_within(any_pool, SOON) == (0, "back")
+
+    def go_on() -> None:
+        clock.pass_slowly(0.8 * LIMIT)
+        os.kill(pid, signal.SIGCONT)
+
+    with beside(go_on):
+        assert receive_within(any_pool, LIMIT) == (0, "back")
 
 
 def test_a_stopped_worker_that_does_not_read_its_message_hangs(
