@@ -13,7 +13,8 @@
 #   make check-site     open every page of it in a headless browser
 #   make check-package  build, install in clean environments, run the README's commands
 #   make fuzz       compare random combinations with the reference (MINUTES=30)
-#   make fuzz-storage  damage datasets at random; reading must not give wrong data
+#   make fuzz-storage  damage datasets at random, and kill their writers and readers;
+#                      reading must not give wrong data
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/core -k groups"` passes its arguments to pytest, which
@@ -169,8 +170,8 @@ fuzz: $(STAMP_ALL)
 
 DAMAGES ?= 3000
 fuzz-storage: $(STAMP_ALL)
-	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 \
-		tests/storage/test_storage_damage.py
+	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 -rP --timeout 3600 \
+		tests/storage/test_storage_damage.py tests/storage/test_storage_kills.py
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)

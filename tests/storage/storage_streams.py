@@ -1,24 +1,36 @@
-"""Batches of a made-up environment, and what a dataset of them must hold.
+"""Batches, what a dataset of them must hold, and ways to damage one.
 
-Nothing here uses the package's storage: frames are compared as bytes with what was
-added, and episodes are put together by a plain loop.
+Frames are compared as bytes with what was added, and episodes are put together by a
+plain loop: the package's storage only writes and reads.
 """
 
+import random
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
+from workloads.counting import CountingEnv
 
-from marl_collect import EnvDescription, GroupDescription
+from marl_collect import Collector, EnvDescription, GroupDescription
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    RunDescription,
+    Writer,
+    open_dataset,
+)
 
 N_AGENTS = 2
 _BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 GROUP = GroupDescription(("a", "b"), _BOX, spaces.Discrete(5))
-ENVIRONMENT = EnvDescription("stream", {"g": GROUP})
+ABOUT = DatasetDescription("stream", EnvDescription("stream", {"g": GROUP}))
+"""Of the batches of a ``Stream``."""
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.float32),
@@ -44,7 +56,9 @@ class Stream:
 
     seed: int = 0
     n_envs: int = 2
-    extras: dict[str, tuple[torch.dtype, tuple[int, ...]]] = field(default_factory=dict)
+    extras: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] = field(
+        default_factory=dict
+    )
     ragged: bool = False
     begun: bool = True
     says_begin: bool = False
@@ -68,6 +82,10 @@ class Stream:
                 self._rewind(rows[-1], int(short))
             batch["collector", "mask"] = valid
         return batch
+
+    def batches(self, count: int = 2, frames: int = 6) -> list[TensorDict]:
+        """Return the next batches."""
+        return [self.batch(frames) for _ in range(count)]
 
     def _rewind(self, row: list[TensorDict], short: int) -> None:
         """Continue the last row behind its last valid frame."""
@@ -122,8 +140,62 @@ class Stream:
         return frame
 
 
-def frames_of(batch: TensorDict) -> list[Frame]:
-    """Return the valid frames of a batch, row by row, as bytes by key."""
+def collected(
+    n_envs: int = 2,
+    *,
+    frames: int = 20,
+    batches: int = 5,
+    seed: int = 0,
+    state: bool = False,
+    **options: Any,
+) -> tuple[DatasetDescription, list[TensorDict]]:
+    """Collect batches of a counting environment.
+
+    Args:
+        n_envs: rows of a batch.
+        frames: of a batch.
+        batches: how many.
+        seed: of the collector.
+        state: whether the environment has a state.
+        options: of the collector.
+    """
+    collector = Collector(
+        [lambda: CountingEnv(state=state)] * n_envs,
+        frames_per_batch=frames,
+        total_frames=batches * frames,
+        seed=seed,
+        **options,
+    )
+    about = DatasetDescription("counting", collector.description)
+    return about, [batch.clone() for batch in collector]
+
+
+def write(
+    path: Path,
+    batches: Iterable[TensorDict],
+    about: DatasetDescription = ABOUT,
+    run: RunDescription | None = None,
+) -> str:
+    """Write batches as one run, and return its name."""
+    with Writer(path, about, run) as writer:
+        for batch in batches:
+            writer.add(batch)
+    return writer.run
+
+
+def read(dataset: Dataset | Path) -> list[Frame]:
+    """Return all frames of a dataset, or of the folder of one, as bytes by key."""
+    if isinstance(dataset, Path):
+        dataset = open_dataset(dataset)
+    return flat_frames(dataset[range(len(dataset))])
+
+
+def frames_of(*batches: TensorDict) -> list[Frame]:
+    """Return the valid frames of batches, row by row, as bytes by key."""
+    return [frame for batch in batches for frame in _frames_of(batch)]
+
+
+def _frames_of(batch: TensorDict) -> list[Frame]:
     keys = [
         key if isinstance(key, tuple) else (key,)
         for key in batch.keys(include_nested=True, leaves_only=True)
@@ -170,3 +242,23 @@ def complete_episodes(frames: list[Frame]) -> dict[int, list[Frame]]:
         if [number(frame) for frame in episode] == list(range(len(episode)))
         and episode[-1]["next", "done"] == b"\1"
     }
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    """Change some bytes of a file, cut it, or extend it."""
+    content = bytearray(path.read_bytes())
+    at = draw.randrange(len(content))
+    if draw.random() < 0.3:  # The footer is small but has everything in it.
+        at = len(content) - 1 - draw.randrange(min(len(content), 6000))
+    kind = draw.choice(["flip", "flip", "flip", "zeros", "cut", "extend", "noise"])
+    if kind == "flip":
+        content[at] ^= 1 << draw.randrange(8)
+    elif kind == "zeros":
+        content[at : at + 512] = bytes(len(content[at : at + 512]))
+    elif kind == "cut":
+        del content[at:]
+    elif kind == "extend":
+        content += draw.randbytes(100)
+    else:
+        content[at : at + 4] = draw.randbytes(len(content[at : at + 4]))
+    path.write_bytes(content)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from storage_streams import ENVIRONMENT, Stream, flat_frames, frames_of
+from storage_streams import ABOUT, Frame, Stream, frames_of, read, write
 from support.scripts import run_python, start_python
 from support.stores import s3_server
 
@@ -25,7 +25,6 @@ from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.writer import Writer
 
 Location = tuple[str, dict[str, Any]]
-ABOUT = DatasetDescription("stream", ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +33,24 @@ def server() -> Iterator[dict[str, Any]]:
         yield options
 
 
+def nothing_at(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """Return where nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    if kind == "s3":
+        return f"s3://bucket/{name}", request.getfixturevalue("server")
+    return (str(tmp_path / name) if kind == "folder" else f"memory://store/{name}"), {}
+
+
 @pytest.fixture(params=["folder", "memory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """Where nothing is, and the options of its file system."""
-    name = uuid.uuid4().hex
-    if request.param == "folder":
-        return str(tmp_path / name), {}
-    if request.param == "memory":
-        return f"memory://store/{name}", {}
-    return f"s3://bucket/{name}", request.getfixturevalue("server")
+    """A folder or a URL."""
+    return nothing_at(request.param, request, tmp_path)
 
 
 @pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest) -> Location:
-    """A URL at which nothing is, and the options of its file system."""
-    name = uuid.uuid4().hex
-    if request.param == "memory":
-        return f"memory://store/{name}", {}
-    return f"s3://bucket/{name}", request.getfixturevalue("server")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """A URL."""
+    return nothing_at(request.param, request, tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -61,24 +60,19 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "caches"
 
 
-def write(path: Path, seed: int, batches: int = 3) -> list[Any]:
-    """Write a run whose batches are files of their own; return its frames as bytes."""
-    stream, frames = Stream(seed), []
-    with (
-        patch("marl_collect.storage.writer._SMALL_BYTES", 0),
-        Writer(path, ABOUT) as writer,
-    ):
-        for _ in range(batches):
-            frames += frames_of(batch := stream.batch())
-            writer.add(batch)
-    return frames
+def write_files(path: Path, seed: int, batches: int = 3) -> list[Frame]:
+    """Write a run whose batches are files of their own; return its frames."""
+    data = Stream(seed).batches(batches)
+    with patch("marl_collect.storage.writer._SMALL_BYTES", 0):
+        write(path, data)
+    return frames_of(*data)
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
     """Two runs of three files each."""
     for seed in range(2):
-        write(tmp_path / "d", seed)
+        write_files(tmp_path / "d", seed)
     return tmp_path / "d"
 
 
@@ -91,10 +85,6 @@ def names(location: Location) -> list[str]:
 
 def opened(location: Location, **options: Any) -> Dataset:
     return open_dataset(location[0], **location[1], **options)
-
-
-def all_frames(dataset: Dataset) -> list[Any]:
-    return flat_frames(dataset[range(len(dataset))])
 
 
 class Transfers:
@@ -133,9 +123,9 @@ def test_a_copy_reads_like_the_original(
     url, options = location
     (local / "README.md").write_text("card")
     assert copy(local, url, **options) == 7
-    frames = all_frames(open_dataset(local))
+    frames = read(local)
     dataset = opened(location)
-    assert all_frames(dataset) == frames
+    assert read(dataset) == frames
     assert dataset.name == url
     dataset.verify()
     assert copy(url, tmp_path / "back", **options) == 7
@@ -143,7 +133,7 @@ def test_a_copy_reads_like_the_original(
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
     other: Location = (f"memory://store/{uuid.uuid4().hex}", {})
     assert copy(url, other[0], **options) == 7
-    assert all_frames(opened(other)) == frames
+    assert read(opened(other)) == frames
 
 
 def test_only_new_files_are_copied_and_fetched(
@@ -162,32 +152,32 @@ def test_only_new_files_are_copied_and_fetched(
     assert copy(local, url, **options) == 0
     assert len(opened(store)) == 72
     assert transfers.take() == []
-    write(local, 2, batches=1)
+    write_files(local, 2, batches=1)
     new = [path.name for path in sorted(local.glob("*.parquet"))][6:]
     assert copy(local, url, **options) == 1
     assert transfers.take() == new
-    frames = all_frames(opened(store))
+    frames = read(opened(store))
     assert transfers.take() == new
-    assert frames == all_frames(open_dataset(local))
+    assert frames == read(local)
 
 
 def test_files_that_a_writer_joins_replace_their_parts(
     store: Location, tmp_path: Path, caches: Path
 ) -> None:
     url, options = store
-    stream, frames = Stream(1), []
+    batches = Stream(1).batches(3)
+    frames = frames_of(*batches)
     with Writer(tmp_path / "d", ABOUT) as writer:
-        for _ in range(3):
-            frames += frames_of(batch := stream.batch())
+        for batch in batches:
             writer.add(batch)
         assert copy(tmp_path / "d", url, **options) == 3
-        assert all_frames(opened(store)) == frames
+        assert read(opened(store)) == frames
         (state,) = caches.rglob("state.json")
         generation = json.loads(state.read_text())["generation"]
     assert copy(tmp_path / "d", url, **options) == 1
     (name,) = names(store)
     assert name.endswith(".000000-000002.parquet")
-    assert all_frames(opened(store)) == frames
+    assert read(opened(store)) == frames
     assert json.loads(state.read_text())["generation"] == generation
     assert [path.name for path in caches.rglob("*.parquet")] == [name]
     # A folder, too.
@@ -198,10 +188,9 @@ def test_files_that_a_writer_joins_replace_their_parts(
 def test_a_file_that_vanishes_meanwhile_was_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, frames = Stream(1), []
+    batches = Stream(1).batches(3)
     writer = Writer(tmp_path / "d", ABOUT)
-    for _ in range(3):
-        frames += frames_of(batch := stream.batch())
+    for batch in batches:
         writer.add(batch)
     kind = type(fsspec.filesystem("file"))
     get_file = kind.get_file
@@ -212,7 +201,7 @@ def test_a_file_that_vanishes_meanwhile_was_joined(
 
     monkeypatch.setattr(kind, "get_file", join_first)
     assert copy(tmp_path / "d", tmp_path / "copy") == 1
-    assert all_frames(open_dataset(tmp_path / "copy")) == frames
+    assert read(tmp_path / "copy") == frames_of(*batches)
 
 
 def test_what_was_deleted_in_a_store_is_not_read(store: Location, local: Path) -> None:
@@ -223,16 +212,16 @@ def test_what_was_deleted_in_a_store_is_not_read(store: Location, local: Path) -
     for path in sorted(local.glob("*.parquet"))[:3]:
         place.rm_file(f"{root}/{path.name}")
         path.unlink()
-    assert all_frames(opened(store)) == all_frames(open_dataset(local))
+    assert read(opened(store)) == read(local)
 
 
 def test_copies_of_two_datasets_are_merged(location: Location, tmp_path: Path) -> None:
     url, options = location
-    frames = write(tmp_path / "a", 1) + write(tmp_path / "b", 2)
+    frames = write_files(tmp_path / "a", 1) + write_files(tmp_path / "b", 2)
     for name in "ab":
         copy(tmp_path / name, url, **options)
     dataset = opened(location)
-    assert all_frames(dataset) == frames
+    assert read(dataset) == frames
     assert len(dataset.runs) == 2
 
 
@@ -240,7 +229,7 @@ def test_a_cache_folder_keeps_several_urls(
     store: Location, local: Path, tmp_path: Path, caches: Path
 ) -> None:
     url, options = store
-    write(tmp_path / "other", 7)
+    write_files(tmp_path / "other", 7)
     for source, name in ((local, "a"), (tmp_path / "other", "b")):
         copy(source, f"{url}/{name}", **options)
     kept = tmp_path / "kept"
@@ -283,17 +272,15 @@ copy(source, target, **options)
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_killed_copy_is_a_dataset_and_goes_on(
-    kind: str, local: Path, tmp_path: Path, server: dict[str, Any]
+    kind: str, local: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    target: Location = (str(tmp_path / "copy"), {})
-    if kind == "s3":
-        target = (f"s3://bucket/{uuid.uuid4().hex}", server)
+    target = nothing_at(kind, request, tmp_path)
     process = run_python("-c", KILLED, local, target[0], repr(target[1]))
     assert process.returncode == -signal.SIGKILL, process.stderr
-    frames = all_frames(open_dataset(local))
-    assert all_frames(opened(target)) == frames[:48]
+    frames = read(local)
+    assert read(opened(target)) == frames[:48]
     assert copy(local, target[0], **target[1]) == 2
-    assert all_frames(opened(target)) == frames
+    assert read(opened(target)) == frames
 
 
 COUNTED = """
@@ -333,10 +320,9 @@ def test_a_target_of_another_kind_is_refused(
     url, options = location
     copy(local, url, **options)
     before = names(location)
-    with Writer(tmp_path / "a", DatasetDescription("other", ENVIRONMENT)) as writer:
-        writer.add(Stream(3).batch())
-    with Writer(tmp_path / "b", ABOUT) as writer:
-        writer.add(Stream(3).batch().exclude("frame"))
+    batch = Stream(3).batch()
+    write(tmp_path / "a", [batch], DatasetDescription("other", ABOUT.environment))
+    write(tmp_path / "b", [batch.exclude("frame")])
     for name, text in (
         ("a", "task is 'other', but 'stream' in the dataset"),
         ("b", r"\('frame',\) is missing, but int64"),

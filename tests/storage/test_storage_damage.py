@@ -1,7 +1,6 @@
 """A damaged file is an error that names it, or its data are right.
 
-``MARL_COLLECT_DAMAGES=3000 pytest tests/storage/test_storage_damage.py`` tries
-more than the usual number, with other seeds.
+``make fuzz-storage`` tries more than the usual number, with other seeds.
 """
 
 import os
@@ -10,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,140 +17,96 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
 from storage_streams import (
-    ENVIRONMENT,
+    ABOUT,
+    Frame,
     Stream,
     complete_episodes,
-    flat_frames,
+    damage,
     frames_of,
+    read,
+    write,
 )
 
-from marl_collect.storage import DatasetDescription, DatasetError, copy
+from marl_collect.storage import DatasetError, copy
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
 
-ABOUT = DatasetDescription("stream", ENVIRONMENT)
-TRIALS = int(os.environ.get("MARL_COLLECT_DAMAGES", "200"))
+PARTS = 4
+TRIALS = int(os.environ.get("MARL_COLLECT_DAMAGES", "200")) // PARTS
 EXTRAS: dict[str, Any] = {
     "image": (torch.uint8, (40, 36, 3)),
     "half": (torch.bfloat16, (2,)),
 }
 
 
-def write(folder: Path) -> list[Any]:
-    for seed in (0, 1):
-        stream = Stream(seed, extras=EXTRAS)
-        with Writer(folder, ABOUT) as writer:
-            for _ in range(2):
-                writer.add(stream.batch(4))
-    dataset = open_dataset(folder)
-    frames = flat_frames(dataset[np.arange(len(dataset))])
-    shutil.rmtree(folder / ".cache")
-    return frames
+def write_two(folder: Path) -> list[Frame]:
+    """Write two runs, and return their frames."""
+    batches = [Stream(seed, extras=EXTRAS).batches(frames=4) for seed in (0, 1)]
+    for run in batches:
+        write(folder, run)
+    return frames_of(*batches[0], *batches[1])
 
 
-def damage(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    at = draw.randrange(len(content))
-    if draw.random() < 0.3:  # The footer is small but has everything in it.
-        at = len(content) - 1 - draw.randrange(min(len(content), 6000))
-    kind = draw.choice(["flip", "flip", "flip", "zeros", "cut", "extend", "noise"])
-    if kind == "flip":
-        content[at] ^= 1 << draw.randrange(8)
-    elif kind == "zeros":
-        content[at : at + 512] = bytes(len(content[at : at + 512]))
-    elif kind == "cut":
-        del content[at:]
-    elif kind == "extend":
-        content += draw.randbytes(100)
-    else:
-        content[at : at + 4] = draw.randbytes(len(content[at : at + 4]))
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_verify_finds_damage_inside_the_cache(tmp_path: Path, part: int) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("where", ["files", "cache"])
+def test_damage_is_an_error_or_does_not_matter(
+    tmp_path: Path, where: str, part: int
+) -> None:
     """Reading does not compare the cache with the files; ``verify`` does."""
-    origin = tmp_path / "origin"
-    expected = write(origin)
-    dataset = open_dataset(origin)
-    _ = dataset.statistics, dataset.transitions.moments("g")
-    names = sorted(p.name for p in (origin / ".cache").iterdir() if p.stat().st_size)
-    assert len(names) == 8
+    origin, folder = tmp_path / "origin", tmp_path / "data"
+    expected = write_two(origin)
+    runs = expected[: len(expected) // 2], expected[len(expected) // 2 :]
+    whole = sum(len(e) for run in runs for e in complete_episodes(run).values())
+    damaged = origin
+    if where == "cache":
+        dataset = open_dataset(origin)
+        _ = dataset.statistics, dataset.transitions.moments("g")
+        damaged = origin / ".cache"
+    names = sorted(
+        p.name for p in damaged.iterdir() if p.is_file() and p.stat().st_size
+    )
+    assert len(names) == (8 if where == "cache" else 2)
     errors = 0
-    for trial in range(TRIALS // 4):
-        draw = random.Random(f"cache {TRIALS} {part} {trial}")
-        folder = tmp_path / "data"
+    for trial in range(TRIALS):
+        draw = random.Random(f"{where} {TRIALS} {part} {trial}")
         # With the times of the files, by which a cache knows them.
         shutil.copytree(origin, folder)
-        damage(folder / ".cache" / draw.choice(names), draw)
-        try:
-            dataset = open_dataset(folder)
-            dataset.verify()
-        except DatasetError as error:
-            assert str(folder) in str(error)  # noqa: PT017
-            errors += 1
-        else:
-            read = flat_frames(dataset[np.arange(len(dataset))])
-            assert read == expected, f"trial {trial}"
-            assert dataset.trajectories.lengths.sum() == lengths(expected)
-        shutil.rmtree(folder)
-    assert errors > TRIALS // 4 // 4
-
-
-@pytest.mark.parametrize("kind", ["records", "large", "index", "order", "episodes"])
-@pytest.mark.parametrize("size", [None, 0])
-@pytest.mark.parametrize("grows", [False, True])
-def test_a_cache_without_one_of_its_files_is_built_again(
-    tmp_path: Path, kind: str, size: int | None, grows: bool
-) -> None:
-    expected = write(tmp_path)
-    open_dataset(tmp_path)
-    (path,) = (tmp_path / ".cache").glob(f"*.{kind}*")
-    path.unlink()
-    if size is not None and not path.name.endswith(".npy"):
-        path.write_bytes(bytes(size))
-    if grows:
-        with Writer(tmp_path, ABOUT) as writer:
-            writer.add(batch := Stream(7, extras=EXTRAS).batch())
-        expected += frames_of(batch)
-    dataset = open_dataset(tmp_path)
-    assert flat_frames(dataset[np.arange(len(dataset))]) == expected
-    dataset.verify()
-
-
-def lengths(frames: list[Any]) -> int:
-    """Return the number of frames of complete episodes of both runs."""
-    runs = frames[: len(frames) // 2], frames[len(frames) // 2 :]
-    episodes = [e for run in runs for e in complete_episodes(run).values()]
-    return sum(map(len, episodes))
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_damage_is_an_error_or_does_not_matter(tmp_path: Path, part: int) -> None:
-    origin = tmp_path / "origin"
-    expected = write(origin)
-    names = sorted(path.name for path in origin.iterdir())
-    assert len(names) == 2
-    errors = 0
-    for trial in range(TRIALS // 4):
-        draw = random.Random(f"{TRIALS} {part} {trial}")
-        folder = tmp_path / "data"
-        shutil.copytree(origin, folder)
         name = draw.choice(names)
-        damage(folder / name, draw)
-        error = ""
+        damage(folder / damaged.relative_to(origin) / name, draw)
         try:
             dataset = open_dataset(folder)
-            found = flat_frames(dataset[np.arange(len(dataset))])
-        except DatasetError as raised:
-            error = str(raised)
-        if error:
-            assert name in error
+            if where == "cache":
+                dataset.verify()
+            found = read(dataset)
+        except DatasetError as error:
+            assert (name if where == "files" else str(folder)) in str(error)  # noqa: PT017
             errors += 1
         else:
             assert found == expected, f"trial {trial}"
+            assert dataset.trajectories.lengths.sum() == whole
         shutil.rmtree(folder)
-    assert errors > TRIALS // 4 // 2
+    print(f"{TRIALS} damages to {where}, {errors} errors, 0 wrong")  # noqa: T201 - for make fuzz-storage
+    assert errors > TRIALS // (2 if where == "files" else 4)
+
+
+@pytest.mark.parametrize("kind", ["records", "large", "index", "order", "episodes"])
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_cache_without_one_of_its_files_is_built_again(
+    tmp_path: Path, kind: str, is_empty: bool, grows: bool
+) -> None:
+    expected = write_two(tmp_path)
+    open_dataset(tmp_path)
+    (path,) = (tmp_path / ".cache").glob(f"*.{kind}*")
+    path.unlink()
+    if is_empty and not path.name.endswith(".npy"):
+        path.touch()
+    if grows:
+        write(tmp_path, [batch := Stream(7, extras=EXTRAS).batch()])
+        expected += frames_of(batch)
+    dataset = open_dataset(tmp_path)
+    assert read(dataset) == expected
+    dataset.verify()
 
 
 def rewritten(folder: Path, change: Any) -> None:
@@ -215,8 +169,7 @@ HOSTILE = {
 def test_a_file_that_says_something_impossible_is_refused(
     tmp_path: Path, kind: str
 ) -> None:
-    with Writer(tmp_path, ABOUT) as writer:
-        writer.add(Stream(extras=EXTRAS).batch())
+    write(tmp_path, [Stream(extras=EXTRAS).batch()])
     rewritten(tmp_path, HOSTILE[kind])
     (name,) = [path.name for path in tmp_path.glob("*.parquet")]
     with pytest.raises(DatasetError, match=name):
@@ -229,15 +182,14 @@ def test_a_file_that_says_something_impossible_is_refused(
 def test_rows_without_the_ones_behind_them_are_refused(
     tmp_path: Path, rows: slice
 ) -> None:
-    with Writer(tmp_path, ABOUT) as writer:
-        writer.add(Stream(extras=EXTRAS).batch(10))
-    rewritten(tmp_path, lambda t: t.take(np.arange(len(t))[rows]))
+    write(tmp_path, [Stream(extras=EXTRAS).batch(10)])
+    rewritten(tmp_path, lambda t: t.take(list(range(len(t)))[rows]))
     with pytest.raises(DatasetError, match="a null too many"):
         open_dataset(tmp_path)
 
 
 def test_builds_that_fail_leave_nothing(tmp_path: Path) -> None:
-    write(tmp_path)
+    write_two(tmp_path)
     path = max(tmp_path.glob("*.parquet"))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -248,7 +200,7 @@ def test_builds_that_fail_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "data")
+    write_two(tmp_path / "data")
     name = sorted(p.name for p in (tmp_path / "data").glob("*.parquet"))[-1]
     (tmp_path / "data" / name).unlink()
     os.mkfifo(tmp_path / "data" / name)
@@ -262,8 +214,7 @@ def test_a_pipe_in_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_time_is_named(tmp_path: Path) -> None:
-    with Writer(tmp_path, ABOUT) as writer:
-        writer.add(Stream().batch())
+    write(tmp_path, [Stream().batch()])
     (path,) = tmp_path.glob("*.parquet")
     wrong = "99999999-999999-999999-00000000.000000-000000.parquet"
     path.rename(tmp_path / wrong)
@@ -271,21 +222,8 @@ def test_a_name_that_is_no_time_is_named(tmp_path: Path) -> None:
         Writer(tmp_path, ABOUT)
 
 
-def test_a_missing_batch_is_named(tmp_path: Path) -> None:
-    big = Stream(extras={"image": (torch.uint8, (600, 600, 3))})
-    with Writer(tmp_path, ABOUT) as writer:
-        for _ in range(3):
-            writer.add(big.batch(8))
-    files = sorted(tmp_path.glob("*.parquet"))
-    assert len(files) == 3  # Large batches are not joined.
-    files[1].unlink()
-    with pytest.raises(DatasetError, match=r"lacks batch 1 of the run"):
-        open_dataset(tmp_path)
-
-
 def test_files_of_others_are_named(tmp_path: Path) -> None:
-    with Writer(tmp_path, ABOUT) as writer:
-        writer.add(Stream().batch())
+    write(tmp_path, [Stream().batch()])
     (tmp_path / "mine.parquet").write_bytes(b"PAR1")
     with pytest.raises(DatasetError, match=r"mine\.parquet is not a file of a dataset"):
         open_dataset(tmp_path)

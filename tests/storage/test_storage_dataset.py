@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq
-from storage_streams import ENVIRONMENT, Stream, flat_frames, frames_of
+from storage_streams import ABOUT, Stream, frames_of, read, write
 from support.scripts import run_python
 from workloads.counting import CountingEnv
 
@@ -393,19 +393,17 @@ def test_what_a_cache_has_in_front_of_a_change_is_not_decoded_again(
 ) -> None:
     extras: dict[str, Any] = {"image": (torch.uint8, (40, 36, 3))}
     streams = [Stream(seed, extras=extras) for seed in range(3)]
-    about = DatasetDescription("stream", ENVIRONMENT)
-    frames: list[Any] = []
-    for stream in streams[:2]:
-        with Writer(tmp_path, about) as writer:
-            for _ in range(2):
-                writer.add(batch := stream.batch())
-                frames += frames_of(batch)
-    with Writer(tmp_path, about) as writer:
-        for count in range(3):
+    runs = [
+        stream.batches(count) for stream, count in zip(streams, (2, 2, 3), strict=True)
+    ]
+    frames = frames_of(*(batch for run in runs for batch in run))
+    for run in runs[:2]:
+        write(tmp_path, run)
+    with Writer(tmp_path, ABOUT) as writer:
+        for count, batch in enumerate(runs[2]):
             if count == 2:  # A reader that has some parts of what will be joined.
                 open_dataset(tmp_path)
-            writer.add(batch := streams[2].batch())
-            frames += frames_of(batch)
+            writer.add(batch)
     first, second, _ = sorted(tmp_path.glob("*.parquet"))
     if change == "delete":
         open_dataset(tmp_path)
@@ -417,17 +415,17 @@ def test_what_a_cache_has_in_front_of_a_change_is_not_decoded_again(
         second.unlink()
         pq.write_table(table, second)
     decoded: list[Any] = []
-    read = cache.read_table
+    read_table = cache.read_table
 
     def counted(file: Any, name: Path) -> Any:
         decoded.append(name)
-        return read(file, name)
+        return read_table(file, name)
 
     monkeypatch.setattr(cache, "read_table", counted)
     dataset = open_dataset(tmp_path)
     assert len(decoded) == {"join": 1, "delete": 1, "replace": 2}[change]
     assert first not in decoded
-    assert flat_frames(dataset[np.arange(len(dataset))]) == frames
+    assert read(dataset) == frames
     dataset.verify()
 
 
@@ -448,7 +446,7 @@ def test_a_listing_that_overlaps_a_join_is_repeated(
             listings.append(listed)
         yield iter(listed[1:] if missing else listed)
 
-    with Writer(path, DatasetDescription("stream", ENVIRONMENT)) as writer:
+    with Writer(path, ABOUT) as writer:
         stream = Stream()
         for _ in range(3):
             writer.add(stream.batch())

@@ -1,7 +1,5 @@
 """Every kind of batch is read as it was written, bit by bit, and by foreign readers."""
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +10,22 @@ import torch
 pytest.importorskip("pyarrow")
 
 from storage_streams import (
+    ABOUT,
     DTYPES,
-    ENVIRONMENT,
     SHAPES,
     Stream,
+    collected,
     complete_episodes,
     flat_frames,
     frames_of,
+    read,
+    write,
 )
-from workloads.counting import CountingEnv
 
-from marl_collect import Collector, restore_next
-from marl_collect.storage import DatasetDescription, cache
+from marl_collect import restore_next
+from marl_collect.storage import cache
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
-
-ABOUT = DatasetDescription("stream", ENVIRONMENT)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -35,18 +33,12 @@ ABOUT = DatasetDescription("stream", ENVIRONMENT)
 def test_values_of_every_dtype_and_shape_come_back(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    stream = Stream(extras={"extra": (dtype, shape)})
-    expected = []
-    with Writer(tmp_path, ABOUT) as writer:
-        for _ in range(2):
-            batch = stream.batch()
-            expected += frames_of(batch)
-            writer.add(batch)
-    dataset = open_dataset(tmp_path)
-    read = dataset[np.arange(len(dataset))]
-    assert read["g", "extra"].dtype == dtype
-    assert read["g", "extra"].shape == (24, 2, *shape)
-    assert flat_frames(read) == expected
+    batches = Stream(extras={"extra": (dtype, shape)}).batches()
+    write(tmp_path, batches)
+    frames = open_dataset(tmp_path)[range(24)]
+    assert frames["g", "extra"].dtype == dtype
+    assert frames["g", "extra"].shape == (24, 2, *shape)
+    assert flat_frames(frames) == frames_of(*batches)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -56,16 +48,11 @@ def test_episodes_are_those_that_a_plain_loop_finds(
     tmp_path: Path, ragged: bool, begun: bool, says_begin: bool
 ) -> None:
     stream = Stream(3, 3, ragged=ragged, begun=begun, says_begin=says_begin)
-    frames = []
-    counted = 0
+    batches = stream.batches(12)
     with Writer(tmp_path, ABOUT) as writer:
-        for _ in range(12):
-            batch = stream.batch()
-            frames += frames_of(batch)
-            counted += len(writer.add(batch))
-    dataset = open_dataset(tmp_path)
-    trajectories = dataset.trajectories
-    expected = complete_episodes(frames)
+        counted = sum(len(writer.add(batch)) for batch in batches)
+    trajectories = open_dataset(tmp_path).trajectories
+    expected = complete_episodes(frames_of(*batches))
     if not says_begin and not begun:
         # A first episode with a number that is not 0 may have begun before.
         expected = {key: e for key, e in expected.items() if key & 0xFFFFFFFF != 7}
@@ -82,39 +69,27 @@ def test_episodes_are_those_that_a_plain_loop_finds(
         assert trajectories.episodes[i].environment == key >> 32
 
 
-def collected(kind: str) -> Iterator[Any]:
-    kinds: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "compact": {"compact_obs": True},
-        "ragged": {"trajs_per_batch": 5},
-        "limited": {"max_frames_per_traj": 7},
-        "many": {"frames_per_batch": 130 * 6},
-    }
-    n_envs = 130 if kind == "many" else 3
-    options = {"frames_per_batch": 60} | kinds[kind]
-    factories = [partial(CountingEnv, n_prey=1)] * n_envs
-    collector = Collector(factories, seed=0, total_frames=-1, **options)
-    with collector:
-        for _ in range(4):
-            yield collector, collector.next()
-
-
-@pytest.mark.parametrize("kind", ["plain", "compact", "ragged", "limited", "many"])
-def test_batches_of_collectors_come_back(tmp_path: Path, kind: str) -> None:
-    expected = []
-    writer: Any = None
-    for collector, batch in collected(kind):
-        writer = writer or Writer(
-            tmp_path, DatasetDescription("counting", collector.description)
-        )
-        writer.add(batch)
-        if kind == "compact":
-            batch = restore_next(batch.clone(recurse=False))
-            batch = batch.exclude(("collector", "last_observations"))
-        expected += frames_of(batch)
-    writer.close()
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compact_obs": True},
+        {"trajs_per_batch": 5},
+        {"max_frames_per_traj": 7},
+        {"n_envs": 130, "frames": 130 * 6},
+    ],
+    ids=str,
+)
+def test_batches_of_collectors_come_back(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    about, batches = collected(**{"n_envs": 3, "frames": 60, "batches": 4} | options)
+    write(tmp_path, batches, about)
+    if "compact_obs" in options:
+        last = ("collector", "last_observations")
+        batches = [restore_next(b.clone(recurse=False)).exclude(last) for b in batches]
     dataset = open_dataset(tmp_path)
-    assert flat_frames(dataset[np.arange(len(dataset))]) == expected
+    assert read(dataset) == frames_of(*batches)
     assert len(dataset.trajectories) > 3
 
 
@@ -123,10 +98,8 @@ def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     duckdb = pytest.importorskip("duckdb")
     stream = Stream(says_begin=True)
-    with Writer(tmp_path / "data", ABOUT) as writer:
-        batches = [stream.batch() for _ in range(3)]
-        for batch in batches:
-            writer.add(batch)
+    batches = stream.batches(3)
+    write(tmp_path / "data", batches)
     rewards = torch.cat([b["next", "g", "reward"].flatten(0, 1) for b in batches])
     frame = pandas.read_parquet(tmp_path / "data")
     assert np.allclose(
@@ -153,36 +126,24 @@ def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_dataset_may_have_no_complete_episode(tmp_path: Path) -> None:
-    stream = Stream(begun=False, says_begin=True)
-    with Writer(tmp_path, ABOUT) as writer:
-        writer.add(stream.batch(1))
+    write(tmp_path, [Stream(begun=False, says_begin=True).batch(1)])
     dataset = open_dataset(tmp_path)
-    assert len(dataset) == 2
-    assert len(dataset.trajectories) == 0
-    assert dataset.trajectories.returns.shape == (0,)
-
-
-def test_a_run_that_was_deleted_is_not_in_the_cache(tmp_path: Path) -> None:
-    runs = []
-    for seed in (0, 1):
-        with Writer(tmp_path, ABOUT) as writer:
-            batch = Stream(seed).batch()
-            writer.add(batch)
-        runs.append(writer.run)
-    assert len(open_dataset(tmp_path)) == 24
-    for path in tmp_path.glob(f"{runs[0]}.*"):
-        path.unlink()
-    dataset = open_dataset(tmp_path)
-    assert flat_frames(dataset[np.arange(len(dataset))]) == frames_of(batch)
+    trajectories = dataset.trajectories
+    assert (len(dataset), len(trajectories), len(trajectories.returns)) == (2, 0, 0)
+    with pytest.raises(ValueError, match="no episodes to sample"):
+        trajectories.sample(1)
+    with pytest.raises(ValueError, match="no frames to sample"):
+        trajectories.transitions.sample(1)
+    with pytest.raises(ValueError, match="form must be"):
+        trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
 def test_joined_files_need_no_new_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = Stream()
     with Writer(tmp_path, ABOUT) as writer:
-        for _ in range(3):
-            writer.add(stream.batch())
+        for batch in Stream().batches(3):
+            writer.add(batch)
         first = open_dataset(tmp_path)
     assert len(list(tmp_path.glob("*.parquet"))) == 1
     monkeypatch.setattr(cache, "read_table", None)  # Nothing is decoded again.

@@ -9,25 +9,21 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from storage_streams import collected, write
 from support.scripts import run_python
 from tensordict import TensorDict
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
-from workloads.counting import CountingEnv
 
-from marl_collect import Collector, open_dataset
-from marl_collect.storage import Dataset, DatasetDescription, Writer
+from marl_collect import open_dataset
+from marl_collect.storage import Dataset
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     path = tmp_path_factory.mktemp("loader") / "d"
-    collector = Collector(
-        [CountingEnv] * 2, frames_per_batch=20, total_frames=100, seed=0
-    )
-    with Writer(path, DatasetDescription("c", collector.description)) as writer:
-        for batch in collector:
-            writer.add(batch)
+    about, batches = collected()
+    write(path, batches, about)
     return open_dataset(path)
 
 
@@ -44,9 +40,11 @@ def tags(batch: Any) -> list[Any]:
 
 
 KINDS = {
+    "dataset": lambda dataset: dataset,
     "transitions": lambda dataset: dataset.transitions,
     "trajectories": lambda dataset: dataset.trajectories,
     "sequences": lambda dataset: dataset.trajectories.sequences(3),
+    "n-steps": lambda dataset: dataset.trajectories.n_step(2),
 }
 
 
@@ -57,7 +55,8 @@ def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
     epochs = [[tags(batch) for batch in loader] for _ in range(2)]
     assert len(epochs[0]) == len(loader) > 1
     flat = [sorted(chain(*epoch)) for epoch in epochs]
-    frames = source if kind == "transitions" else dataset.trajectories.transitions
+    single = kind in ("dataset", "transitions")
+    frames = dataset.transitions if single else dataset.trajectories.transitions
     assert flat[0] == flat[1] == sorted(tags(frames[:]))
     assert epochs[0] != epochs[1]
     second_loader = source.loader(batch_size=4, seed=1)
@@ -74,14 +73,6 @@ def test_orders_follow_from_the_seed_as_documented(dataset: Dataset) -> None:
         (batch,) = loader
         orders.append([numbers.index(number) for number in batch[key][:, 0].tolist()])
     assert orders == [[8, 2, 3, 9, 7, 6, 4, 1, 5, 0], [9, 3, 0, 4, 5, 8, 6, 2, 7, 1]]
-
-
-def test_a_dataset_loads_its_transitions(dataset: Dataset) -> None:
-    dataset_loader, frame_loader = (
-        dataset.loader(9, seed=1),
-        dataset.transitions.loader(9, seed=1),
-    )
-    assert [*map(tags, dataset_loader)] == [*map(tags, frame_loader)]
 
 
 def test_selections_have_loaders(dataset: Dataset) -> None:
@@ -177,52 +168,6 @@ def test_ranks_share_an_epoch_as_in_torch(
         episodes.loader(batch_size=1, rank=2, world_size=2, seed=0)
 
 
-def test_sequences_have_one_length_and_do_not_mix_episodes(dataset: Dataset) -> None:
-    sequences = dataset.trajectories.sequences(3)
-    for batch in sequences.loader(batch_size=5, seed=0):
-        assert batch.shape[1] == 3
-        assert batch.names == [None, "time"]
-        mask = batch["collector", "mask"]
-        for sequence, valid in zip(batch, mask, strict=True):
-            ids = sequence["collector", "traj_ids"][valid]
-            assert len(ids)
-            assert (ids == ids[0]).all()
-            done = sequence["next", "done"][valid][:-1]
-            assert not done.any()
-
-
-@pytest.mark.parametrize("stride", [1, 2, 4])
-@pytest.mark.parametrize("burn_in", [0, 3, 50])
-def test_pieces_overlap_and_have_frames_in_front(
-    dataset: Dataset, stride: int, burn_in: int
-) -> None:
-    episodes, length = dataset.trajectories, 4
-    all_sequences = iter(episodes.sequences(length, stride=stride, burn_in=burn_in))
-    for episode in episodes:
-        end = 0
-        for begin in range(0, len(episode), stride):
-            if end == len(episode):
-                break
-            end = min(begin + length, len(episode))
-            sequence = next(all_sequences)
-            padding = max(0, burn_in - begin)
-            expected = episode[begin - burn_in + padding : end]
-            assert sequence.shape == (burn_in + length,)
-            mask = sequence["collector", "mask"]
-            columns = torch.arange(burn_in + length)
-            valid = (padding <= columns) & (columns < padding + len(expected))
-            assert torch.equal(mask, valid)
-            valid_frames = sequence[mask].exclude(("collector", "mask"))
-            assert (valid_frames == expected).all()
-            assert not sequence[~mask]["hunter", "observation"].any()
-        assert end == len(episode)
-    assert next(all_sequences, None) is None
-    sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
-    assert (sequences[-1] == sequences[len(sequences) - 1]).all()
-    with pytest.raises(IndexError, match="is out of range"):
-        sequences[len(sequences)]
-
-
 @pytest.mark.forks
 def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
     expected = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
@@ -280,16 +225,6 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
         other = dataset.loader(batch_size=8, **option)
         with pytest.raises(ValueError, match=f"a loader with {name} .*same arguments"):
             other.load_state_dict(first.state_dict())
-
-
-def test_a_loader_reads_states_of_earlier_versions(dataset: Dataset) -> None:
-    loader = dataset.loader(batch_size=8, seed=3)
-    next(iter(loader))
-    state = loader.state_dict()
-    del state["shuffle"], state["drop_last"]
-    other = dataset.loader(batch_size=8)
-    other.load_state_dict(state)
-    assert other.state_dict() == loader.state_dict()
 
 
 def test_memory_cannot_be_pinned_without_a_gpu(
@@ -379,33 +314,39 @@ def test_a_missing_key_says_where_rewards_are(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("use", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
-        ({"batch_size": 2, "workers": -1}, "workers must be an integer of at least 0"),
+        (lambda d: d.loader(0), "batch_size must be an integer of at least 1"),
+        (lambda d: d.loader(2, workers=-1), "workers must be an integer of at least 0"),
+        (lambda d: d.trajectories.sequences(0), "length must be at least 1"),
+        (
+            lambda d: d.trajectories.sequences(3, stride=4),
+            "stride must be between 1 and length=3",
+        ),
+        (
+            lambda d: d.trajectories.sequences(3, stride=0),
+            "stride must be between 1 and length=3",
+        ),
+        (
+            lambda d: d.trajectories.sequences(3, burn_in=-1),
+            "burn_in must be at least 0",
+        ),
+        (lambda d: d.trajectories.n_step(0), "n must be at least 1"),
+        (
+            lambda d: d.trajectories.n_step(2, gamma=1.5),
+            "gamma must be between 0 and 1",
+        ),
+        (
+            lambda d: d.trajectories.select("collector").n_step(2),
+            "No reward is selected",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(
-    dataset: Dataset, arguments: Any, message: str
+    dataset: Dataset, use: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        dataset.loader(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"length": 0}, "length must be at least 1"),
-        ({"length": 3, "stride": 4}, "stride must be between 1 and length=3"),
-        ({"length": 3, "stride": 0}, "stride must be between 1 and length=3"),
-        ({"length": 3, "burn_in": -1}, "burn_in must be at least 0"),
-    ],
-)
-def test_sequences_that_do_not_fit_are_refused(
-    dataset: Dataset, arguments: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataset.trajectories.sequences(**arguments)
+        use(dataset)
 
 
 def test_an_unknown_argument_is_refused_with_advice(dataset: Dataset) -> None:

@@ -8,74 +8,30 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.utils.data import DataLoader
-from workloads.counting import CountingEnv
 
-from marl_collect import Collector, MultiSyncCollector, open_dataset, split_trajectories
-from marl_collect.storage import DatasetDescription, Writer
+from marl_collect import open_dataset, split_trajectories
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A dataset of two runs whose episodes cross batches, and their frames."""
-    path = tmp_path_factory.mktemp("data") / "d"
-    truth = []
-    for seed in (0, 1):
-        collector = Collector(
-            [lambda: CountingEnv(state=True)] * 3,
-            frames_per_batch=30,
-            total_frames=300,
-            seed=seed,
-        )
-        description = DatasetDescription("counting", collector.description)
-        with Writer(path, description) as writer:
-            batches = [batch.clone() for batch in collector]
-            for batch in batches:
-                writer.add(batch)
-        truth.append(torch.cat(batches, 1))
-    return path, truth
-
-
-def whole(truth: list[TensorDict]) -> dict[tuple[int, int], TensorDict]:
-    """Complete episodes by run and trajectory, cut out of the collected frames."""
-    episodes = {}
-    for run, rows in enumerate(truth):
-        for row in rows.unbind(0):
-            for number in row["collector", "traj_ids"].unique().tolist():
-                episode = row[row["collector", "traj_ids"] == number]
-                if episode["next", "done"][-1]:
-                    episodes[run, number] = episode
-    return episodes
-
-
-def test_every_complete_episode_equals_the_collected_one(recording: Any) -> None:
-    path, truth = recording
-    dataset = open_dataset(path)
-    expected = whole(truth)
-    assert len(dataset.trajectories) == len(expected) > 20
-    runs = np.repeat([0, 1], [sum(k[0] == r for k in expected) for r in (0, 1)])
-    ends = zip(runs, dataset.trajectories, dataset.trajectories.episodes, strict=True)
-    for run, episode, info in ends:
-        number = int(episode["collector", "traj_ids"][0])
-        expected_episode = expected.pop((int(run), number))
-        assert (episode == expected_episode).all()
-        assert episode.batch_size == expected_episode.batch_size
-        assert episode["hunter"].batch_size == expected_episode["hunter"].batch_size
+def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> None:
+    trajectories = recording.dataset.trajectories
+    assert len(trajectories) > 20
+    for number, episode, info in zip(
+        trajectories.run_numbers, trajectories, trajectories.episodes, strict=True
+    ):
+        rows = recording.runs[number]
+        key = ("collector", "traj_ids")
+        expected = rows[rows[key] == episode[key][0]]
+        assert (episode == expected).all()
+        assert episode.batch_size == (info.length,) == expected.batch_size
+        assert episode["hunter"].batch_size == expected["hunter"].batch_size
         assert episode.names == ["time"]
-        assert info.length == len(expected_episode)
-        rewards = sum(
-            expected_episode["next", g, "reward"].sum() for g in ("hunter", "prey")
-        )
+        rewards = sum(expected["next", g, "reward"].sum() for g in ("hunter", "prey"))
         assert info.team_return == pytest.approx(float(rewards))
-    assert not expected
-    assert max(dataset.trajectories.lengths) > 10  # Frames of a batch's row.
+    assert max(trajectories.lengths) > 10  # Frames of a batch's row.
 
 
 def test_frames_are_stored_in_order_and_read_in_any_order(recording: Any) -> None:
-    path, truth = recording
-    transitions = open_dataset(path).transitions
-    batches = [piece for run in truth for piece in run.split(10, 1)]
-    flat = torch.cat([batch.reshape(-1) for batch in batches])
+    transitions, flat = recording.dataset.transitions, recording.frames
     assert len(transitions) == len(flat) == 600
     assert (transitions[:] == flat).all()
     assert (transitions[10:400:7] == flat[10:400:7]).all()
@@ -89,10 +45,12 @@ def test_frames_are_stored_in_order_and_read_in_any_order(recording: Any) -> Non
     for index in (600, -601, [0, 600]):
         with pytest.raises(IndexError, match="Frame .* is out of range: there are 600"):
             transitions[index]
+    # The maps must not prevent pickling.
+    assert (pickle.loads(pickle.dumps(transitions))[:] == flat).all()
 
 
 def test_frames_are_indexed_by_integers_and_booleans_only(recording: Any) -> None:
-    transitions = open_dataset(recording[0]).transitions
+    transitions = recording.dataset.transitions
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
     for mask_form in (mask, mask.numpy(), mask.tolist()):
@@ -105,7 +63,7 @@ def test_frames_are_indexed_by_integers_and_booleans_only(recording: Any) -> Non
 
 
 def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
-    dataset = open_dataset(recording[0])
+    dataset = recording.dataset
     trajectories = dataset.trajectories
     n = len(trajectories)
     numbers: list[Any] = [-1, "3", 1.5, True]
@@ -120,28 +78,27 @@ def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
     with pytest.raises(IndexError, match="Frame 600 is out of range: there are 600"):
         dataset[600]
     with pytest.raises(TypeError, match=r"such as \[0.5\], but is 0.5"):
-        trajectories.split_by_return(0.5)  # type: ignore[arg-type]
+        trajectories.split_by_return(0.5)
     (tmp_path / "x.hdf5").touch()
     with pytest.raises(NotADirectoryError, match="is not a folder of a dataset"):
         open_dataset(tmp_path / "x.hdf5")
 
 
 def test_samples_are_uniform_and_reproducible(recording: Any) -> None:
-    path, truth = recording
-    transitions = open_dataset(path).transitions.select(("collector", "traj_ids"))
+    key = ("collector", "traj_ids")
+    transitions = recording.dataset.transitions.select(key)
     draw = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
     repeated = transitions.sample(60_000, generator=torch.Generator().manual_seed(1))
     assert (draw == repeated).all()
-    ids, counts = draw["collector", "traj_ids"].unique(return_counts=True)
-    flat = torch.cat([run.reshape(-1)["collector", "traj_ids"] for run in truth])
-    unique_ids, expected = flat.unique(return_counts=True)
-    assert torch.equal(ids, unique_ids)
+    ids, counts = draw[key].unique(return_counts=True)
+    all_ids, expected = recording.frames[key].unique(return_counts=True)
+    assert torch.equal(ids, all_ids)
     share = counts / 60_000 - expected / 600
     assert share.abs().max() < 0.006  # Five standard errors of the largest share.
 
 
 def test_padded_and_concatenated_samples_have_whole_episodes(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     generators = [torch.Generator().manual_seed(4) for _ in range(3)]
     padded = trajectories.sample(8, generator=generators[0])
     joined = trajectories.sample(8, form="cat", generator=generators[1])
@@ -163,7 +120,7 @@ def test_padded_and_concatenated_samples_have_whole_episodes(recording: Any) -> 
 
 
 def test_parts_by_return_are_ordered_and_complete(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     low, middle, high = trajectories.split_by_return()
     assert len(low) + len(middle) + len(high) == len(trajectories)
     assert min(map(len, (low, middle, high))) > 0
@@ -183,7 +140,7 @@ def test_parts_by_return_are_ordered_and_complete(recording: Any) -> None:
 
 
 def test_equal_returns_go_into_one_part(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     median = float(np.median(trajectories.returns))
     at_median = trajectories.filter(lambda e: e.team_return == median)
     assert sorted(map(len, at_median.split_by_return([0.5]))) == [0, len(at_median)]
@@ -191,7 +148,7 @@ def test_equal_returns_go_into_one_part(recording: Any) -> None:
 
 
 def test_a_part_that_is_far_from_its_share_is_a_warning(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     tied = trajectories._take(np.zeros(10, np.int64))
     words = r"\[0, 10\] episodes, .* about \[8, 2\]: 10 of 10 episodes have the return"
     with pytest.warns(UserWarning, match=words):
@@ -200,7 +157,7 @@ def test_a_part_that_is_far_from_its_share_is_a_warning(recording: Any) -> None:
 
 
 def test_a_selection_has_only_its_own_frames(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     short = trajectories.filter(lambda e: e.length <= 12)
     assert 0 < len(short) < len(trajectories)
     assert short.lengths.max() <= 12
@@ -212,7 +169,7 @@ def test_a_selection_has_only_its_own_frames(recording: Any) -> None:
 
 
 def test_a_selection_has_only_its_own_keys(recording: Any) -> None:
-    trajectories = open_dataset(recording[0]).trajectories
+    trajectories = recording.dataset.trajectories
     selection = trajectories.select(("hunter", "observation"), "state", "next")
     actual = selection[0]
     assert set(actual.keys()) == {"hunter", "state", "next"}
@@ -223,30 +180,15 @@ def test_a_selection_has_only_its_own_keys(recording: Any) -> None:
 
 
 def test_what_a_dataset_returns_can_be_saved(recording: Any, tmp_path: Path) -> None:
-    frames = open_dataset(recording[0]).transitions[:4]
+    frames = recording.dataset.transitions[:4]
     with pytest.raises(KeyError, match="What a step returns is under 'next'"):
         frames["hunter", "reward"]
     frames.memmap(tmp_path / "frames")
     assert (TensorDict.load_memmap(tmp_path / "frames") == frames).all()
 
 
-def test_sampling_from_nothing_is_an_error(tmp_path: Path) -> None:
-    collector = Collector(CountingEnv, frames_per_batch=2, total_frames=2)
-    description = DatasetDescription("counting", collector.description)
-    with Writer(tmp_path / "d", description) as writer:
-        writer.add(collector.next())
-    dataset = open_dataset(tmp_path / "d")
-    assert len(dataset.transitions) == 2
-    with pytest.raises(ValueError, match="no episodes to sample"):
-        dataset.trajectories.sample(1)
-    with pytest.raises(ValueError, match="no frames to sample"):
-        dataset.trajectories.transitions.sample(1)
-    with pytest.raises(ValueError, match="form must be"):
-        dataset.trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
-
-
 def test_tensors_that_were_read_are_independent_copies(recording: Any) -> None:
-    dataset = open_dataset(recording[0])
+    dataset = recording.dataset
     before = dataset.trajectories[0].clone()
     dataset.trajectories[0].zero_()
     dataset.transitions[:20].zero_()
@@ -257,38 +199,8 @@ def test_no_files_stay_open(recording: Any) -> None:
     folder = Path("/proc/self/fd")
     if not folder.exists():  # Only Linux lists open files here.
         folder = Path("/dev/fd")
-    dataset = open_dataset(recording[0])
+    dataset = recording.dataset
     before = len(list(folder.iterdir()))
     views = [*dataset.trajectories, dataset.transitions[:], dataset.view]
     assert len(list(folder.iterdir())) <= before
     assert len(views) > 20
-
-
-def test_a_data_loader_reads_whole_batches_also_in_processes(recording: Any) -> None:
-    transitions = open_dataset(recording[0]).transitions
-    transitions[:3]  # The maps must not prevent pickling.
-    assert (pickle.loads(pickle.dumps(transitions))[:] == transitions[:]).all()
-    items: Any = transitions
-    loader: Any = DataLoader(items, batch_size=128, collate_fn=lambda batch: batch)
-    sizes = [batch.shape for batch in loader]
-    assert sizes == [(128,)] * 4 + [(88,)]
-
-
-def test_invalid_frames_are_not_included(tmp_path: Path) -> None:
-    collector = MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=[10, 7], total_frames=170, seed=0
-    )
-    description = DatasetDescription("counting", collector.description)
-    with Writer(tmp_path / "d", description) as writer:
-        for batch in collector:
-            writer.add(batch)
-    dataset = open_dataset(tmp_path / "d").transitions
-    assert len(dataset) == 170
-    truth = Collector([CountingEnv] * 2, frames_per_batch=200, seed=0).next()
-    trajectories = open_dataset(tmp_path / "d").trajectories
-    for episode in trajectories:
-        number = episode["collector", "traj_ids"][0]
-        episode_frames = truth[truth["collector", "traj_ids"] == number]
-        assert (episode == episode_frames).all()
-    n_ended = truth["next", "done"][0, :100].sum() + truth["next", "done"][1, :70].sum()
-    assert len(trajectories) == n_ended > 10

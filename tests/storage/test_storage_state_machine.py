@@ -1,50 +1,55 @@
 """Random histories of a folder: writers, copies, deletions, damage, caches.
 
 The model is a list of frames per run. After every step the folder is read, and datasets
-that were opened before still hold what they held.
+that were opened before still hold what they held. Kills are in ``test_storage_kills``.
 """
 
 import itertools
+import os
+import random
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
+    initialize,
     invariant,
     precondition,
     rule,
 )
 from storage_streams import (
-    ENVIRONMENT,
+    ABOUT,
     Frame,
     Stream,
     complete_episodes,
+    damage,
     flat_frames,
     frames_of,
+    read,
     traj_id,
+    write,
 )
 
-from marl_collect.storage import DatasetDescription, DatasetError
+from marl_collect.storage import DatasetError, trajectories
 from marl_collect.storage import writer as writing
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.writer import Writer
 
-ABOUT = DatasetDescription("stream", ENVIRONMENT)
-
-
-def content(dataset: Dataset) -> list[Frame]:
-    return flat_frames(dataset[np.arange(len(dataset))])
+# Numbers instead of names and offsets, which differ from run to run.
+NUMBERS = st.integers(0, 999)
 
 
 class Folder(RuleBasedStateMachine):
@@ -62,6 +67,8 @@ class Folder(RuleBasedStateMachine):
         self.seeds = itertools.count()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(writing, "_MOST_PARTS", 3)
+        self.patch.setattr(trajectories, "_FILE_BYTES", 2000)
+        self.patch.setattr(os, "fsync", lambda _: None)  # Nothing is killed here.
 
     def teardown(self) -> None:
         """Delete everything."""
@@ -70,6 +77,13 @@ class Folder(RuleBasedStateMachine):
 
     writers: Any = Bundle("writers")
 
+    @initialize(target=writers, ragged=st.booleans())
+    def begin(self, ragged: bool) -> Any:
+        """Write a run of several files, which the writer may still join."""
+        writer = self.open_writer(2, ragged)
+        self.add(writer, frames=4, batches=2)
+        return writer
+
     @precondition(lambda self: len(self.writers_open) < 3)
     @rule(target=writers, n_envs=st.integers(1, 3), ragged=st.booleans())
     def open_writer(self, n_envs: int, ragged: bool) -> Any:
@@ -77,21 +91,20 @@ class Folder(RuleBasedStateMachine):
         self.writers_open.add(writer.run)
         return writer, Stream(next(self.seeds), n_envs, ragged=ragged)
 
-    @rule(writer=writers, frames=st.integers(1, 5))
-    def add(self, writer: Any, frames: int) -> None:
+    @rule(writer=writers, frames=st.integers(1, 5), batches=st.integers(1, 3))
+    def add(self, writer: Any, frames: int, batches: int) -> None:
         writer, stream = writer
-        batch = stream.batch(frames)
-        writer.add(batch)
-        self.runs.setdefault(writer.run, []).extend(frames_of(batch))
+        for batch in stream.batches(batches, frames):
+            writer.add(batch)
+            self.runs.setdefault(writer.run, []).extend(frames_of(batch))
 
     @rule(writer=writers)
     def refuse(self, writer: Any) -> None:
         writer, _ = writer
         batch = Stream(0, 1).batch(2)
         batch["more"] = batch["frame"]
-        if writer.run in self.runs:
-            with pytest.raises(ValueError, match="more|continues"):
-                writer.add(batch)
+        with pytest.raises(ValueError, match="more|continues"):
+            writer.add(batch)
 
     @rule(writer=consumes(writers))
     def close(self, writer: Any) -> None:
@@ -103,60 +116,114 @@ class Folder(RuleBasedStateMachine):
         """Forget a writer without closing it, as if it had been killed."""
         self.writers_open.discard(writer[0].run)
 
-    @precondition(lambda self: self.runs)
     @rule()
     def keep_open(self) -> None:
         dataset = open_dataset(self.folder)
-        self.opened.append((dataset, content(dataset)))
+        self.opened.append((dataset, read(dataset)))
 
     @rule()
     def delete_cache(self) -> None:
         shutil.rmtree(self.folder / ".cache", ignore_errors=True)
 
-    @precondition(lambda self: not self.writers_open)
     @rule()
     def move(self) -> None:
+        """Move the folder, which writers follow, and put another one into its place."""
         target = self.root / f"moved-{next(self.names)}"
         self.folder.rename(target)
+        self.folder.mkdir()
+        (self.folder / "thesis.tex").touch()
         self.folder = target
 
-    @precondition(lambda self: self.runs)
     @rule()
     def merge(self) -> None:
         """Copy the files into a folder that has another run."""
         other = self.root / f"merged-{next(self.names)}"
-        with Writer(other, ABOUT) as writer:
-            batch = Stream(next(self.seeds)).batch()
-            writer.add(batch)
+        batch = Stream(next(self.seeds)).batch()
+        self.runs[write(other, [batch])] = frames_of(batch)
         for path in other.glob("*.parquet"):
             shutil.copy(path, self.folder)
-        self.runs[writer.run] = frames_of(batch)
+
+    @precondition(lambda self: self.episodes())
+    @rule(number=NUMBERS)
+    def save(self, number: int) -> None:
+        """Save every second or third episode, and merge what was saved."""
+        dataset = open_dataset(self.folder)
+        chosen = dataset.trajectories[number % 2 :: 2 + number % 2]
+        if not len(chosen):
+            return
+        other = self.root / f"saved-{next(self.names)}"
+        chosen.save(other)
+        saved = open_dataset(other)
+        assert len(saved.trajectories) == len(chosen)
+        by_run: dict[int, list[Frame]] = {}
+        for run, data in zip(chosen.run_numbers, chosen, strict=True):
+            by_run.setdefault(run, []).extend(flat_frames(data))
+        runs = sorted({file.run for file in saved.files})
+        frames = [by_run[run] for run in sorted(by_run)]
+        assert read(saved) == [frame for part in frames for frame in part]
+        for path in other.glob("*.parquet"):
+            assert not (self.folder / path.name).exists()
+            shutil.copy(path, self.folder)
+        self.runs |= dict(zip(runs, frames, strict=True))
 
     def closed_runs(self) -> list[str]:
         return sorted(set(self.runs) - self.writers_open)
 
-    # Numbers instead of names and offsets, which differ from run to run.
-    @precondition(lambda self: self.closed_runs())
-    @rule(number=st.integers(0, 99))
+    def files(self, run: str = "") -> list[Path]:
+        """Return the files of a run, or all, as numbers say."""
+        return sorted(self.folder.glob(f"{run}*.parquet"))
+
+    @precondition(lambda self: self.closed_runs() and len(self.runs) > 1)
+    @rule(number=NUMBERS)
     def delete_run(self, number: int) -> None:
         runs = self.closed_runs()
         run = runs[number % len(runs)]
-        for path in self.folder.glob(f"{run}.*.parquet"):
+        for path in self.files(run):
             path.unlink()
         del self.runs[run]
 
-    @precondition(lambda self: self.runs)
-    @rule(number=st.integers(0, 99), part=st.floats(0, 1), bit=st.integers(0, 7))
-    def damage(self, number: int, part: float, bit: int) -> None:
-        """Flip a bit of a file, read, and restore the file."""
-        paths = sorted(self.folder.glob("*.parquet"))
+    @precondition(lambda self: self.closed_runs())
+    @rule(number=NUMBERS)
+    def delete_episode(self, number: int) -> None:
+        """Replace the files of a run by others without one of its episodes."""
+        runs = self.closed_runs()
+        run = runs[number % len(runs)]
+        ids = sorted({traj_id(frame) for frame in self.runs[run]})
+        deleted = ids[number // 7 % len(ids)]
+        paths = self.files(run)
+        tables = [pq.read_table(path) for path in paths]
+        tables = [t.filter(pc.field("collector.traj_ids") != deleted) for t in tables]
+        if not all(map(len, tables)):
+            return
+        for path, table in zip(paths, tables, strict=True):
+            pq.write_table(table, path, write_page_checksum=True)
+        frames = [frame for frame in self.runs[run] if traj_id(frame) != deleted]
+        self.runs[run] = frames
+
+    @rule(number=NUMBERS)
+    def miss_a_file(self, number: int) -> None:
+        """Move a file away that is not the last one of its run, and back again."""
+        paths = self.files()
+        runs = [path.name.partition(".")[0] for path in paths]
+        inner = [n for n, pair in enumerate(pairwise(runs)) if len(set(pair)) == 1]
+        if not inner:
+            return
+        n = inner[number % len(inner)]
+        path, run = paths[n], runs[n]
+        hidden = path.rename(path.with_suffix(".away"))
+        with pytest.raises(DatasetError, match=f"lacks batch .* of the run {run}"):
+            open_dataset(self.folder)
+        hidden.rename(path)
+
+    @rule(number=NUMBERS)
+    def damage(self, number: int) -> None:
+        """Damage a file, read, and restore the file."""
+        paths = self.files()
         path = paths[number % len(paths)]
         before = path.read_bytes()
-        changed = bytearray(before)
-        changed[int(part * (len(before) - 1))] ^= 1 << bit
-        path.write_bytes(changed)
+        damage(path, random.Random(number))
         try:
-            found = content(open_dataset(self.folder))
+            found = read(self.folder)
         except DatasetError as error:
             assert path.name in str(error)  # noqa: PT017
         else:
@@ -166,21 +233,20 @@ class Folder(RuleBasedStateMachine):
     def expected(self) -> list[Frame]:
         return [frame for run in sorted(self.runs) for frame in self.runs[run]]
 
-    @invariant()
-    def reads_what_was_added(self) -> None:
-        if not self.runs:
-            with pytest.raises(FileNotFoundError):
-                open_dataset(self.folder)
-            return
-        dataset = open_dataset(self.folder)
-        assert content(dataset) == self.expected()
-        fresh = open_dataset(self.folder, cache=self.root / f"c{next(self.names)}")
-        assert content(fresh) == content(dataset)
-        episodes = {
+    def episodes(self) -> dict[tuple[str, int], list[Frame]]:
+        return {
             (run, key): episode
             for run, frames in self.runs.items()
             for key, episode in complete_episodes(frames).items()
         }
+
+    @invariant()
+    def reads_what_was_added(self) -> None:
+        dataset = open_dataset(self.folder)
+        assert read(dataset) == self.expected()
+        fresh = open_dataset(self.folder, cache=self.root / f"c{next(self.names)}")
+        assert read(fresh) == read(dataset)
+        episodes = self.episodes()
         for reader in (dataset, fresh):
             assert len(reader.trajectories) == len(episodes)
         for i, data in enumerate(dataset.trajectories):
@@ -191,7 +257,12 @@ class Folder(RuleBasedStateMachine):
     @invariant()
     def opened_datasets_hold_what_they_held(self) -> None:
         for dataset, frames in self.opened:
-            assert content(dataset) == frames
+            assert read(dataset) == frames
+
+    @invariant()
+    def other_folders_are_as_they_were(self) -> None:
+        for path in self.root.glob("*/thesis.tex"):
+            assert os.listdir(path.parent) == ["thesis.tex"]
 
 
 TestFolder = Folder.TestCase

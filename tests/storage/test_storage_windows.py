@@ -1,38 +1,60 @@
-"""Transitions over several frames, and normalised values."""
+"""Sequences of frames, transitions over several frames, and normalised values."""
 
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
-from workloads.counting import CountingEnv
 
-from marl_collect import Collector, open_dataset
-from marl_collect.storage import Dataset, DatasetDescription, Writer
+from marl_collect.storage import Dataset
 
-N, GAMMA = 3, 0.9
+GAMMA = 0.9
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+@pytest.fixture
+def dataset(recording: Any) -> Dataset:
     """Episodes that cross batches."""
-    path = tmp_path_factory.mktemp("data") / "d"
-    collector = Collector(
-        [lambda: CountingEnv(state=True)] * 2,
-        frames_per_batch=20,
-        total_frames=400,
-        seed=0,
-    )
-    about = DatasetDescription("counting", collector.description)
-    with Writer(path, about) as writer:
-        for batch in collector:
-            writer.add(batch)
-    return open_dataset(path)
+    chosen: Dataset = recording.dataset
+    return chosen
 
 
-def expected_step(episode: TensorDict, first: int) -> tuple[int, dict[str, Any]]:
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("burn_in", [0, 3, 50])
+def test_pieces_overlap_and_have_frames_in_front(
+    dataset: Dataset, stride: int, burn_in: int
+) -> None:
+    episodes, length = dataset.trajectories[:12], 4
+    all_sequences = iter(episodes.sequences(length, stride=stride, burn_in=burn_in))
+    for episode in episodes:
+        end = 0
+        for begin in range(0, len(episode), stride):
+            if end == len(episode):
+                break
+            end = min(begin + length, len(episode))
+            sequence = next(all_sequences)
+            padding = max(0, burn_in - begin)
+            expected = episode[begin - burn_in + padding : end]
+            assert sequence.shape == (burn_in + length,)
+            mask = sequence["collector", "mask"]
+            columns = torch.arange(burn_in + length)
+            valid = (padding <= columns) & (columns < padding + len(expected))
+            assert torch.equal(mask, valid)
+            valid_frames = sequence[mask].exclude(("collector", "mask"))
+            assert (valid_frames == expected).all()
+            assert not sequence[~mask]["hunter", "observation"].any()
+        assert end == len(episode)
+    assert next(all_sequences, None) is None
+    sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
+    assert (sequences[-1] == sequences[len(sequences) - 1]).all()
+    with pytest.raises(IndexError, match="is out of range"):
+        sequences[len(sequences)]
+
+
+def expected_step(
+    episode: TensorDict, first: int, n: int
+) -> tuple[int, dict[str, Any]]:
     """Return the last frame of a transition, and the discounted rewards."""
-    last = min(first + N, len(episode)) - 1
+    last = min(first + n, len(episode)) - 1
     rewards = {
         group: sum(
             GAMMA**i * episode["next", group, "reward"][first + i].double()
@@ -43,15 +65,18 @@ def expected_step(episode: TensorDict, first: int) -> tuple[int, dict[str, Any]]
     return last, rewards
 
 
-def test_n_step_transitions_equal_a_loop_over_episodes(dataset: Dataset) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_n_step_transitions_equal_a_loop_over_episodes(
+    dataset: Dataset, n: int
+) -> None:
     trajectories = dataset.trajectories
-    steps = trajectories.n_step(N, gamma=GAMMA)
+    steps = trajectories.n_step(n, gamma=GAMMA)
     assert len(steps) == trajectories.lengths.sum()
     items = steps.__getitems__(list(range(len(steps))))
     number = 0
     for episode in trajectories:
         for first in range(len(episode)):
-            last, rewards = expected_step(episode, first)
+            last, rewards = expected_step(episode, first, n)
             item = items[number]
             number += 1
             assert item["steps_to_next_obs"].tolist() == [last - first + 1]
@@ -63,42 +88,8 @@ def test_n_step_transitions_equal_a_loop_over_episodes(dataset: Dataset) -> None
             for group, total in rewards.items():
                 torch.testing.assert_close(item["next", group, "reward"], total.float())
     assert number == len(steps)
-
-
-def test_one_step_is_the_transition_itself(dataset: Dataset) -> None:
-    trajectories = dataset.trajectories
-    steps = trajectories.n_step(1, gamma=GAMMA)
-    numbers = [0, 5, 17, len(steps) - 1]
-    transitions = steps.__getitems__(numbers).exclude("gamma", "steps_to_next_obs")
-    assert (transitions == trajectories.transitions[numbers]).all()
-
-
-def test_n_step_transitions_are_loaded_in_epochs(dataset: Dataset) -> None:
-    selection = dataset.trajectories.select(
-        "state", ("next", "hunter", "reward"), "next"
-    )
-    loader = selection.n_step(2).loader(16, seed=0)
-    batches = list(loader)
-    assert sum(len(batch) for batch in batches) == len(selection.transitions)
-    assert "hunter" not in batches[0].keys()
-
-
-@pytest.mark.parametrize(
-    ("n", "gamma", "message"),
-    [(0, 0.9, "n must be at least 1"), (2, 1.5, "gamma must be between 0 and 1")],
-)
-def test_wrong_arguments_are_refused(
-    dataset: Dataset, n: int, gamma: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataset.trajectories.n_step(n, gamma=gamma)
-
-
-def test_n_step_needs_rewards_and_frames_that_exist(dataset: Dataset) -> None:
-    with pytest.raises(ValueError, match="No reward is selected"):
-        dataset.trajectories.select("state").n_step(2)
     with pytest.raises(IndexError, match="out of range"):
-        dataset.trajectories.n_step(2).__getitems__([10**6])
+        steps.__getitems__([number])
 
 
 def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from storage_streams import ABOUT, Stream, collected, frames_of, read, write
 from support.scripts import run_python
 from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector
 from marl_collect.errors import ClosedError
 from marl_collect.programs.interruption import Interruption
 from marl_collect.storage import (
@@ -34,24 +34,6 @@ from marl_collect.storage import (
 from marl_collect.storage import files as storage_files
 from marl_collect.storage import writer as writing
 from marl_collect.storage.recording import RecordArguments, collect_into
-
-
-def batches(n: int = 3, frames: int = 20, seed: int = 0, **options: Any) -> Any:
-    collector = Collector(
-        [CountingEnv] * 2,
-        frames_per_batch=frames,
-        total_frames=n * frames,
-        seed=seed,
-        **options,
-    )
-    description = DatasetDescription("counting", collector.description)
-    return description, [batch.clone() for batch in collector]
-
-
-def write(path: Path, description: DatasetDescription, data: Any, **run: Any) -> None:
-    with Writer(path, description, RunDescription(**run)) as writer:
-        for batch in data:
-            writer.add(batch)
 
 
 def holds(path: Path, *batches: TensorDict) -> bool:
@@ -69,8 +51,8 @@ def names(folder: Path) -> set[str]:
 def test_reading_unpickles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description, data = batches(1)
-    write(tmp_path / "d", description, data)
+    description, data = collected(batches=1)
+    write(tmp_path / "d", data, description)
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("unpickled")
@@ -84,11 +66,12 @@ def test_reading_unpickles_nothing(
 
 
 def test_the_description_survives_the_round_trip(tmp_path: Path) -> None:
-    description, data = batches(1)
+    description, data = collected(batches=1)
     settings = {"size": (5, 5), "weights": {1: (0.5, None)}}
     description = DatasetDescription("counting", description.environment, settings)
     for seed in (5, 6):  # What JSON changes does not prevent appending.
-        write(tmp_path / "d", description, data, seed=seed, policy={"kind": "random"})
+        run = RunDescription(seed, {"kind": "random"})
+        write(tmp_path / "d", data, description, run)
     dataset = open_dataset(tmp_path / "d")
     assert dataset.description.task == "counting"
     assert dataset.description.environment == description.environment
@@ -106,72 +89,81 @@ def test_the_description_survives_the_round_trip(tmp_path: Path) -> None:
         Writer(tmp_path / "d", other)
 
 
-def edited(batch: TensorDict, kind: str) -> TensorDict:
-    batch = batch.clone()
-    if kind == "no ids":
-        del batch["collector", "traj_ids"]
-    elif kind == "no flags":
-        del batch["next", "done"]
-    elif kind == "no frames":
-        batch = batch[:, :0]
-    elif kind == "another key":
-        batch["more"] = batch["next", "done"]
-    elif kind in ("run", "frame_index"):
-        batch[kind] = batch["next", "done"]
-    elif kind == "a deep key":
-        batch[("a",) * 101] = batch["next", "done"]
-    elif kind == "another shape":
-        batch["prey", "action"] = torch.zeros(*batch.shape, 3, 7)
-    elif kind == "another dtype":
-        batch["prey", "action"] = batch["prey", "action"].double()
-    elif kind == "not finite":
-        batch["next", "hunter", "reward"][1, 0, 1] = float("nan")
-        batch["next", "done"][1, -1] = True
+def without(*keys: Any) -> Any:
+    return lambda batch: batch.exclude(*keys)
+
+
+def with_key(key: Any, value: Any = None) -> Any:
+    """Return a function that sets a key; a function makes its value from the batch."""
+    make = value or (lambda batch: batch["next", "done"])
+    return lambda batch: batch.clone().set(key, make(batch))
+
+
+def not_finite(batch: TensorDict) -> TensorDict:
+    batch["next", "hunter", "reward"][1, 0, 1] = float("nan")
+    batch["next", "done"][1, -1] = True
     return batch
 
 
-REFUSALS = {
-    "no ids": "collect with track_traj_ids=True",
-    "no flags": r"has no \('next', 'done'\)",
-    "run": "the names run and frame_index are taken",
-    "frame_index": "the names run and frame_index are taken",
-    "a deep key": "at most 100 parts",
-    "no frames": r"the shape \[2, 0\], so no frames",
-    "another key": r"more.* is bool \[1\], but missing in the dataset",
-    "another shape": r"action.* but .* in the dataset",
-    "another dtype": r"action.* is float64 .* but .* in the dataset",
-    "not finite": "Agent 1 of the group 'hunter' has the return nan in episode",
+ACTION = ("prey", "action")
+REFUSALS: dict[str, tuple[Any, str]] = {
+    "no ids": (
+        without(("collector", "traj_ids")),
+        "collect with track_traj_ids=True",
+    ),
+    "no flags": (without(("next", "done")), r"has no \('next', 'done'\)"),
+    "run": (with_key("run"), "the names run and frame_index are taken"),
+    "frame_index": (with_key("frame_index"), "the names run and frame_index are taken"),
+    "a deep key": (with_key(("a",) * 101), "at most 100 parts"),
+    "no frames": (lambda b: b[:, :0], r"the shape \[2, 0\], so no frames"),
+    "another key": (
+        with_key("more"),
+        r"more.* is bool \[1\], but missing in the dataset",
+    ),
+    "another shape": (
+        with_key(ACTION, lambda b: torch.zeros(*b.shape, 3, 7)),
+        r"action.* but .* in the dataset",
+    ),
+    "another dtype": (
+        with_key(ACTION, lambda b: b[ACTION].double()),
+        r"action.* is float64 .* but .* in the dataset",
+    ),
+    "not finite": (
+        lambda b: not_finite(b.clone()),
+        "Agent 1 of the group 'hunter' has the return nan in episode",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_a_batch_that_is_refused_changes_nothing(tmp_path: Path, kind: str) -> None:
-    description, data = batches(3)
+    description, data = collected(batches=3)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
         before = names(tmp_path / "d")
-        with pytest.raises(ValueError, match=REFUSALS[kind]):
-            writer.add(edited(data[1], kind))
+        change, message = REFUSALS[kind]
+        with pytest.raises(ValueError, match=message):
+            writer.add(change(data[1]))
         assert names(tmp_path / "d") == before
         writer.add(data[1])  # The writer is still open.
         assert writer.frames == 40
-    write(tmp_path / "d", description, data[2:])
+    write(tmp_path / "d", data[2:], description)
     assert holds(tmp_path / "d", *data)
 
 
 def test_any_names_of_keys_are_read_again(tmp_path: Path) -> None:
-    description, data = batches(1)
+    description, data = collected(batches=1)
     for name in ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\"):
         data[0]["prey", name] = torch.rand(*data[0].shape, 3)
         data[0]["in", name] = torch.rand(*data[0].shape)
-    write(tmp_path / "d", description, data)
+    write(tmp_path / "d", data, description)
     assert holds(tmp_path / "d", *data)
 
 
 def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
     tmp_path: Path,
 ) -> None:
-    description, data = batches(2, set_truncated=True)
+    description, data = collected(batches=2, set_truncated=True)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
         with pytest.raises(ValueError, match="set_truncated=True causes"):
@@ -182,7 +174,7 @@ def test_pieces_made_by_set_truncated_are_not_listed_as_episodes(
 def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
     tmp_path: Path, by_episode: bool
 ) -> None:
-    description, data = batches(3, max_frames_per_traj=7)
+    description, data = collected(batches=3, max_frames_per_traj=7)
     writer = Writer(tmp_path / "d", description)
     with EpisodeWriter(writer, frames=1) if by_episode else writer as target:
         for batch in data[1:]:  # The collector was running before.
@@ -194,7 +186,7 @@ def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
 
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
-    description, data = batches(1)
+    description, data = collected(batches=1)
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FileExistsError, match=r"no dataset, but thesis\.tex"):
         Writer(tmp_path, description)
@@ -203,46 +195,30 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     assert names(tmp_path) == {"thesis.tex"}
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "README.md").write_text("# Mine")
-    write(tmp_path / "d", description, data)
+    write(tmp_path / "d", data, description)
     (tmp_path / "d" / "notes.txt").write_text("mine")
-    write(tmp_path / "d", description, data)
+    write(tmp_path / "d", data, description)
     assert holds(tmp_path / "d", data[0], data[0])
 
 
-def test_a_writer_that_added_nothing_leaves_no_folder(tmp_path: Path) -> None:
-    description, data = batches(1)
-    Writer(tmp_path / "d", description).close()
+def test_a_writer_that_added_nothing_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description, data = collected(batches=1)
+    monkeypatch.chdir(tmp_path)
+    Writer("d", description).close()
     assert names(tmp_path) == set()
-    with Writer(tmp_path / "d", description) as writer:
+    with Writer("d", description) as writer:
+        monkeypatch.chdir("/")  # A writer does not look for its folder again.
+        assert writer.path == tmp_path / "d"
         other = Writer(tmp_path / "d", description)
         other.close()
         writer.add(data[0])
     assert holds(tmp_path / "d", data[0])
 
 
-def test_the_writer_follows_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    description, data = batches(4)
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with Writer("d", description) as writer:
-        writer.add(data[0])
-        monkeypatch.chdir(tmp_path / "sub")
-        writer.add(data[1])
-        (tmp_path / "d").rename(tmp_path / "moved")
-        writer.add(data[2])
-        (tmp_path / "d").mkdir()
-        (tmp_path / "d" / "thesis.tex").write_text("precious")
-        writer.add(data[3])
-    assert names(tmp_path / "d") == {"thesis.tex"}
-    assert names(tmp_path / "sub") == set()
-    assert writer.path == tmp_path / "d"
-    assert holds(tmp_path / "moved", *data)
-
-
 def test_a_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
-    description, data = batches(2)
+    description, data = collected(batches=2)
     with Writer(tmp_path / "d", description) as writer:
         writer.add(data[0])
         shutil.rmtree(tmp_path / "d")
@@ -256,8 +232,8 @@ def test_a_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_cleaned_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description, data = batches(1)
-    write(tmp_path / "d", description, data)
+    description, data = collected(batches=1)
+    write(tmp_path / "d", data, description)
     (tmp_path / "d" / ".x.parquet.tmp").mkdir()
     monkeypatch.setattr(writing, "_ABANDONED_SECONDS", -1)
     before = set(os.listdir("/proc/self/fd"))
@@ -269,8 +245,8 @@ def test_a_folder_that_cannot_be_cleaned_is_left(
 def test_cleaning_deletes_no_batch_that_another_writer_adds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description, data = batches(2)
-    write(tmp_path / "d", description, data[:1])
+    description, data = collected(batches=2)
+    write(tmp_path / "d", data[:1], description)
     other = Writer(tmp_path / "d", description)
     glob = Path.glob
     added: list[TensorDict] = []
@@ -324,7 +300,7 @@ def failing(call: int, number: int = errno.EIO) -> Iterator[None]:
 def test_an_error_closes_the_writer_and_another_one_goes_on(
     tmp_path: Path, call: int, number: int
 ) -> None:
-    description, data = batches(4)
+    description, data = collected(batches=4)
     path = tmp_path / "d"
     with Writer(path, description) as writer:
         writer.add(data[0])
@@ -343,7 +319,7 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     count = len(open_dataset(path)) // 20
     assert count == (2 if call == 3 else 1)
     assert len(names(path)) == count
-    write(path, description, data[count:])
+    write(path, data[count:], description)
     assert holds(path, *data)
 
 
@@ -379,7 +355,7 @@ def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) 
 
 @pytest.mark.forks
 def test_a_fork_does_not_write(tmp_path: Path) -> None:
-    description, data = batches(1)
+    description, data = collected(batches=1)
     writer = Writer(tmp_path / "d", description)
     background = BackgroundWriter(writer)
     pid = os.fork()
@@ -399,23 +375,26 @@ def test_a_fork_does_not_write(tmp_path: Path) -> None:
     assert holds(tmp_path / "d", data[0])
 
 
+@pytest.mark.parametrize("size", [3, 600])
 def test_small_batches_are_joined_and_large_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: int
 ) -> None:
-    description, data = batches(20)
-    with Writer(tmp_path / "d", description) as writer:
-        for batch in data:
+    images = {"image": (torch.uint8, (size, size, 3))}
+    batches = Stream(extras=images).batches(3, 8)
+    with Writer(tmp_path, ABOUT) as writer:
+        for batch in batches:
             writer.add(batch)
-        assert len(names(tmp_path / "d")) == 20
-    assert len(names(tmp_path / "d")) == 1
-    assert holds(tmp_path / "d", *data)
-    assert storage_files.list_files(tmp_path / "d")[0].last == 19
+        assert len(names(tmp_path)) == 3
+    last = "000000-000002.parquet" if size == 3 else "000002-000002.parquet"
+    files = sorted(names(tmp_path))
+    assert (len(files), files[-1].partition(".")[2]) == (1 if size == 3 else 3, last)
+    assert read(tmp_path) == frames_of(*batches)
 
 
 def test_the_background_writer_writes_in_order_and_reports_episodes(
     tmp_path: Path,
 ) -> None:
-    description, data = batches(4, max_frames_per_traj=5)
+    description, data = collected(batches=4, max_frames_per_traj=5)
     reported: list[Any] = []
     writer = Writer(tmp_path / "d", description)
     with BackgroundWriter(writer, reported.extend) as background:
@@ -431,7 +410,7 @@ def test_the_background_writer_writes_in_order_and_reports_episodes(
 def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
     tmp_path: Path,
 ) -> None:
-    description, data = batches(3)
+    description, data = collected(batches=3)
     background = BackgroundWriter(Writer(tmp_path / "c", description))
     background.add(data[0])
     background.add(data[0])
