@@ -36,19 +36,20 @@ MODES: list[Any] = [
 
 
 class Tells(nn.Module):
-    """Writes its weight beside every action."""
+    """Writes its weight and its setting beside every action."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(weight))
+        self.setting = 0.0
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
         zeros = observation[..., 0] * 0
-        return zeros.long(), zeros + self.weight
+        return zeros.long(), zeros + self.weight, zeros + self.setting
 
 
 def tells(weight: float = 3.0) -> TensorDictModule:
-    keys = [("hunter", "action"), ("hunter", "weight")]
+    keys = [("hunter", name) for name in ("action", "weight", "setting")]
     return TensorDictModule(Tells(weight), [("hunter", "observation")], keys)
 
 
@@ -61,8 +62,9 @@ class Published:
 
     Attributes:
         arguments: of the collector.
-        versions: by version and worker the weight of each policy, in the order of
-            ``policy_id``.
+        versions: by version and worker the weight and the setting of each policy, in
+            the order of ``policy_id``. Settings are sent if the collector has the
+            policy itself.
     """
 
     def __init__(self, source: str) -> None:
@@ -78,22 +80,24 @@ class Published:
                 "assign": half,
             },
         }[source]
-        first = [self._weights] * WORKERS
+        first = [self._numbers] * WORKERS
         if source == "list":
-            first = [[3.0], [4.0]]
+            first = [[[3.0, 0.0]], [[4.0, 0.0]]]
         self.versions = [first]
 
     @property
-    def _weights(self) -> list[float]:
+    def _numbers(self) -> list[list[float]]:
         nets: list[Any] = [self._net]
         if self._source == "pool":
             nets += self._pool.members
-        return [net.module.weight.item() for net in nets]
+        return [[net.module.weight.item(), net.module.setting] for net in nets]
 
     def update(self, collector: Any, worker: int | None = None) -> None:
         """Train, and publish the weights to all workers or to one."""
         with torch.no_grad():
             self._net.module.weight += 10
+        if self._source in ("policy", "pool"):
+            self._net.module.setting += 1
         if self._source == "pool":
             self._pool.update()
         weights = None if collector.policy is not None else self._net
@@ -102,7 +106,7 @@ class Published:
         before = self.versions[-1]
         self.versions.append(
             [
-                self._weights if worker in (None, index) else before[index]
+                self._numbers if worker in (None, index) else before[index]
                 for index in range(WORKERS)
             ]
         )
@@ -114,8 +118,10 @@ class Published:
             worker = int(row["collector", "traj_ids"][0]) >> 32
             ids = row.get(("hunter", "policy_id"), torch.zeros(len(row), 2)).long()
             of_worker = torch.tensor([version[worker] for version in self.versions])
-            expected = of_worker[row["policy_version"].squeeze(-1)].gather(-1, ids)
-            assert torch.equal(row["hunter", "weight"], expected)
+            of_frame = of_worker[row["policy_version"].squeeze(-1)]  # [T, policies, 2]
+            expected = of_frame.gather(1, ids[..., None].expand(-1, -1, 2))
+            assert torch.equal(row["hunter", "weight"], expected[..., 0])
+            assert torch.equal(row["hunter", "setting"], expected[..., 1])
             workers.add(worker)
         return workers
 
@@ -197,6 +203,30 @@ def test_a_worker_that_dies_between_batches(source: str) -> None:
     factory = partial(CountingEnv, n_prey=0)
     with start(MultiSyncCollector, factory, published, **options) as collector:
         fail_after_each_update(collector, published, kill)
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_workers_that_die_before_they_have_read_an_update(
+    source: str, kind: Any, options: dict[str, Any]
+) -> None:
+    """Before the first batch, after an update of all workers, and after one of one."""
+    published = Published(source)
+    factory = partial(CountingEnv, n_prey=0)
+    options = {"on_worker_failure": "restart", **options}
+    with start(kind, factory, published, **options) as collector:
+        newest = [0] * WORKERS  # Versions that replacements read.
+        for number, worker in enumerate((None, FAILING, 0)):
+            pids = collector.worker_pids
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            wait_until_gone(pids)
+            collect(collector, published, WORKERS * (number + 1))
+            if kind is MultiSyncCollector:  # Others may have batches from before.
+                assert collector.next()["policy_version"][:, 0].tolist() == newest
+            published.update(collector, worker)
+            for index in range(WORKERS) if worker is None else [worker]:
+                newest[index] = number + 1
 
 
 @pytest.mark.parametrize("source", SOURCES)
