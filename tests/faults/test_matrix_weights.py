@@ -24,6 +24,7 @@ from workloads.counting import CountingEnv, Fault
 from marl_collect import PolicyPool
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.processes.shared_memory import Segment
+from marl_collect.weights.shared import WeightReader
 
 WORKERS = 2
 FAILING = 1  # Index of the worker that fails.
@@ -110,6 +111,16 @@ class Published:
                 for index in range(WORKERS)
             ]
         )
+
+    def change_setting(self) -> float:
+        """Change the setting of the policy, without an update; return it."""
+        self._net.module.setting += 1
+        return float(self._net.module.setting)
+
+    @property
+    def model_id(self) -> str | None:
+        """Which of the collector's policies is trained."""
+        return "main" if self._source == "pool" else None
 
     def check(self, batch: TensorDict) -> set[int]:
         """Compare every frame with the version that it names; return the workers."""
@@ -349,7 +360,98 @@ def test_updates_within_a_batch_wait_for_no_rollout(
             published.check(collector.next())
 
 
+class Halves(nn.Module):
+    """Writes two weights, which are in different halves of the vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Parameter(torch.zeros(16)) for _ in range(2))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = observation[..., 0] * 0
+        return zeros.long(), zeros + self.first.max(), zeros + self.last.max()
+
+
+class StopsWhileCopying:
+    """Lets a worker wait between the halves of a copy of its weights, on request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.request, self.waits = folder / "request", Waits(folder)
+
+    def __call__(self) -> CountingEnv:
+        request, waits = self.request, self.waits
+
+        def pull(reader: Any, place: int) -> None:
+            target, source = reader._vector, reader._places[place]
+            half = len(target) // 2
+            target[:half] = source[:half]
+            if request.exists():
+                waits()
+            target[half:] = source[half:]
+
+        WeightReader.pull = pull  # type: ignore[method-assign]
+        return CountingEnv(n_prey=0)
+
+
+def test_a_place_is_not_written_while_a_worker_copies_it(tmp_path: Path) -> None:
+    net, factory = Halves(), StopsWhileCopying(tmp_path)
+    keys = [("hunter", name) for name in ("action", "first", "last")]
+    policy = TensorDictModule(net, [("hunter", "observation")], keys)
+
+    def update(worker: int | None) -> None:
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += 1
+        collector.update_policy_weights_(worker_ids=worker)
+
+    def versions() -> list[int]:
+        batch = collector.next()
+        for key in ("first", "last"):
+            weights = batch["hunter", key].mean(-1)
+            torch.testing.assert_close(weights, batch["policy_version"].float())
+        numbers: list[int] = batch["policy_version"][:, 0].tolist()
+        return numbers
+
+    with MultiSyncCollector(
+        [partial(CountingEnv, n_prey=0), factory],
+        policy,
+        frames_per_batch=8,
+        track_policy_version=True,
+        prefetch=True,
+    ) as collector:
+        assert versions() == [0, 0]
+        factory.request.touch()
+        update(None)
+        assert versions() == [0, 0]
+        wait_until(factory.waits.waiting.exists)
+        for worker in (None, FAILING, 0, None, None):
+            update(worker)
+        factory.waits.go.touch()
+        assert versions() == [1, 1]
+        assert versions() == [6, 6]
+        assert not factory.waits.gave_up.exists()
+
+
 # Updates that fail
+
+
+@pytest.mark.parametrize("source", ["policy", "pool"])
+def test_an_update_that_is_refused_sends_no_setting(source: str) -> None:
+    published = Published(source)
+    wrong = {"module.weight": torch.zeros(2)}
+    factory = partial(CountingEnv, n_prey=0)
+    with start(MultiSyncCollector, factory, published) as collector:
+        published.check(collector.next())
+        setting = published.change_setting()
+        with pytest.raises(ValueError, match="Nothing was copied"):
+            collector.update_policy_weights_(wrong, model_id=published.model_id)
+        for _ in range(2):
+            assert published.check(collector.next())
+        assert collector.policy_version == 0
+        published.update(collector)
+        batch = collector.next()
+        assert published.check(batch)
+        assert batch["hunter", "setting"].max() > setting
 
 
 @pytest.mark.parametrize("places", [0, 1])
