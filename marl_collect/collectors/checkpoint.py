@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from marl_collect.collectors.publish import Publisher, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.ranks import Ranks
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
@@ -27,6 +28,7 @@ _KEYS = {
     "policy_version",
     "policy_versions",
     "trajectories",
+    "ranks",
 }
 
 
@@ -182,6 +184,21 @@ def _check_weights(state_dict: Mapping[str, Any], weights: Publisher) -> None:
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{list(getattr(w, 'shape', ()))}" for name, w in weights.items()}
+
+
+def check_ranks(saved: Mapping[str, int], ranks: Ranks) -> None:
+    """Check that a state is resumed on the rank that saved it.
+
+    Raises:
+        ValueError: if it is another one, or if their number has changed.
+    """
+    if dict(saved) != asdict(ranks):
+        raise ValueError(
+            f"The state was saved by rank {saved['rank']} of "
+            f"{saved['world_size']}, but this is rank {ranks.rank} of "
+            f"{ranks.world_size}, which has other environments: resume each rank from "
+            "its own state, on as many ranks."
+        )
 
 
 def check_workers(states: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any, NoReturn, Protocol, Self, final
 
 from tensordict import TensorDictBase
@@ -13,6 +14,7 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import chosen_workers, listed_workers
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
+    check_ranks,
     check_workers,
     pack,
     restore,
@@ -398,12 +400,24 @@ class CollectorBase:
         return requested if isinstance(requested, int) else sum(requested)
 
     @final
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """Return counters and statistics of the last hundred episodes.
 
         Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
+
+        Args:
+            all_ranks: sum the counters over all ranks, and use the last hundred
+                episodes of each. All ranks must call it.
+
+        Raises:
+            RuntimeError: if ``all_ranks``, and the ranks are not connected by
+                ``torch.distributed``.
         """
-        metrics = self._statistics.snapshot() | self._source.metrics()
+        statistics = self._statistics
+        if all_ranks:
+            parts = self._options.ranks.gather(statistics, "stats(all_ranks=True)")
+            statistics = Statistics.joined(parts)
+        metrics = statistics.snapshot() | self._source.metrics()
         if self.total_frames >= 0:
             metrics["total_frames"] = self.total_frames
             metrics["completed"] = self._finished()
@@ -444,7 +458,8 @@ class CollectorBase:
         with self._asking(closed=self._source.keeps_state and not self._error):
             workers = self._source.states()
             state = pack(self._statistics, self._weights, workers)
-            return state | {"trajectories": self._delivery.state()}
+            ranks = asdict(self._options.ranks)
+            return state | {"trajectories": self._delivery.state(), "ranks": ranks}
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -457,11 +472,12 @@ class CollectorBase:
 
         Raises:
             KeyError: if the mapping is not the state of a collector; nothing changes.
-            ValueError: if workers, environments, weights or ``trajs_per_batch`` differ;
-                nothing changes.
+            ValueError: if ranks, workers, environments, weights or ``trajs_per_batch``
+                differ; nothing changes.
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
+            check_ranks(state_dict["ranks"], self._options.ranks)
             check_workers(states, self._source.sizes)
             self._delivery.check(state_dict["trajectories"])
             running = self._source.load(states)

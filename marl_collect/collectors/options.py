@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.factories import Factory
+from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
 from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
@@ -54,8 +55,8 @@ _ASYNC = {
     "RayCollector(sync=True)": "it is about async collection: use sync=False",
 }
 _NUMBERED = (
-    "it numbers the environments of all its workers from 0: give each of several "
-    "collectors a seed of its own"
+    "it numbers the environments of all its workers: use rank and world_size for "
+    "several collectors"
 )
 _SHAPES = {
     "record": "record() needs unchanged batches, which it writes itself: omit it"
@@ -353,8 +354,26 @@ class BatchOptions(WorkerOptions):
             | {
                 "MultiSyncCollector": _NUMBERED,
                 "MultiAsyncCollector": _NUMBERED,
-                "RayCollector": "it numbers the environments of its actors itself",
+                "RayCollector": _NUMBERED,
             },
+        ),
+    ] = None
+    rank: Annotated[
+        int | None,
+        Option(
+            "number of this process among `world_size` processes that run the same "
+            "program. A collector with B environments numbers them from `rank * B`, so "
+            "all ranks together collect what one collector with all environments would "
+            "collect for the same `seed`. None: that of `torch.distributed` or "
+            "torchrun, or else 0. See [ranks](distribution.md#ranks)",
+            at_least=0,
+        ),
+    ] = None
+    world_size: Annotated[
+        int | None,
+        Option(
+            "number of processes that run the same program; goes with `rank`",
+            at_least=1,
         ),
     ] = None
     update_at_each_batch: Annotated[
@@ -523,6 +542,18 @@ class BatchOptions(WorkerOptions):
         """Check every value, and those that go together."""
         super().__post_init__()
         _check_batches(self)
+
+    @property
+    def ranks(self) -> Ranks:
+        """Which process of a distributed job this is."""
+        if self.worker_idx is not None and self.rank is None:
+            return Ranks()
+        return Ranks.of(self.rank, self.world_size)
+
+    def environments_from(self, size: int) -> range:
+        """Return the numbers of this collector's ``size`` environments."""
+        first = (self.worker_idx or self.ranks.rank) * size
+        return range(first, first + size)
 
     def completed(self, frames: int) -> bool:
         """Whether ``frames`` delivered frames are all that was asked for."""
@@ -715,7 +746,28 @@ def _check_batches(options: BatchOptions) -> None:
             "their frames in order: omit cat_results, split_trajs, trajs_per_batch "
             "and replay_buffer, and apply them afterwards."
         )
+    _check_ranks(options)
     _check_schemes(options)
+
+
+def _check_ranks(options: BatchOptions) -> None:
+    """Check that all ranks deliver the same number of batches.
+
+    Raises:
+        ValueError: if that depends on what each of them collects.
+    """
+    if options.worker_idx is not None and options.rank is not None:
+        raise ValueError("Both worker_idx and rank number environments: pass rank.")
+    if options.ranks.world_size == 1 or options.total_frames is None:
+        return
+    if options.preempts or options.trajs_per_batch is not None:
+        name = "preemptive_threshold" if options.preempts else "trajs_per_batch"
+        raise ValueError(
+            f"With {name}, the ranks of a job would reach total_frames after different "
+            "numbers of batches, and some would wait for the others forever: omit "
+            "total_frames, and end the loop after a number of batches. If only this "
+            "process collects, pass rank=0 and world_size=1."
+        )
 
 
 def _check_replay_buffer(options: CollectorOptions) -> None:

@@ -111,8 +111,8 @@ class OwnRollout:
         seed = draw_seed(options.seed)
         factory = options.policy_factory
         trust, parts = options.trust_policy, self._engine.parts()
-        first = (options.worker_idx or 0) * size
-        plan = Plan(seed, range(first, first + size), options.max_frames_per_traj)
+        environments = options.environments_from(size)
+        plan = Plan(seed, environments, options.max_frames_per_traj)
         module = None
         if policy is None and factory is not None:
             one = factory[0] if isinstance(factory, Sequence) else factory

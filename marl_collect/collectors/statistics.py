@@ -24,6 +24,7 @@ class Statistics:
         resets: seconds of all workers in resets.
         restarts: workers that failed and were replaced.
         recycled: workers that grew too large and were replaced.
+        cut_trajectories: ids of trajectories that were not continued.
     """
 
     frames: int = 0
@@ -34,17 +35,41 @@ class Statistics:
     resets: float = 0.0
     restarts: int = 0
     recycled: int = 0
-    # Ids of trajectories that were not continued.
-    _cut: list[int] = field(default_factory=list)
+    cut_trajectories: list[int] = field(default_factory=list)
     # Episodes of batches; an episode is made when somebody looks at it.
     _recent: deque[Sequence[Episode]] = field(default_factory=deque)
     _held: int = 0
+    _window: int = _RECENT
+
+    @classmethod
+    def joined(cls, parts: Sequence["Statistics"]) -> "Statistics":
+        """Add up the counters of several collectors that ran at the same time."""
+        counters = {
+            name: sum(getattr(part, name) for part in parts)
+            for name in (
+                "frames",
+                "batches",
+                "episodes",
+                "rollouts",
+                "resets",
+                "restarts",
+                "recycled",
+            )
+        }
+        total = cls(
+            **counters,
+            collecting=max(part.collecting for part in parts),
+            cut_trajectories=[k for part in parts for k in part.cut_trajectories],
+            _window=_RECENT * len(parts),
+        )
+        total.recent = [episode for part in parts for episode in part.recent]
+        return total
 
     @property
     def recent(self) -> list[Episode]:
-        """The last hundred episodes."""
+        """The last hundred episodes, of each collector that was joined."""
         parts = list(self._recent)  # A collecting thread may add episodes.
-        return [episode for part in parts for episode in part][-_RECENT:]
+        return [episode for part in parts for episode in part][-self._window :]
 
     @recent.setter
     def recent(self, episodes: Sequence[Episode]) -> None:
@@ -71,7 +96,7 @@ class Statistics:
             running: the numbers of their episodes; empty if none has begun.
         """
         pairs = zip(environments, running, strict=False)
-        self._cut += [(k << EPISODE_BITS) + episode for k, episode in pairs]
+        self.cut_trajectories += [(k << EPISODE_BITS) + episode for k, episode in pairs]
 
     def cut_resumed(
         self,
@@ -108,7 +133,7 @@ class Statistics:
             "seconds_in_resets": self.resets,
             "restarts": self.restarts,
             "recycled": self.recycled,
-            "cut_trajectories": list(self._cut),
+            "cut_trajectories": list(self.cut_trajectories),
         }
         recent = self.recent
         if recent:

@@ -392,13 +392,14 @@ class Workers:
         first = replies[0].description
         limit = self._options.max_frames_per_traj
         ends = list(accumulate(ready.size for ready in replies))
+        numbers = self._options.environments_from(ends[-1])
         seeds = first_seeds(ends[-1]) if first_seeds else ()
         for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
             check_alike(first, ready.description, f"worker {index}", "worker 0")
-            environments = range(end - ready.size, end)
-            worker_seeds = tuple((seed,) for seed in seeds[environments.start : end])
+            rows = slice(end - ready.size, end)
+            worker_seeds = tuple((seed,) for seed in seeds[rows])
             self._members[index].plan = Plan(
-                self._seed, environments, limit, given_seeds=worker_seeds
+                self._seed, numbers[rows], limit, given_seeds=worker_seeds
             )
         warn_if_pinned(first, ends[-1])
         return first

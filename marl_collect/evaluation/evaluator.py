@@ -332,6 +332,9 @@ def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
         else ExplorationType.RANDOM,
         max_frames_per_traj=arguments.max_frames_per_traj,
         seed=arguments.seeds,
+        # Every rank plays the same episodes.
+        rank=0,
+        world_size=1,
     )
 
 

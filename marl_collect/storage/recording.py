@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -133,8 +133,8 @@ def collect_into(
     options["frames_per_batch"] = arguments.frames_per_batch
     if arguments.frames_per_batch is None:
         options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
-    options["seed"] = draw_seed(arguments.seed)
-    options["total_frames"] = frames
+    options |= {"seed": draw_seed(arguments.seed), "total_frames": frames}
+    options |= asdict(arguments.ranks)
     with MultiSyncCollector(
         arguments.create_env_fn, arguments.policy, **options
     ) as collector:

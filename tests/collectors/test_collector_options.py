@@ -119,7 +119,9 @@ def test_a_collector_without_workers_refuses_their_options(
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 def test_a_collector_with_workers_numbers_environments_itself(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"takes no worker_idx: .* a seed of its own"):
+    with pytest.raises(
+        TypeError, match=r"takes no worker_idx: .* use rank and world_size"
+    ):
         kind(never_built, num_workers=1, frames_per_batch=8, worker_idx=1)
 
 

@@ -1,0 +1,204 @@
+"""Ranks of a job collect what one collector would, and never the same data."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tests_policies import level_policy
+from workloads.counting import CountingEnv
+
+from marl_collect import evaluate, open_dataset, record
+from marl_collect.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
+from marl_collect.models import make_policy
+
+KINDS = [Collector, MultiSyncCollector]
+
+
+def batches(collector: Any, number: int = 3) -> list[TensorDict]:
+    with collector:
+        return [collector.next().clone() for _ in range(number)]
+
+
+def options(frames: int, **more: Any) -> dict[str, Any]:
+    return {"frames_per_batch": frames, "seed": 7, "max_frames_per_traj": 5} | more
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("acts", ["at random", "with a policy"])
+def test_all_ranks_together_collect_what_one_collector_does(
+    kind: Any, world_size: int, acts: str
+) -> None:
+    """The environments, noise and ids of four workers, whoever has them."""
+    torch.manual_seed(0)
+    description = CountingEnv().description
+    policy = None if acts == "at random" else make_policy(description, num_cells=(8,))
+    together = batches(MultiSyncCollector([CountingEnv] * 4, policy, **options(48)))
+    size = 4 // world_size
+    parts = [
+        batches(
+            kind(
+                [CountingEnv] * size,
+                policy,
+                **options(12 * size, rank=rank, world_size=world_size),
+            )
+        )
+        for rank in range(world_size)
+    ]
+    for step, expected in enumerate(together):
+        union: Any = torch.cat([part[step] for part in parts])
+        assert set(union.keys(True, True)) == set(expected.keys(True, True))
+        assert (union == expected).all()
+
+
+def test_environments_of_a_worker_and_worlds_are_numbered_too() -> None:
+    rank = options(12, rank=2, world_size=3, envs_per_worker=2, num_workers=2)
+    (batch,) = batches(MultiAsyncCollector(CountingEnv, **rank), 1)
+    environments = batch["collector", "traj_ids"] >> 32
+    assert environments.min() in (8, 10)
+    assert environments.max() - environments.min() == 1
+
+
+@pytest.fixture(params=["torchrun", "torch.distributed"])
+def job(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[int, int], None]:
+    """Return what makes this process a rank of a job."""
+
+    def torchrun(rank: int, world_size: int) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+    def distributed(rank: int, world_size: int) -> None:
+        torchrun(0, 9)  # What torch says comes first.
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
+
+    return torchrun if request.param == "torchrun" else distributed
+
+
+def first_environment(**more: Any) -> int:
+    (batch,) = batches(Collector([CountingEnv] * 2, **options(8, **more)), 1)
+    return int(batch["collector", "traj_ids"].min()) >> 32
+
+
+def test_ranks_of_a_job_have_environments_of_their_own(
+    job: Callable[[int, int], None],
+) -> None:
+    job(3, 4)
+    assert first_environment() == 6
+    assert first_environment(rank=1, world_size=4) == 2
+    assert first_environment(worker_idx=2) == 4
+
+
+def test_every_rank_evaluates_the_same_episodes(
+    job: Callable[[int, int], None],
+) -> None:
+    def returns() -> Sequence[float]:
+        return evaluate(None, CountingEnv, episodes=3, num_workers=1).team_returns
+
+    before = returns()
+    job(1, 2)
+    assert returns() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"rank": 1}, "pass both"),
+        ({"world_size": 2}, "pass both"),
+        ({"rank": 2, "world_size": 2}, "numbered from 0 to world_size - 1"),
+        ({"rank": 0, "world_size": 1, "worker_idx": 1}, "pass rank"),
+        ({"total_frames": 20, "trajs_per_batch": 2}, "different numbers of batches"),
+    ],
+)
+def test_what_ranks_cannot_be_is_refused(
+    more: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "trajs_per_batch" in more:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=match):
+        Collector(CountingEnv, frames_per_batch=8, **more)
+
+
+def test_preemption_needs_no_total_on_several_ranks() -> None:
+    with pytest.raises(ValueError, match="preemptive_threshold, the ranks"):
+        MultiSyncCollector(
+            [CountingEnv] * 2,
+            frames_per_batch=8,
+            total_frames=80,
+            preemptive_threshold=0.5,
+            rank=0,
+            world_size=2,
+        )
+
+
+def test_variables_that_are_no_numbers_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="RANK and WORLD_SIZE are 'first' and '2'"):
+        Collector(CountingEnv, frames_per_batch=8)
+
+
+def test_a_state_resumes_on_its_rank_only() -> None:
+    of = options(8)
+    rank: dict[str, Any] = {"rank": 1, "world_size": 2}
+    others: list[dict[str, Any]] = [
+        {"rank": 0, "world_size": 2},
+        {"rank": 1, "world_size": 3},
+        {},
+    ]
+    with Collector(CountingEnv, level_policy(), **of, **rank) as collector:
+        collector.next()
+        state = collector.state_dict()
+        expected = collector.next().clone()
+    with Collector(CountingEnv, level_policy(), **of, **rank) as collector:
+        collector.load_state_dict(state)
+        assert (collector.next() == expected).all()
+    for other in others:
+        with (
+            Collector(CountingEnv, level_policy(), **of, **other) as collector,
+            pytest.raises(ValueError, match="saved by rank 1 of 2, but this is rank"),
+        ):
+            collector.load_state_dict(state)
+
+
+def test_statistics_of_all_ranks_need_a_connection() -> None:
+    with Collector(CountingEnv, **options(8), rank=0, world_size=2) as collector:
+        collector.next()
+        assert collector.stats()["frames"] == 8
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            collector.stats(all_ranks=True)
+    with Collector(CountingEnv, **options(8)) as collector:
+        collector.next()
+        assert collector.stats(all_ranks=True) == collector.stats()
+
+
+def test_each_rank_writes_a_run_into_one_folder(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(
+            tmp_path / "data",
+            CountingEnv,
+            num_workers=2,
+            frames=40,
+            seed=3,
+            rank=rank,
+            world_size=2,
+        )
+    data = open_dataset(tmp_path / "data")
+    environments = {episode.environment for episode in data.trajectories.episodes}
+    assert environments == {0, 1, 2, 3}
+    ranks = [(run.options["rank"], run.options["world_size"]) for run in data.runs]
+    assert sorted(ranks) == [(0, 2), (1, 2)]
