@@ -134,7 +134,7 @@ class Collect:
         slot: number of the slot.
         random: act at random.
         reset: begin new episodes first.
-        snapshot: keep the state before this rollout until the next one.
+        mark: keep the state before this rollout until the next one.
         vacant: numbers of slots whose memory the trainer has freed.
         weights: the weights to act with.
     """
@@ -142,7 +142,7 @@ class Collect:
     slot: int
     random: bool = False
     reset: bool = False
-    snapshot: bool = False
+    mark: bool = False
     vacant: tuple[int, ...] = ()
     weights: Weights = field(default_factory=Weights)
 

@@ -172,7 +172,7 @@ class Teams:
             slots.acquire(),
             random=random,
             reset=self._options.reset_at_each_iter,
-            snapshot=self._collects_ahead,
+            mark=self._collects_ahead,
             vacant=slots.vacant,
         )
 

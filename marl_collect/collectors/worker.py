@@ -4,25 +4,21 @@ See ``marl_collect.collectors.messages`` for the order of the calls.
 """
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
 import torch
 from tensordict.nn import set_interaction_type
-from torch import nn
 
 from marl_collect.buffers.layout import TRAJ_IDS, Layout
 from marl_collect.collectors import messages
-from marl_collect.collectors.initialization import build_policy
+from marl_collect.collectors.worker_policy import WorkerPolicy
 from marl_collect.core.description import Key
 from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
-from marl_collect.core.seeding import seed_global_generators, weights_seed
+from marl_collect.core.seeding import seed_global_generators
 from marl_collect.errors import worker_error_of
-from marl_collect.policies.choose import make_runner
-from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.processes.context import Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
@@ -40,10 +36,6 @@ from marl_collect.processes.status_board import (
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
-from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.sending import StateCopy, structure
-from marl_collect.weights.shared import WeightReader
-from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
 _STEP = int(Phase.STEP)
 _POLICY = int(Phase.POLICY)
@@ -130,14 +122,8 @@ class RolloutWorker:
         )
         self._parts = self.engine.parts()
         self._plan: Plan
-        self._policy: Any = None
+        self._policy: WorkerPolicy
         self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
-        self._reader: WeightReader
-        self._vector: torch.Tensor
-        # Of a module on a device, and the views of the vector that are copied there.
-        self._tensors: list[torch.Tensor] = []
-        self._views: list[torch.Tensor] = []
-        self._copy: StateCopy | None = None
         self._before: Any = None
         self._explanation = ""
         self._slots: dict[int, dict[Key, Any]] = {}
@@ -164,19 +150,27 @@ class RolloutWorker:
                 weights, or None for random actions.
         """
         self.use_plan(plan)
-        if policy is None:
-            description = self.engine.description
-            return self._use([RandomRunner(description) for _ in self._parts], None)
-        if isinstance(policy, messages.SkeletonPolicy):
-            return self._act_with(self._assembled(policy), policy.handle.layout)
+        line, acting = self._context.line, self._assignment.acting
         if isinstance(policy, messages.FactoryPolicy):
-            return self._act_with(*self._built(policy))
-        return self._act_with(policy, None)
+            line.enter(Phase.CREATE)
+        self._policy = WorkerPolicy(policy, self._parts, plan)
+        line.enter(Phase.POLICY)
+        runners = self._policy.runners(self._parts, acting)
+        self._rollout = make_rollout(
+            self._parts,
+            runners,
+            plan,
+            LineProgress(self._context, self.engine.size),
+            check_actions=acting.check_actions,
+        )
+        share_imports()
+        self._explanation = self._rollout.explain()
+        layout = self._policy.layout
+        return messages.PolicyReady(runners[0].signature, layout, self._explanation)
 
     def publish_weights(self, place: int, handle: Any) -> None:
         """Write the policy's own weights to this place."""
-        self._reader.attach(place, handle)
-        self._reader.publish_own(place)
+        self._policy.publish(place, handle)
 
     def use_slot(
         self,
@@ -206,7 +200,7 @@ class RolloutWorker:
     def collect(self, command: messages.Collect) -> messages.Collected:
         """Fill the worker's rows of a slot."""
         weights = command.weights
-        self._take(weights)
+        self._policy.use(weights)
         for slot in command.vacant:
             self._slots.pop(slot, None)
         line, environments = self._context.line, self._plan.environments
@@ -216,7 +210,7 @@ class RolloutWorker:
         fence()  # The trainer overwrites the weights once it sees the number.
         line.cells[WEIGHTS_READ] = weights.order
         rollout = self._rollout
-        if command.snapshot:
+        if command.mark:
             # Before the reset, because a worker that resumes from it resets again.
             self._before = rollout.mark()
         if command.reset:
@@ -273,101 +267,13 @@ class RolloutWorker:
     def attribute(self, owner: str, name: str) -> bytes | Raised:
         """Return an attribute of the ``"policy"`` or of the ``"env"``."""
         if owner == "policy":
-            return attempt(getattr, self._policy, name)
+            return attempt(getattr, self._policy.module, name)
         return attempt(self.engine.attribute, name)
-
-    # The policy
-
-    def _assembled(self, policy: messages.SkeletonPolicy) -> nn.Module:
-        handle = policy.handle
-        self._vector = torch.zeros(
-            handle.layout.nbytes, dtype=torch.uint8, device="cpu"
-        )
-        self._reader = WeightReader(self._vector)
-        self._reader.attach(policy.place, handle)
-        # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(policy.place)
-        module = assemble_module(policy.skeleton, handle.layout.views(self._vector))
-        self._copy = StateCopy(module)
-        return module
-
-    def _built(
-        self, policy: messages.FactoryPolicy
-    ) -> tuple[Callable[..., Any], WeightLayout | None]:
-        self._context.line.enter(Phase.CREATE)
-        built = build_policy(
-            policy.factory,
-            self._parts,
-            self._plan,
-            weights_seed(self._plan.seed, policy.index),
-            trust=policy.trust,
-        )
-        if not isinstance(built, nn.Module):
-            return built, None
-        weights = weight_tensors(built)
-        layout = WeightLayout.of(built)
-        self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
-        self._reader = WeightReader(self._vector)
-        views = layout.views(self._vector)
-        for tensor, view in zip(weights.values(), views, strict=True):
-            view.copy_(tensor.detach())
-            tensor.data = view
-        if policy.follows == structure(built):
-            self._copy = StateCopy(built)
-        return built, layout
-
-    def _take(self, weights: messages.Weights) -> None:
-        """Load these weights, and the state that comes with them."""
-        if weights.state is not None:
-            if self._copy is None:
-                raise ValueError(
-                    "An attribute of policy has changed, but policy_factory builds "
-                    "other submodules than policy has, so it cannot be sent. Build the "
-                    "same modules in both."
-                )
-            self._copy.apply(weights.state)
-        if weights.place is None:
-            return
-        if weights.handle is not None:
-            self._reader.attach(weights.place, weights.handle)
-        self._reader.pull(weights.place)
-        if self._views:
-            torch._foreach_copy_(self._tensors, self._views)
 
     def _seed_generators(self, seed: int) -> None:
         """Seed the global generators of this process."""
         plan = self._plan
         seed_global_generators(seed, plan.environments.start, plan.generation)
-
-    def _act_with(
-        self, policy: Any, layout: WeightLayout | None
-    ) -> messages.PolicyReady:
-        self._policy = policy
-        self._context.line.enter(Phase.POLICY)
-        acting = self._assignment.acting
-        device = torch.device(acting.device)
-        if layout is not None and device.type != "cpu":
-            # Its tensors are copied to after every pull.
-            policy = policy.to(device)
-            self._tensors = [t.detach() for t in weight_tensors(policy).values()]
-            self._views = layout.views(self._vector)
-        runners = [make_runner(policy, part, acting) for part in self._parts]
-        return self._use(runners, layout)
-
-    def _use(
-        self, runners: list[PolicyRunner], layout: WeightLayout | None
-    ) -> messages.PolicyReady:
-        progress = LineProgress(self._context, self.engine.size)
-        self._rollout = make_rollout(
-            self._parts,
-            runners,
-            self._plan,
-            progress,
-            check_actions=self._assignment.acting.check_actions,
-        )
-        share_imports()
-        self._explanation = self._rollout.explain()
-        return messages.PolicyReady(runners[0].signature, layout, self._explanation)
 
     def _new_explanation(self) -> str | None:
         """Return how the policy runs, if that has changed."""

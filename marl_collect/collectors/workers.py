@@ -480,7 +480,12 @@ class Workers:
     # Failures
 
     def _replace_or_raise(self, error: Exception) -> Sequence[int]:
-        """Replace the workers that failed and return their indices, or raise."""
+        """Replace the workers that failed and return their indices, or raise.
+
+        A worker may fail while another one is being replaced that was lost with it.
+        """
+        replaced: set[int] = set()
+        waiting: set[int] = set()  # Those that must still be prepared.
         while True:
             cause = worker_error_of(error)
             if cause is None or not self._started or not self._replaces(error, cause):
@@ -499,15 +504,22 @@ class Workers:
             # Tracebacks would keep our callers' frames alive, and with them batches.
             for handled in (error, cause):
                 handled.__traceback__ = None
+            self._note_loss(lost)
+            replaced.update(lost)
+            waiting.update(lost)
             try:
-                self._replace(lost)
+                self._restart(lost)
+                for worker in sorted(waiting):
+                    self._renew(worker)
+                    self._collect_again(worker)
+                    waiting.remove(worker)
             except Exception as again:  # noqa: BLE001 - the next round looks at it
                 error = again
             else:
-                return lost
+                return sorted(replaced)
 
-    def _replace(self, lost: Sequence[int]) -> None:
-        """Restart workers that failed, and let them collect their batches again."""
+    def _note_loss(self, lost: Sequence[int]) -> None:
+        """Count workers that failed, and let their replacements continue their plan."""
         self.statistics.restarts += 1
         for worker in lost:
             member = self._members[worker]
@@ -523,14 +535,15 @@ class Workers:
         self._collected = deque(
             arrived for arrived in self._collected if arrived[0] not in lost
         )
-        self._renew(lost)
-        for worker in lost:
-            member = self._members[worker]
-            if member.preempted:  # Also the replacement stops early then.
-                self._pool.preempt(worker, preempted=True)
-            if member.batch is not None:
-                weights = self.weights.order(worker)
-                self._send(worker, "collect", replace(member.batch, weights=weights))
+
+    def _collect_again(self, worker: int) -> None:
+        """Let a replacement collect the batch of its predecessor, if there was one."""
+        member = self._members[worker]
+        if member.preempted:  # Also the replacement stops early then.
+            self._pool.preempt(worker, preempted=True)
+        if member.batch is not None:
+            weights = self.weights.order(worker)
+            self._send(worker, "collect", replace(member.batch, weights=weights))
 
     def _recycle(self, worker: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""
@@ -540,34 +553,32 @@ class Workers:
         member.is_heavy = False
         self.statistics.recycled += 1
         try:
-            self._renew([worker])
+            self._restart([worker])
+            self._renew(worker)
         except Exception as error:  # noqa: BLE001 - raised again, or handled
             self._replace_or_raise(error)
         (member.running,) = self.call("load", state, False, workers=[worker])
         self.statistics.cut_resumed(member.plan.environments, state, member.running)
         warn_if_not_resumed(self.description, [state], member.running)
 
-    def _renew(self, workers: Sequence[int]) -> None:
-        """Restart workers, and give them their plans, policies and slots."""
-        self._restart(workers)
-        for worker in workers:
-            self._members[worker].unread = 0
-        for worker in workers:
-            member, who = self._members[worker], f"worker {worker}"
-            (ready,) = self._first_replies([worker])
-            check_alike(self.description, ready.description, who, "before")
-            policy = self.weights.policy_for(worker)
-            self._send(worker, "prepare", member.plan, policy)
-            (reply,) = self._first_replies([worker])
-            check_same_signature(self._signature, reply.signature, who)
-            self.weights.use(worker, reply.layout)
-            member.explanation = reply.explanation
-            for slot, arguments in list(member.slots.items()):
-                if arguments[1].exists():
-                    self._send(worker, "use_slot", *arguments)
-                    self._first_replies([worker])
-                else:
-                    del member.slots[slot]  # The slot has new memory; see Slots.
+    def _renew(self, worker: int) -> None:
+        """Give a worker that was restarted its plan, its policy and its slots."""
+        member, who = self._members[worker], f"worker {worker}"
+        member.unread = 0
+        (ready,) = self._first_replies([worker])
+        check_alike(self.description, ready.description, who, "before")
+        policy = self.weights.policy_for(worker)
+        self._send(worker, "prepare", member.plan, policy)
+        (reply,) = self._first_replies([worker])
+        check_same_signature(self._signature, reply.signature, who)
+        self.weights.use(worker, reply.layout)
+        member.explanation = reply.explanation
+        for slot, arguments in list(member.slots.items()):
+            if arguments[1].exists():
+                self._send(worker, "use_slot", *arguments)
+                self._first_replies([worker])
+            else:
+                del member.slots[slot]  # The slot has new memory; see Slots.
 
 
 @final

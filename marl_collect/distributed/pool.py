@@ -290,7 +290,7 @@ class RayPool:
         nbytes = 0  # Of an actor that does not answer: `receive` reports it.
         with suppress(self._ray.exceptions.RayError):
             look = actor.call(LOOK, "resident_bytes", worker % self._team)
-            nbytes = self._ray.get(look, timeout=FETCH_SECONDS)
+            nbytes = self._get(look)
         return nbytes
 
     def progress(self, worker: int) -> WorkerProgress:
@@ -299,14 +299,14 @@ class RayPool:
         if actor.lost is None:
             with suppress(self._ray.exceptions.RayError):
                 look = actor.call(LOOK, "look")
-                actor.status, _ = self._ray.get(look, timeout=_LOOK_SECONDS)
+                actor.status, _ = self._get(look, _LOOK_SECONDS)
         return actor.progress(worker % self._team)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker, on its node."""
         calls = [actor.call(LOOK, "look") for actor in self.actors]
-        looks = self._ray.get(calls, timeout=FETCH_SECONDS)
+        looks = self._get(calls)
         return tuple(pid for _, pids in looks for pid in pids)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> tuple[WorkerError, ...]:
@@ -365,7 +365,7 @@ class RayPool:
                 self._lose(actor, self._not_ready())
                 break
             try:
-                started = self._ray.get(actor.started, timeout=FETCH_SECONDS)
+                started = self._get(actor.started)
             except self._ray.exceptions.RayError as error:
                 self._lose(actor, _why(error))
                 if left:
@@ -450,13 +450,25 @@ class RayPool:
             if actor.lost is not None:
                 return None
         try:
-            result = self._ray.get(call, timeout=FETCH_SECONDS)
+            result = self._get(call)
         except self._ray.exceptions.RayError as error:
             self._lose(actor, _why(error))
             return None
         if isinstance(result, Failure):
             raise_failure(result, actor.workers[args[0]])
         return result
+
+    def _get(self, reference: Any, timeout: float = FETCH_SECONDS) -> Any:
+        """Return objects of Ray.
+
+        Raises:
+            RayError: without a traceback. Ray's frames refer to the error, so it would
+                live on with our callers' frames, and with their batches.
+        """
+        try:
+            return self._ray.get(reference, timeout=timeout)
+        except self._ray.exceptions.RayError as error:
+            raise error.with_traceback(None) from None
 
     def _await(self, actors: Sequence[Actor]) -> None:
         """Wait until one of these actors has a reply or is lost, or for a second."""
@@ -476,7 +488,7 @@ class RayPool:
     def _fetch(self, actor: Actor, reference: Any) -> None:
         """Take an actor's reply, and copy what its worker has filled."""
         try:
-            reply = self._ray.get(reference, timeout=FETCH_SECONDS)
+            reply = self._get(reference)
         except self._ray.exceptions.RayError as error:
             self._lose(actor, _why(error))
             return
@@ -503,12 +515,12 @@ class RayPool:
             self._ray.wait(sent, num_returns=len(sent), timeout=0) if sent else ([], [])
         )
         try:
-            self._ray.get(done, timeout=FETCH_SECONDS)
+            self._get(done)
             if actor.looked is None:
                 actor.looked = actor.call(LOOK, "look")
                 return
             if self._ray.wait([actor.looked], timeout=0)[0]:
-                actor.status, _ = self._ray.get(actor.looked, timeout=FETCH_SECONDS)
+                actor.status, _ = self._get(actor.looked)
                 actor.looked, actor.silent = None, 0.0
                 return
         except self._ray.exceptions.RayError as error:
@@ -580,7 +592,7 @@ class RayPool:
                     with suppress(self._ray.exceptions.RayError):
                         failures += [
                             WorkerError(first + error.worker, *error.args[1:])
-                            for error in self._ray.get(reference, timeout=1.0)
+                            for error in self._get(reference, 1.0)
                         ]
         for actor in self.actors:
             self._kill(actor)

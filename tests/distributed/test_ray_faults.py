@@ -221,6 +221,37 @@ def test_a_worker_that_fails_again_and_again_is_an_error() -> None:
     assert any("failed 4 times in a row" in note for note in error.value.__notes__)
 
 
+class FailsOnce:
+    """Builds environments; raises an error the second time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.built, self.failed = folder / "built", folder / "failed"
+
+    def __call__(self) -> Any:
+        if self.built.exists() and not self.failed.exists():
+            self.failed.touch()
+            raise RuntimeError("it cannot be built now")
+        self.built.touch()
+        return masked()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_worker_that_fails_while_its_actor_is_replaced_is_replaced_too(
+    failing: int, tmp_path: Path
+) -> None:
+    factories: list[Any] = [masked, masked]
+    factories[failing] = fails = FailsOnce(tmp_path)
+    options = {**TWO, "num_workers_per_collector": 2, "on_worker_failure": "restart"}
+    with RayCollector(factories, None, **options) as collector:
+        collector.next()
+        kill(collector.actors[0]["pid"])
+        assert environments(collector.next()) == [0, 1]
+        assert fails.failed.exists()
+        assert environments(collector.next()) == [0, 1]
+        stats = collector.stats()
+    assert (stats["restarts"], stats["worker_restarts"]) == (1, 1)
+
+
 def test_a_worker_that_grows_is_replaced_without_changing_the_data() -> None:
     options: dict[str, Any] = {"frames_per_batch": 40, **SHARED}
     with MultiSyncCollector([masked] * 2, biased(), **options) as local:

@@ -15,17 +15,19 @@ from typing import Any
 import pytest
 import torch
 from support.clocks import LIMIT, Clock, hangs_in_c
+from support.internals import pool_of
 from support.processes import wait_until, wait_until_gone
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect import PolicyPool
+from marl_collect import PolicyPool, RayCollector
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.weights.shared import WeightReader
+from marl_collect.weights.shared import WeightReader, WeightWriter
 
+pytest_plugins = ["support.ray_cluster"]
 WORKERS = 2
 FAILING = 1  # Index of the worker that fails.
 SOURCES = ["policy", "policy_factory", "list", "pool"]
@@ -170,9 +172,21 @@ def start(kind: Any, factory: Any, published: Published, **options: Any) -> Any:
     )
 
 
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+
+
+def restarts_of(collector: Any) -> int:
+    """Return how many workers, or actors, were replaced."""
+    stats = collector.stats()
+    restarts: int = stats["restarts"] + stats.get("worker_restarts", 0)
+    return restarts
+
+
 def collect(collector: Any, published: Published, restarts: int) -> None:
     """Collect until a worker was replaced, and the new one has delivered a batch."""
-    while collector.stats()["restarts"] < restarts:
+    while restarts_of(collector) < restarts:
         published.check(collector.next())
     while FAILING not in published.check(collector.next()):
         pass
@@ -204,16 +218,12 @@ def test_a_worker_that_dies_within_a_batch(
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_worker_that_dies_between_batches(source: str) -> None:
     published = Published(source)
-
-    def kill() -> None:
-        pid = collector.worker_pids[FAILING]
-        os.kill(pid, signal.SIGKILL)
-        wait_until_gone([pid])
-
     options = {"on_worker_failure": "restart"}
     factory = partial(CountingEnv, n_prey=0)
     with start(MultiSyncCollector, factory, published, **options) as collector:
-        fail_after_each_update(collector, published, kill)
+        fail_after_each_update(
+            collector, published, lambda: kill(collector.worker_pids[FAILING])
+        )
 
 
 @pytest.mark.parametrize(("kind", "options"), MODES)
@@ -238,6 +248,61 @@ def test_workers_that_die_before_they_have_read_an_update(
             published.update(collector, worker)
             for index in range(WORKERS) if worker is None else [worker]:
                 newest[index] = number + 1
+
+
+def fail_within_updates(
+    collector: Any, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the worker die before the trainer writes an update, and right after it."""
+    write = WeightWriter.write
+
+    def die_and_write(*args: Any) -> None:
+        kill(pool_of(collector).pids[FAILING])
+        write(*args)
+
+    def write_and_die(*args: Any) -> None:
+        write(*args)
+        kill(pool_of(collector).pids[FAILING])
+
+    for writes, worker in itertools.product(
+        (die_and_write, write_and_die), (None, FAILING, 1 - FAILING)
+    ):
+        before = restarts_of(collector)
+        with monkeypatch.context() as patch:
+            patch.setattr(WeightWriter, "write", writes)
+            published.update(collector, worker)
+        collect(collector, published, before + 1)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_worker_that_dies_within_an_update(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = Published(source)
+    factory = partial(CountingEnv, n_prey=0)
+    options = {"on_worker_failure": "restart"}
+    with start(MultiSyncCollector, factory, published, **options) as collector:
+        fail_within_updates(collector, published, monkeypatch)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("source", SOURCES)
+def test_workers_and_actors_that_die_on_ray(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first batch, within updates, and before an update is read."""
+    published = Published(source)
+    factory = partial(CountingEnv, n_prey=0)
+    options = {"sync": True, "max_restarts": -1}
+    with start(RayCollector, factory, published, **options) as collector:
+        kill(pool_of(collector).pids[FAILING])
+        collect(collector, published, 1)
+        fail_within_updates(collector, published, monkeypatch)
+        for worker in (FAILING, None):
+            before = restarts_of(collector)
+            published.update(collector, worker)
+            kill(collector.actors[FAILING]["pid"])
+            collect(collector, published, before + 1)
 
 
 @pytest.mark.parametrize("source", SOURCES)
