@@ -215,16 +215,6 @@ def test_what_was_deleted_in_a_store_is_not_read(store: Location, local: Path) -
     assert read(opened(store)) == read(local)
 
 
-def test_copies_of_two_datasets_are_merged(location: Location, tmp_path: Path) -> None:
-    url, options = location
-    frames = write_files(tmp_path / "a", 1) + write_files(tmp_path / "b", 2)
-    for name in "ab":
-        copy(tmp_path / name, url, **options)
-    dataset = opened(location)
-    assert read(dataset) == frames
-    assert len(dataset.runs) == 2
-
-
 def test_a_cache_folder_keeps_several_urls(
     store: Location, local: Path, tmp_path: Path, caches: Path
 ) -> None:

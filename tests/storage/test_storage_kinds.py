@@ -41,6 +41,15 @@ def test_values_of_every_dtype_and_shape_come_back(
     assert flat_frames(frames) == frames_of(*batches)
 
 
+def test_any_names_of_keys_are_read_again(tmp_path: Path) -> None:
+    names = ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\")
+    batch = Stream(extras=dict.fromkeys(names, (torch.float32, (3,)))).batch()
+    for name in names:
+        batch["in", name] = torch.rand(*batch.shape)
+    write(tmp_path, [batch])
+    assert read(tmp_path) == frames_of(batch)
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("says_begin", [False, True])
