@@ -36,8 +36,15 @@ class Semaphore:
         """
         self._memory = (ctypes.c_char * NBYTES).from_buffer(buffer, offset)
         address = ctypes.addressof(self._memory)
-        if fresh and ctypes.CDLL(None).sem_init(ctypes.c_void_p(address), 1, 0):
-            raise OSError("The C library could not create a semaphore.")
+        libc = ctypes.CDLL(None, use_errno=True)
+        if fresh and libc.sem_init(ctypes.c_void_p(address), 1, 0):
+            code = ctypes.get_errno()
+            raise OSError(
+                code,
+                "ParallelEnv needs semaphores that processes share, but sem_init "
+                f"failed: {os.strerror(code)}. Use SerialEnv, or a C library that has "
+                "them",
+            )
         # The standard library opens its own named semaphores in this way.
         rebuild = _multiprocessing.SemLock._rebuild  # noqa: SLF001 - there is no public name
         lock = rebuild(address, _COUNTING, _MOST, None)

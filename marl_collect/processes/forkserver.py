@@ -74,7 +74,7 @@ def main(control_fd: int, trainer: int, preload: Sequence[str]) -> NoReturn:
     import_guard.mark_process("The fork server")
     survival.adopt_orphans()
     survival.wake_at_parents_end()
-    mark = orphans.Mark.reserved()
+    mark = orphans.address_of_mark()
     control = socket.socket(fileno=control_fd)
     try:
         survival.die_at_hangup(control_fd)  # Nothing reads it during the preload.
@@ -133,9 +133,7 @@ class _Child:
 class _Server:
     """The loop that forks workers and reports how they ended."""
 
-    def __init__(
-        self, control: socket.socket, trainer: int, mark: orphans.Mark
-    ) -> None:
+    def __init__(self, control: socket.socket, trainer: int, mark: int | None) -> None:
         self._pid = os.getpid()
         self._mark = mark
         self._control = control
@@ -249,7 +247,7 @@ class _Server:
     ) -> NoReturn:
         try:
             survival.die_with_parent(self._pid)
-            self._mark.write(os.getpid())
+            orphans.write_mark(self._mark, os.getpid())
             for target, fd in enumerate(output_fds, start=1):
                 os.dup2(fd, target)
             _close_fds(output_fds)

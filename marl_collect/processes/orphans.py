@@ -24,7 +24,7 @@ import signal
 import time
 from collections.abc import Container
 from pathlib import Path
-from typing import Final, Self, final
+from typing import Final, final
 
 from marl_collect.processes import linux
 
@@ -45,27 +45,22 @@ def room_for_mark() -> dict[str, str]:
     return {WORKER_VARIABLE: _written(int(os.environ.get(WORKER_VARIABLE, "0")))}
 
 
-@final
-class Mark:
-    """Address of the variable in this process's initial environment."""
+def address_of_mark() -> int | None:
+    """Return where this process's initial environment has the variable's value.
 
-    def __init__(self, address: int | None) -> None:
-        self._address = address
+    Call this before anything changes the variable.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address: int | None = libc.getenv(WORKER_VARIABLE.encode())
+    return address
 
-    @classmethod
-    def reserved(cls) -> Self:
-        """Find the address. Call this before anything changes the variable."""
-        libc = ctypes.CDLL(None)
-        libc.getenv.restype = ctypes.c_void_p
-        return cls(libc.getenv(WORKER_VARIABLE.encode()))
 
-    def write(self, worker: int) -> None:
-        """Mark this process and its future forks as belonging to ``worker``."""
-        # A library that sets the process title may have overwritten it.
-        if self._address is not None:
-            mark = ctypes.string_at(self._address, _DIGITS)
-            if mark.isdigit():
-                ctypes.memmove(self._address, _written(worker).encode(), _DIGITS)
+def write_mark(address: int | None, worker: int) -> None:
+    """Mark this process and its future forks as belonging to ``worker``."""
+    # A library that sets the process title may have overwritten it.
+    if address is not None and ctypes.string_at(address, _DIGITS).isdigit():
+        ctypes.memmove(address, _written(worker).encode(), _DIGITS)
 
 
 @final

@@ -8,9 +8,8 @@ with torch. The choice depends only on shapes, so every process makes the same o
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,18 +95,8 @@ _REDUCTIONS = {
 }
 
 
-@final
-@dataclass(frozen=True)
-class NumpyCalls:
-    """The numpy calls that compute one operation.
-
-    Attributes:
-        setup: calls for once per slot, when weights may have changed.
-        calls: calls for every frame.
-    """
-
-    setup: list[Call]
-    calls: list[Call]
+NumpyCalls = tuple[list[Call], list[Call]]
+"""Calls for once per slot, when weights may have changed, and calls for every frame."""
 
 
 def numpy_calls(
@@ -135,7 +124,7 @@ def numpy_calls(
         calls = builder(arguments, array(results[0]))
     except (UnsuitableError, AttributeError, LookupError, TypeError, ValueError):
         return None
-    return NumpyCalls(arguments.setup, calls) if calls else None
+    return (arguments.setup, calls) if calls else None
 
 
 _quiet = copy_context()

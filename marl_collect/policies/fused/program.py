@@ -8,9 +8,9 @@ tensor becomes a guard: if it differs, the module might do something else, so th
 stops.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -33,6 +33,8 @@ from marl_collect.policies.fused.record import (
 )
 
 Call = Callable[[], Any]
+Into = Callable[[Sequence[torch.Tensor]], Call | None]
+"""From memory for an operation's results to a call that writes them there, if any."""
 
 _ARITHMETIC = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div"}
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
@@ -136,8 +138,9 @@ class Program:
             if self.prepare():
                 run_quietly(self._try, candidates, compared)
         for index in compared & candidates.keys():
-            self._setup += candidates[index].setup
-            self._steps[index] = (self._steps[index][0], candidates[index].calls)
+            setup, calls = candidates[index]
+            self._setup += setup
+            self._steps[index] = (self._steps[index][0], calls)
         self._changing = _segments(self._steps)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
@@ -155,7 +158,7 @@ class Program:
             result = next(tensors(operation.result))
             expected = result.clone()
             try:
-                for call in (*candidates[index].setup, *candidates[index].calls):
+                for call in itertools.chain.from_iterable(candidates[index]):
                     call()
                 agree = close(result, expected)
             except (TypeError, ValueError):
@@ -273,29 +276,11 @@ def _in_place(operation: TensorOp) -> Call:
 
 def _fastest(operation: TensorOp, results: list[torch.Tensor]) -> Call:
     """Return the fastest call that writes the operation's results to their memory."""
-    if operation.random and len(results) == 1:
-        draw = drawing(operation, results[0])
-        if draw is not None and _agrees(operation, partial(_drawn, draw, results[0])):
-            return draw
-    for call in _candidates(operation, len(results)):
-        if _agrees(operation, partial(_computed, call)):
-            return call.into(results)
+    for into in _candidates(operation, len(results)):
+        call = into(results)
+        if call is not None and _agrees(operation, into):
+            return call
     return partial(_copy_results, operation, results)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A call that may equal an operation, but writes to given memory."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    out_names: tuple[str, ...] = ("out",)
-
-    def into(self, results: Sequence[torch.Tensor]) -> Call:
-        """Return the call that writes to ``results``."""
-        out = dict(zip(self.out_names, results, strict=True))
-        return partial(self.function, *self.args, **self.kwargs, **out)
 
 
 def _copy_results(operation: TensorOp, results: Sequence[torch.Tensor]) -> None:
@@ -304,29 +289,31 @@ def _copy_results(operation: TensorOp, results: Sequence[torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def _candidates(operation: TensorOp, n_results: int) -> Iterator[_Candidate]:
-    """Yield calls that may compute the operation's results, fast ones first."""
+def _candidates(operation: TensorOp, n_results: int) -> Iterator[Into]:
+    """Yield what may compute the operation's results, fast calls first."""
     args, kwargs = operation.args, operation.kwargs
     if n_results == 1:
+        if operation.random:
+            yield lambda results: drawing(operation, results[0])
         # torch would convert a number to a tensor in every call, which is slow.
         number = args[1] if len(args) == 2 else None
         if operation.name in _ARITHMETIC and _fits(number, args[0].dtype):
             other = torch.tensor(number, dtype=args[0].dtype, device="cpu")
             pair = (other, args[0]) if operation.name == "rsub" else (args[0], other)
             function = getattr(torch, _ARITHMETIC[operation.name])
-            yield _Candidate(function, pair, kwargs)
+            yield _into(function, pair, kwargs)
         # These two have the functions that torch generates from its operators. They
         # parse their arguments faster than the operators do.
         for holder in (torch._C._VariableFunctions, torch._C._nn):  # noqa: SLF001
             function = getattr(holder, operation.name, None)
             if function is not None:
-                yield _Candidate(function, args, kwargs)
+                yield _into(function, args, kwargs)
     packet = operation.function.overloadpacket
     for overload in packet.overloads():
         operator = getattr(packet, overload)
         names = tuple(a.name for a in operator._schema.arguments if a.is_out)  # noqa: SLF001
         if len(names) == n_results:
-            yield _Candidate(operator, args, kwargs, names)
+            yield _into(operator, args, kwargs, names)
 
 
 def _fits(number: Any, dtype: torch.dtype) -> bool:
@@ -342,37 +329,34 @@ def _fits(number: Any, dtype: torch.dtype) -> bool:
     return limits.min <= number <= limits.max
 
 
-def _computed(
-    candidate: _Candidate, like: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
-    results = [torch.empty_like(tensor) for tensor in like]
-    candidate.into(results)()
-    return results
+def _into(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    out_names: tuple[str, ...] = ("out",),
+) -> Into:
+    """Return the calls of a function that takes memory for its results."""
+
+    def into(results: Sequence[torch.Tensor]) -> Call:
+        out = dict(zip(out_names, results, strict=True))
+        return partial(function, *args, **kwargs, **out)
+
+    return into
 
 
-def _drawn(
-    draw: Call, out: torch.Tensor, like: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor]:
-    del like
-    draw()
-    return [out]
-
-
-def _agrees(
-    operation: TensorOp,
-    compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
-) -> bool:
-    """Return whether ``compute`` returns the operation's results.
-
-    It must draw the same random numbers, and gets the results to know their shapes.
-    """
+def _agrees(operation: TensorOp, into: Into) -> bool:
+    """Return whether such a call gives the same results and draws the same numbers."""
     before = torch.get_rng_state()
     try:
         result = operation.function(*operation.args, **operation.kwargs)
         expected = list(tensors(result))
         after = torch.get_rng_state()
         torch.set_rng_state(before)
-        results = compute(expected)
+        results = [torch.empty_like(tensor) for tensor in expected]
+        call = into(results)
+        if call is None:
+            return False
+        call()
         if not torch.equal(torch.get_rng_state(), after):
             return False
     except (TypeError, RuntimeError, ValueError, NotImplementedError):

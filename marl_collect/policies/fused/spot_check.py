@@ -21,6 +21,9 @@ NEVER = -1
 """Number of no frame."""
 
 _INTERVAL = 10_000
+"""A comparison calls the module, which takes as long as 30 to 100 repeated frames. Of
+the time of a policy that is 0 to 2 %. With 4,000 frames it would be 2 to 6 %, with
+2,000 it would be 4 to 10 %."""
 _FREE = 10
 """Comparisons that are always made."""
 _SPREAD = 2654435761
