@@ -102,6 +102,9 @@ class QMixer(Mixer):
         mixing_embed_dim: units of the hidden layer.
         n_agents: number of agents.
         device: device of the weights.
+        hypernet_embed_dim: units of a hidden layer of the networks that compute the
+            weights of both layers. With 0 they are linear, as in the paper and TorchRL;
+            the authors' code has 64.
 
     Source:
         Rashid et al., "QMIX", arXiv 1803.11485, section 4 and figure 2.
@@ -113,19 +116,16 @@ class QMixer(Mixer):
         mixing_embed_dim: int,
         n_agents: int,
         device: torch.device | str | None = None,
+        hypernet_embed_dim: int = 0,
     ) -> None:
         super().__init__(n_agents, state_shape)
         size = math.prod(state_shape)
-        units = mixing_embed_dim
+        units, hidden = mixing_embed_dim, hypernet_embed_dim
         self.mixing_embed_dim = units
-        self.hyper_w_1 = nn.Linear(size, units * n_agents, device=device)
-        self.hyper_w_final = nn.Linear(size, units, device=device)
-        self.hyper_b_1 = nn.Linear(size, units, device=device)
-        self.V = nn.Sequential(
-            nn.Linear(size, units, device=device),
-            nn.ReLU(),
-            nn.Linear(units, 1, device=device),
-        )
+        self.hyper_w_1 = _hypernet(size, hidden, units * n_agents, device)
+        self.hyper_w_final = _hypernet(size, hidden, units, device)
+        self.hyper_b_1 = _hypernet(size, 0, units, device)
+        self.V = _hypernet(size, units, 1, device)
 
     @override
     def mix(self, chosen_action_value: Tensor, state: Tensor | None) -> Tensor:
@@ -141,3 +141,16 @@ class QMixer(Mixer):
         mixed = (F.elu(hidden) * last).sum(-1, keepdim=True)
         out: Tensor = mixed + self.V(flat)
         return out
+
+
+def _hypernet(
+    size: int, hidden: int, n_outputs: int, device: torch.device | str | None
+) -> nn.Module:
+    """Return a linear network, or one with a hidden layer."""
+    if not hidden:
+        return nn.Linear(size, n_outputs, device=device)
+    return nn.Sequential(
+        nn.Linear(size, hidden, device=device),
+        nn.ReLU(),
+        nn.Linear(hidden, n_outputs, device=device),
+    )

@@ -31,6 +31,7 @@ from marl_collect.policies.pool import PolicyPool
 from marl_collect.storage import DatasetDescription, Writer, open_dataset
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
+from marl_collect.training.value_decomposition import ValueLearner
 
 make_env: Final = partial(CountingEnv, action_mask=True)
 hunters: Final = partial(CountingEnv, n_prey=0)
@@ -107,18 +108,16 @@ def ppo(**settings: Any) -> Any:
     return trained(learner, make_env)
 
 
-def qmix() -> Any:
-    pytest.importorskip("torchrl")
-    from marl_collect.training.value_decomposition import ValueLearner
-
-    settings = {
+def value_learner(algorithm: str, **settings: Any) -> Any:
+    tiny = {
         "num_cells": (8,),
         "value.minibatch_frames": 16,
+        "value.minibatch_episodes": 4,
         "value.warm_up_frames": 0,
     }
-    options = TrainingOptions(frames=60).with_settings(settings)
+    options = TrainingOptions(frames=60).with_settings(tiny | settings)
     return trained(
-        ValueLearner(describe(hunters), Setup("qmix"), options, seed=0), hunters
+        ValueLearner(describe(hunters), Setup(algorithm), options, seed=0), hunters
     )
 
 
@@ -191,7 +190,10 @@ PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
     ],
     "PPO": ppo,
     "recurrent PPO": lambda: ppo(recurrent="gru"),
-    "QMIX": qmix,
+    "QMIX": lambda: value_learner("qmix"),
+    "recurrent IQL": lambda: value_learner(
+        "iql", recurrent="gru", standardise_rewards=True, **{"value.double_q": True}
+    ),
     "dataset": dataset,
     "TorchRL": in_torchrl,
     "check_env": lambda: check_env(make_env),

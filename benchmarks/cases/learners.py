@@ -25,8 +25,14 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "ippo-local-shared",
         {"recurrent": "gru", "ppo.sequence_frames": 50},
     ),
-    "VDN": ("vdn-local-shared", {"value.warm_up_frames": 0}),
-    "QMIX": ("qmix-local-shared", {"value.warm_up_frames": 0}),
+    **{
+        f"{algorithm.upper()}{', GRU' if recurrent else ''}": (
+            f"{algorithm}-local-shared",
+            {"value.warm_up_frames": 0} | recurrent,
+        )
+        for recurrent in ({}, {"recurrent": "gru"})
+        for algorithm in ("iql", "vdn", "qmix")
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Trains and compares setups with TorchRL's losses: ``marl-collect compare``.
+"""Trains and compares setups of algorithms: ``marl-collect compare``.
 
 Neither the engine nor the models import this package. Needs the extra ``compare``.
 
@@ -10,9 +10,11 @@ file                          contents
 ``presets.py``                settings for tasks that were tried
 ``algorithms.py``             table of algorithms
 ``learner.py``                base class of learners; training rewards
+``moments.py``                running mean and deviation of rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
-``value_decomposition.py``    VDN and QMIX
+``value_decomposition.py``    IQL, VDN and QMIX
+``replay_buffer.py``          their replay buffer, of frames or whole episodes
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``checkpoint.py``             saves and resumes a training loop
 ``evaluating.py``             evaluations of a run

@@ -168,11 +168,7 @@ def acting(
         For each group, two bool tensors ``[*B, n]``.
     """
     acts = {name: _mask(data, name) for name in names}
-    # An agent that acts with another policy does not wait; see `batch_of`.
-    acting_now = {
-        n: data[n, ACTS] if ACTS in data[n].keys() else acts[n] for n in names
-    }
-    waits = [~data[n, "done"].squeeze(-1) & ~acting_now[n] for n in names]
+    waits = [waiting(data, name) for name in names]
     together = ~torch.cat(waits, -1).any(-1, keepdim=True)
     follows = {}
     for name in names:
@@ -181,6 +177,13 @@ def acting(
         goes_on = _mask(data["next"], name) & ~flags["done"].squeeze(-1)
         follows[name] = goes_on | (acts[name] & cut & together)
     return acts, follows
+
+
+def waiting(data: TensorDictBase, name: str) -> Tensor:
+    """Return which agents of a group wait for their turn, bool ``[*B, n]``."""
+    # An agent that acts with another policy does not wait; see `batch_of`.
+    plays = data[name, ACTS] if ACTS in data[name].keys() else _mask(data, name)
+    return ~data[name, "done"].squeeze(-1) & ~plays
 
 
 def _mask(data: TensorDictBase, name: str) -> Tensor:

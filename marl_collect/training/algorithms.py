@@ -5,6 +5,7 @@ from typing import Final
 ALGORITHMS: Final = {
     "ippo": "marl_collect.training.ppo:PPOLearner",
     "mappo": "marl_collect.training.ppo:PPOLearner",
+    "iql": "marl_collect.training.value_decomposition:ValueLearner",
     "vdn": "marl_collect.training.value_decomposition:ValueLearner",
     "qmix": "marl_collect.training.value_decomposition:ValueLearner",
 }

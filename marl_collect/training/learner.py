@@ -27,6 +27,7 @@ from marl_collect.models.saved_policy import (
 )
 from marl_collect.options import nearest
 from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.moments import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
 Metrics = dict[str, float]
@@ -86,6 +87,8 @@ class Learner(abc.ABC):
         self.generator = torch.Generator("cpu")
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
+        self._moments: dict[str, RunningMoments] = {}
+        """Of rewards, by group."""
         self._ends = FirstEnds(description)
 
     @classmethod
@@ -149,7 +152,7 @@ class Learner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss to minimise and metrics to log."""
 
     @property
@@ -169,6 +172,7 @@ class Learner(abc.ABC):
             "networks": {name: net.state_dict() for name, net in modules.items()},
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
+            "moments": {name: m.state_dict() for name, m in self._moments.items()},
             "generator": self.generator.get_state(),
             **torch_generators(),
         }
@@ -179,6 +183,8 @@ class Learner(abc.ABC):
             net.load_state_dict(state["networks"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
+        for name, moments in state["moments"].items():
+            self._moments.setdefault(name, RunningMoments()).load_state_dict(moments)
         self.generator.set_state(state["generator"])
         set_torch_generators(state)
 
@@ -221,13 +227,26 @@ class Learner(abc.ABC):
         self.load_state_dict(state)
 
     @final
+    def _note_rewards(self, group: str, rewards: Tensor) -> None:
+        """Add a group's new rewards to those that standardise them."""
+        if self.options.standardise_rewards:
+            self._moments.setdefault(group, RunningMoments()).add(rewards)
+
+    @final
+    def _scaled(self, group: str, rewards: Tensor) -> Tensor:
+        """Return rewards of a group, standardised if the options say so, and scaled."""
+        if group in self._moments:
+            rewards = self._moments[group].standardise(rewards)
+        return rewards * self.options.reward_scale
+
+    @final
     def _adam(self, lr: float, eps: float = 1e-8) -> torch.optim.Optimizer:
         """Return Adam of all trained parameters, which updates them in one call."""
         return torch.optim.Adam(list(self.parameters()), lr=lr, eps=eps, fused=True)
 
     @final
     def _step(
-        self, minibatch: TensorDictBase, max_grad_norm: float
+        self, minibatch: Any, max_grad_norm: float
     ) -> tuple[Tensor, dict[str, Tensor], float]:
         """Take one optimiser step on a minibatch.
 
@@ -241,7 +260,9 @@ class Learner(abc.ABC):
         self.optimizer.zero_grad()
         loss, logged = self.loss(minibatch)
         loss.backward()
-        norm = float(nn.utils.clip_grad_norm_(list(self.parameters()), max_grad_norm))
+        groups = self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not math.isfinite(norm):
             raise NotFiniteError(
                 f"The gradient of {self.setup.name} is NaN or infinite. Either an "
@@ -285,30 +306,31 @@ def n_agents(description: EnvDescription) -> int:
     return sum(group.n_agents for group in description.groups.values())
 
 
-def write_rewards(
-    data: TensorDictBase, description: EnvDescription, *, team: bool, scale: float
-) -> None:
-    """Replace each group's rewards under ``next`` by the rewards used for training.
+def training_rewards(
+    data: TensorDictBase, description: EnvDescription, *, team: bool
+) -> dict[str, Tensor]:
+    """Return the rewards that each group's agents learn from, ``[*B, n, 1]``.
 
     Args:
         data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]``.
         description: of the environment.
         team: whether every agent gets the mean over all agents.
-        scale: factor of the rewards.
 
     Raises:
         NotFiniteError: if a reward is not finite; names the group.
     """
-    for name in description.groups:
-        if not data["next", name, "reward"].isfinite().all():
+    rewards = {name: data["next", name, "reward"] for name in description.groups}
+    for name, reward in rewards.items():
+        if not reward.isfinite().all():
             raise NotFiniteError(
                 f"A reward of group {name!r} is NaN or infinite, so nothing can be "
                 "trained with it. Correct the environment; check_env(factory) reports "
                 "the frame."
             )
-    mean = team_reward(data, description) / n_agents(description) if team else None
-    for name in description.groups:
-        key = ("next", name, "reward")
-        rewards = data[key]
-        reward = rewards if mean is None else mean.unsqueeze(-2).expand_as(rewards)
-        data[key] = (reward * scale).contiguous()
+    if not team:
+        return rewards
+    mean = team_reward(data, description) / n_agents(description)
+    return {
+        name: mean.unsqueeze(-2).expand_as(reward).contiguous()
+        for name, reward in rewards.items()
+    }

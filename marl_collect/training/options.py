@@ -31,8 +31,9 @@ class Setup:
 
     Attributes:
         algorithm: PPO whose critic reads each agent's own observation (``"ippo"``) or
-            those of all agents (``"mappo"``), or value decomposition with a sum
-            (``"vdn"``) or a monotonic mixer (``"qmix"``); see ``algorithms.py``.
+            those of all agents (``"mappo"``), or Q-learning of each agent's values
+            (``"iql"``), of their sum (``"vdn"``) or of a monotonic mixture
+            (``"qmix"``); see ``algorithms.py``.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         agent_ids: whether the networks get each agent's one-hot identity.
@@ -123,16 +124,49 @@ class PPOOptions(Options):
 
 @dataclass(frozen=True)
 class ValueOptions(Options):
-    """Value decomposition: VDN and QMIX."""
+    """Values of actions: IQL, VDN and QMIX."""
 
     lr: _LearningRate = 5e-4
+    replay: Annotated[
+        Literal["auto", "frames", "episodes"],
+        Option(
+            "what a minibatch consists of: frames, or whole episodes; auto is episodes "
+            "for recurrent networks, which cannot be trained on frames, and frames for "
+            "others"
+        ),
+    ] = "auto"
     buffer_frames: Annotated[
-        int, Option("capacity of the replay buffer", at_least=1)
+        int,
+        Option(
+            "capacity of the replay buffer. Each environment has an equal part of it, "
+            "in which its longest episode must fit if episodes are replayed",
+            at_least=1,
+        ),
     ] = 100_000
     minibatch_frames: _MinibatchFrames = 256
+    minibatch_episodes: Annotated[
+        int, Option("episodes of one gradient step", at_least=1)
+    ] = 32
     frames_per_update: Annotated[
         int, Option("collected frames per gradient step", at_least=1)
     ] = 16
+    episodes_per_update: Annotated[
+        int, Option("collected episodes per gradient step", at_least=1)
+    ] = 1
+    double_q: Annotated[
+        bool,
+        Option(
+            "whether the trained network chooses the next action, whose value the "
+            "target network tells; otherwise the target network does both"
+        ),
+    ] = False
+    bootstrap_limits: Annotated[
+        bool,
+        Option(
+            "whether a state in which a time limit ends the episode has a value, as in "
+            "an episode that goes on; otherwise the limit is an end like others"
+        ),
+    ] = True
     tau: Annotated[
         float,
         Option(
@@ -141,6 +175,14 @@ class ValueOptions(Options):
             at_most=1,
         ),
     ] = 0.005
+    target_interval: Annotated[
+        int,
+        Option(
+            "gradient steps per update of the target networks. Hard updates have "
+            "``tau`` 1 and a long interval",
+            at_least=1,
+        ),
+    ] = 1
     epsilon_start: Annotated[
         float,
         Option(
@@ -169,6 +211,18 @@ class ValueOptions(Options):
         float,
         Option("factor of the initial weights of the mixer's layers", positive=True),
     ] = 0.1
+    mixing_hyper_cells: Annotated[
+        int,
+        Option(
+            "hidden units of the networks that compute the weights of QMIX's mixer; "
+            "with 0 they are linear",
+            at_least=0,
+        ),
+    ] = 0
+    mixing_norm: Annotated[
+        bool,
+        Option("whether QMIX's mixer normalises the joint observation that it reads"),
+    ] = True
     max_grad_norm: _MaxGradNorm = 10.0
     prefetch: _Prefetch = True
 
@@ -178,8 +232,8 @@ class TrainingOptions(Options):
     """All settings of a run except its task, setup and seed.
 
     A frame is one step of one environment, regardless of the number of agents. ``ppo``
-    has the options of IPPO and MAPPO, ``value`` those of VDN and QMIX. An algorithm
-    with settings of its own has a field here.
+    has the options of IPPO and MAPPO, ``value`` those of IQL, VDN and QMIX. An
+    algorithm with settings of its own has a field here.
     """
 
     frames: Annotated[
@@ -199,17 +253,25 @@ class TrainingOptions(Options):
         Literal["agent", "team"],
         Option(
             '``"agent"``, each agent learns from its own reward, or ``"team"``, all '
-            "agents learn from the mean over all agents. Value decomposition always "
-            "learns from their sum, which is larger by the number of agents"
+            "agents learn from the mean over all agents. VDN and QMIX always learn "
+            "from their sum, which is larger by the number of agents"
         ),
     ] = "agent"
     reward_scale: Annotated[
         float,
         Option(
-            "factor of the rewards in training, which for value decomposition are sums "
-            "over the agents. Reported returns are not scaled"
+            "factor of the rewards in training, which for VDN and QMIX are sums over "
+            "the agents. Reported returns are not scaled"
         ),
     ] = 1.0
+    standardise_rewards: Annotated[
+        bool,
+        Option(
+            "whether the mean of all rewards so far is subtracted from the rewards in "
+            "training, which are then divided by their standard deviation, before they "
+            "are scaled"
+        ),
+    ] = False
     num_cells: Annotated[
         Sequence[int], Option("units of the hidden layers", at_least=1)
     ] = (64, 64)
@@ -235,8 +297,8 @@ class TrainingOptions(Options):
     recurrent: Annotated[
         Literal["gru", "lstm"] | None,
         Option(
-            '``"gru"`` or ``"lstm"`` gives the policies and critics of IPPO and '
-            "MAPPO memory"
+            '``"gru"`` or ``"lstm"`` gives memory to policies, to the critics of IPPO '
+            "and MAPPO, and to the values of IQL, VDN and QMIX"
         ),
     ] = None
     hidden_size: Annotated[int, Option("units of recurrent networks", at_least=1)] = 64

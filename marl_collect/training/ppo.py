@@ -28,7 +28,7 @@ from marl_collect.models import (
     set_recurrent_mode,
 )
 from marl_collect.training.advantages import TRAINED, write_advantages
-from marl_collect.training.learner import Learner, Metrics, write_rewards
+from marl_collect.training.learner import Learner, Metrics, training_rewards
 from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 _OBSERVED_AT_ONCE = 8_000_000
@@ -127,8 +127,10 @@ class PPOLearner(Learner):
         """Return the data for the loss, and the critic's state after the batch."""
         data = batch.select(*self._inputs(batch)).to(self.device)
         team = self.options.reward == "team"
-        scale = self.options.reward_scale
-        write_rewards(data, self.description, team=team, scale=scale)
+        rewards = training_rewards(data, self.description, team=team)
+        for name, reward in rewards.items():
+            self._note_rewards(name, reward[~data[name, "done"]])
+            data["next", name, "reward"] = self._scaled(name, reward)
         with torch.no_grad():
             state = self._write_values(data)
             write_advantages(

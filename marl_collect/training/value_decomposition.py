@@ -1,34 +1,37 @@
-"""VDN and QMIX, with TorchRL's loss, target updates and replay buffer.
+"""IQL, VDN and QMIX: values of actions, trained off-policy in plain PyTorch.
 
 Sources:
-    Sunehag et al., "Value-Decomposition Networks for Cooperative Multi-Agent Learning",
-    arXiv 1706.05296; Rashid et al., "QMIX", arXiv 1803.11485.
+    Independent Q-learning: Tan, "Multi-Agent Reinforcement Learning: Independent vs.
+    Cooperative Agents", ICML 1993. VDN: Sunehag et al., "Value-Decomposition Networks
+    for Cooperative Multi-Agent Learning", arXiv 1706.05296. QMIX: Rashid et al., arXiv
+    1803.11485.
+    van Hasselt et al., "Deep Reinforcement Learning with Double Q-learning", arXiv
+    1509.06461.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.torch_defaults import float32_on
-from marl_collect.errors import imports_of
-from marl_collect.models import QMixer, VDNMixer, make_policy
+from marl_collect.models import QMixer, RecurrentModule, VDNMixer, make_policy
 from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.training.advantages import acting
+from marl_collect.training.advantages import acting, waiting
 from marl_collect.training.learner import (
     Learner,
     Metrics,
     team_reward,
-    write_rewards,
+    training_rewards,
 )
 from marl_collect.training.options import (
     Setup,
@@ -36,14 +39,20 @@ from marl_collect.training.options import (
     ValueOptions,
     network_options,
 )
+from marl_collect.training.replay_buffer import ReplayBuffer
 
 
 @final
 class ValueLearner(Learner):
-    """Trains values of each agent's actions, mixed into a team value, off-policy.
+    """Trains values of each agent's actions, off-policy.
 
-    Agents that do not act contribute 0 to the mixture. QMIX's mixer reads the
-    observations of all agents, so the environment need not have a state.
+    IQL learns each agent's value from the agent's reward; VDN and QMIX learn a mixture
+    of the agents' values from the team's. Agents that do not act contribute 0 to the
+    mixture. QMIX's mixer reads the observations of all agents, so the environment need
+    not have a state.
+
+    Recurrent networks are trained on whole episodes, from the first frame on, so that
+    their states belong to the weights that are trained.
     """
 
     every_task = False  # One group with Discrete actions.
@@ -61,13 +70,10 @@ class ValueLearner(Learner):
         Raises:
             TypeError: if there are several groups, or actions are not Discrete, or no
                 network reads the observations.
-            ValueError: if the networks shall be recurrent.
+            ValueError: if recurrent networks shall be trained on frames, or if training
+                would never begin.
         """
         super().__init__(description, setup, options, seed)
-        with imports_of("torchrl", setup.name):
-            from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-            from torchrl.objectives import SoftUpdate, ValueEstimators
-
         torch.manual_seed(seed)
         self.value = options.value
         self.prefetch = options.value.prefetch
@@ -76,69 +82,80 @@ class ValueLearner(Learner):
             "epsilon": options.value.epsilon_start,
             "return_log_prob": False,
         }
-        self.name, self.group = _only_group(description)
-        if options.recurrent is not None:
-            raise ValueError(
-                f"{setup.name} has no recurrent networks, but recurrent is "
-                f"{options.recurrent!r}. Use ippo or mappo."
-            )
-        if options.frames < self.value.warm_up_frames:
-            raise ValueError(
-                f"frames is {options.frames}, but training begins after "
-                f"value.warm_up_frames={self.value.warm_up_frames}. Raise one or lower "
-                "the other."
-            )
-        shared = PolicyOptions(
-            centralised=setup.centralised,
-            **network_options(setup, options, description),
-        )
-        n_agents = self.group.n_agents
+        self.name, self.group = _only_group(description, setup)
+        _check(options)
+        self.apart = setup.algorithm == "iql"
+        """Whether each agent's value is learnt by itself."""
         self.leaves = observation_leaves(
             self.group.observation, (self.name, "observation")
         )
         made: Any = make_policy(description, **self.policy_options)
         self.policy = made.to(self.device)
-        self.values = made[0]
-        """Reads observations and writes values of actions."""
         self._epsilon: Tensor = made[1].module.epsilon
-        self.mixer: nn.Module = VDNMixer(n_agents)
+        mixer: nn.Module | None = None
+        if setup.algorithm == "vdn":
+            mixer = SumMixer(self.group.n_agents)
         if setup.algorithm == "qmix":
-            self.mixer = ObservationMixer(self.leaves, n_agents, shared, self.value)
-            self.mixer.to(self.device)
-        self.networks = {"policy": self.policy, "mixer": self.mixer}
+            shared = PolicyOptions(
+                centralised=setup.centralised,
+                **network_options(setup, options, description),
+            )
+            mixer = ObservationMixer(
+                self.leaves, self.group.n_agents, shared, self.value
+            ).to(self.device)
+        self.online = ActionValues(made[0], mixer)
+        self.target = copy.deepcopy(self.online).requires_grad_(requires_grad=False)
+        self.networks = {"policy": self.policy}
+        if mixer is not None:
+            self.networks["mixer"] = mixer
         self.optimizer = self._adam(self.value.lr)
-        self._loss = self._make_loss()
-        self._loss.make_value_estimator(ValueEstimators.TD0, gamma=options.gamma)
-        SoftUpdate(self._loss, tau=self.value.tau)  # Without one, TorchRL warns.
-        self._trained = self._weights("")
-        self._targets = self._weights("target_")
-        self._buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(self.value.buffer_frames, device=self.device)
+        # Both lists view the memory of the networks.
+        self._trained = [weight.data for weight in self.online.parameters()]
+        self._targets = [weight.data for weight in self.target.parameters()]
+        self.replay = ReplayBuffer(
+            self.value.buffer_frames, self.device, whole=_whole_episodes(options)
         )
+        self._due = 0
+
+    @property
+    def values(self) -> nn.Module:
+        """The network that reads observations and writes values of actions."""
+        return self.online.values
+
+    @property
+    def mixer(self) -> nn.Module | None:
+        """The network that mixes the values of agents, if the algorithm has one."""
+        return self.online.mixer
 
     @classmethod
     def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
-        """Return the one setup that is compared by default."""
-        return [Setup(algorithm, agent_ids=agent_ids)]
+        """Return the one setup that is compared by default, none of IQL.
+
+        IQL cannot be trained where agents take turns, which the first batch shows.
+        """
+        return [] if algorithm == "iql" else [Setup(algorithm, agent_ids=agent_ids)]
 
     @classmethod
     @override
     def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
-        if setup.algorithm == "vdn" and setting.startswith("value.mixing_"):
-            return True  # Its mixer is a sum.
-        return setting.startswith("ppo.") or setting == "reward"
+        if setup.algorithm != "qmix" and setting.startswith("value.mixing_"):
+            return True
+        if setup.algorithm != "iql" and setting == "reward":
+            return True
+        other = "frames" if _whole_episodes(options) else "episodes"
+        of_others = (f"value.minibatch_{other}", f"value.{other}_per_update")
+        return setting.startswith("ppo.") or setting in of_others
 
     @property
     def unrolled(self) -> dict[str, nn.Module]:
-        """The loss, which contains the target networks."""
-        return {"loss": self._loss}
+        """The target networks."""
+        return {"targets": self.target}
 
     @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Add the batch to the replay buffer and train on samples from it."""
+        """Add the batch to the replay buffer and train on draws from it."""
         self.note_first_ends(batch)
-        data = self.prepare(batch)
-        self._buffer.extend(data)
+        new_episodes = self.remember(batch)
         frames = progress * self.options.frames
         share = min(1.0, frames / self.value.epsilon_frames)
         start, end = self.value.epsilon_start, self.value.epsilon_end
@@ -146,140 +163,195 @@ class ValueLearner(Learner):
         self._epsilon.fill_(epsilon)
         if frames < self.value.warm_up_frames:
             return {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
-        steps = max(1, len(data) // self.value.frames_per_update)
+        value = self.value
+        if self.replay.whole:
+            size, per_update = value.minibatch_episodes, value.episodes_per_update
+            new = new_episodes
+        else:
+            size, per_update = value.minibatch_frames, value.frames_per_update
+            new = batch.numel()
+        steps, self._due = divmod(self._due + new, per_update)
         losses = norms = 0.0
         for _ in range(steps):
-            loss, _logged, norm = self._step(self._sample(), self.value.max_grad_norm)
+            minibatch = self.replay.take(self.replay.draw(size, self.generator))
+            loss, _logged, norm = self._step(minibatch, self.value.max_grad_norm)
             norms += norm
             losses += float(loss)
-            # One call for all networks. Both lists view the memory of the networks.
-            torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
-        return {"loss": losses / steps, "grad_norm": norms / steps, "epsilon": epsilon}
+            if self.updates % self.value.target_interval == 0:
+                # One call for all networks.
+                torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
+        loss_of_step = losses / steps if steps else float("nan")
+        return {
+            "loss": loss_of_step,
+            "grad_norm": norms / max(1, steps),
+            "epsilon": epsilon,
+        }
 
-    def _weights(self, prefix: str) -> list[Tensor]:
-        """Return the loss's trained weights, or those of its targets, in one order."""
-        names = ("local_value_network_params", "mixer_network_params")
-        weights = [getattr(self._loss, prefix + name) for name in names]
-        return [w.data for params in weights for w in params.values(True, True)]
+    def remember(self, batch: TensorDictBase) -> int:
+        """Add what training reads of a batch ``[B, T]`` to the replay buffer.
 
-    def _sample(self) -> TensorDictBase:
-        # The buffer itself would draw on the learner's device: other frames on a GPU.
-        count, size = len(self._buffer), self.value.minibatch_frames
-        drawn = torch.randint(count, (size,), generator=self.generator, device="cpu")
-        return cast("TensorDictBase", self._buffer[drawn.to(self.device)])
+        Returns:
+            The number of episodes that end in the batch.
 
-    def prepare(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the data for the loss, ``[B * T]`` or less.
-
-        Frames are left out whose next value no agent has: those in which a time limit
-        ends the episode while agents wait for their turn.
+        Raises:
+            NotFiniteError: if a reward is not finite.
+            ValueError: if IQL's agents wait for their turn, or if the buffer has no
+                room for an episode.
         """
-        flat = batch.reshape(-1)
-        _acts, follows = acting(flat, [self.name])
-        ended = flat["next", "terminated"]
-        flat = flat[(ended | follows[self.name].any(-1, keepdim=True)).squeeze(-1)]
-        follows = acting(flat, [self.name])[1]
-        root = self._observed(flat)
-        root[self.name, "action"] = flat[self.name, "action"]
-        after = self._observed(flat["next"])
-        if self.group.mask:
-            # A time limit stops an agent, but its next state still has a value.
-            after[self.name, "mask"] = follows[self.name]
-        scale = self.options.reward_scale
-        write_rewards(flat, self.description, team=False, scale=scale)
-        after["reward"] = team_reward(flat, self.description)
-        for flag in ("done", "terminated"):
-            after[flag] = flat["next", flag]
-        root["next"] = after
-        return root.to(self.device)
+        group, after = batch[self.name], batch["next", self.name]
+        acts, follows = (masks[self.name] for masks in acting(batch, [self.name]))
+        end = "done"
+        if self.value.bootstrap_limits:
+            end = "terminated"
+        else:
+            follows = follows & ~after["done"].squeeze(-1)
+        team = self.apart and self.options.reward == "team"
+        reward = training_rewards(batch, self.description, team=team)[self.name]
+        if self.apart:
+            if waiting(batch, self.name).any():
+                raise ValueError(
+                    f"{self.setup.name} learns from the next decision of each agent, "
+                    "but agents wait for their turn here. Use vdn, qmix, ippo or mappo."
+                )
+            ended = after[end].squeeze(-1)
+            counts = acts & (ended | follows)
+            self._note_rewards(self.name, reward[~group["done"]])
+            reward = reward.squeeze(-1)
+        else:
+            ended = batch["next", end]
+            counts = ended | follows.any(-1, keepdim=True)
+            reward = team_reward(batch, self.description)
+            self._note_rewards(self.name, reward)
+        data = {
+            "action": group["action"],
+            "acts": acts,
+            "follows": follows,
+            "reward": reward,
+            "discount": self.options.gamma * ~ended,
+            # Nothing is known of a frame in which a time limit ends the episode while
+            # agents wait.
+            "counts": counts.to(reward.dtype),
+        }
+        for index, leaf in enumerate(self.leaves):
+            data[f"now_{index}"] = batch[leaf.key]
+            data[f"after_{index}"] = batch["next"][leaf.key]
+        if self.group.action_mask:
+            data["legal"] = after["action_mask"]
+        ends = batch["next", "done"].squeeze(-1)
+        return self.replay.extend(data, ends, batch["collector", "traj_ids"])
 
-    def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the squared error of the team's value."""
-        loss = self._loss(minibatch)["loss"]
-        return loss, {"loss": loss.detach()}
+    def loss(self, minibatch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean squared error of the values, over what can be learnt.
+
+        Args:
+            minibatch: ``[S, T]`` from the replay buffer.
+        """
+        now, after = (
+            [minibatch[f"{when}_{index}"] for index in range(len(self.leaves))]
+            for when in ("now", "after")
+        )
+        values, judged, following = self._unrolled_values(now, after)
+        chosen = values.gather(-1, minibatch["action"].unsqueeze(-1)).squeeze(-1)
+        value = self.online.mix(chosen * minibatch["acts"], now)
+        with torch.no_grad():
+            if "legal" in minibatch:
+                judged = judged.masked_fill(~minibatch["legal"], float("-inf"))
+            best = following.gather(-1, judged.argmax(-1, keepdim=True)).squeeze(-1)
+            following = self.target.mix(best * minibatch["follows"], after)
+            reward = self._scaled(self.name, minibatch["reward"])
+            goal = reward + minibatch["discount"] * following
+            counts = minibatch["counts"] * minibatch["inside"].unsqueeze(-1)
+        error = ((value - goal).square() * counts).sum() / counts.sum().clamp_min(1)
+        return error, {"loss": error.detach()}
+
+    def _unrolled_values(
+        self, now: list[Tensor], after: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return values of actions ``[S, T, n, actions]``.
+
+        Returns:
+            Those before each frame, and, without gradients, those after it: of the
+            network that chooses the next actions, and of the target network.
+        """
+        double = self.value.double_q
+        if self.options.recurrent is None:
+            values = self.online(now)
+            with torch.no_grad():
+                following = self.target(after)
+                judged = self.online(after) if double else following
+            return values, judged, following
+        # An episode's first observation, and those after each frame.
+        path = [
+            torch.cat([first[:, :1], rest], 1)
+            for first, rest in zip(now, after, strict=True)
+        ]
+        online = self.online(path)
+        with torch.no_grad():
+            following = self.target(path)[:, 1:]
+        judged = online[:, 1:].detach() if double else following
+        return online[:, :-1], judged, following
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs, including the buffer.
-
-        Only rows with data are included, not the buffer's whole capacity.
-        """
-        count = len(self._buffer)
-        rows = {}
-        if count:  # A slice would be saved with all of its storage.
-            filled = self._buffer.storage[:count]
-            part = count < self.value.buffer_frames
-            rows = {
-                key: tensor.clone() if part else tensor
-                for key, tensor in filled.items(include_nested=True, leaves_only=True)
-            }
-        writer = self._buffer.writer.state_dict()
-        return super().state_dict() | {"buffer": {"rows": rows, "writer": writer}}
+        """Return everything that an exact resume needs, including the buffer."""
+        state = {"replay": self.replay.state_dict(), "due": self._due}
+        return super().state_dict() | state
 
     @float32_on("cpu")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``, including the buffer."""
-        rows = state["buffer"]["rows"]
-        if rows:
-            count = len(next(iter(rows.values())))
-            filled = TensorDict(rows, [count]).to(self.device)
-            self._buffer.storage.set(torch.arange(count, device="cpu"), filled)
-        self._buffer.writer.load_state_dict(state["buffer"]["writer"])
+        self.replay.load_state_dict(state["replay"])
+        self._due = state["due"]
         super().load_state_dict(state)
-
-    def _observed(self, flat: TensorDictBase) -> TensorDict:
-        keys = ("observation", "mask", "action_mask")
-        selected = flat[self.name].select(*keys, strict=False)
-        return TensorDict({self.name: selected}, flat.batch_size)
-
-    def _make_loss(self) -> Any:
-        from torchrl.modules import QValueModule
-        from torchrl.objectives.multiagent import QMixerLoss
-
-        name = self.name
-        qmix = self.setup.algorithm == "qmix"
-        chosen = (name, "chosen_action_value")
-        best = QValueModule(
-            action_value_key=(name, "action_value"),
-            action_mask_key=(name, "action_mask") if self.group.action_mask else None,
-            out_keys=[(name, "action"), (name, "action_value"), chosen],
-            action_space="categorical",
-        )
-        mixer = TensorDictModule(
-            _ActingMixer(self.mixer, masked=self.group.mask),
-            in_keys=[chosen, *([(name, "mask")] if self.group.mask else [])]
-            + ([leaf.key for leaf in self.leaves] if qmix else []),
-            out_keys=["team_value"],
-        )
-        loss = QMixerLoss(
-            TensorDictSequential(self.values, best),
-            mixer,
-            delay_value=True,
-            action_space="categorical",
-        )
-        loss.set_keys(
-            action=(name, "action"),
-            action_value=(name, "action_value"),
-            local_value=chosen,
-            global_value="team_value",
-        )
-        return loss
 
 
 @final
-class _ActingMixer(nn.Module):
-    """Leaves agents that do not act out of the mixture."""
+class ActionValues(nn.Module):
+    """Values of the actions of a group, and their mixture.
 
-    def __init__(self, mixer: nn.Module, *, masked: bool) -> None:
+    Args:
+        values: a policy's module that writes the values of actions.
+        mixer: maps values ``[*B, n, 1]`` and observations to ``[*B, 1]``; ``None`` if
+            values are not mixed.
+    """
+
+    def __init__(self, values: nn.Module, mixer: nn.Module | None) -> None:
         super().__init__()
+        self.values = values
         self.mixer = mixer
-        self.masked = masked
 
-    def forward(self, chosen: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, observations: Sequence[Tensor]) -> Tensor:
+        """Map arrays ``[S, T, n, *shape]`` to values ``[S, T, n, actions]``.
+
+        A recurrent network begins with zeros and remembers the earlier frames.
+        """
+        module: Any = self.values
+        if isinstance(module, RecurrentModule):
+            encoded = module.encoder(*observations)
+            values: Tensor = module.decoder(module.network(encoded, sequence=True)[0])
+        else:
+            values = module.module(*observations)
+        return values
+
+    def mix(self, values: Tensor, observations: Sequence[Tensor]) -> Tensor:
+        """Map values ``[*B, n]`` to the mixture ``[*B, 1]``, if there is a mixer."""
+        if self.mixer is None:
+            return values
+        mixture: Tensor = self.mixer(values.unsqueeze(-1), *observations)
+        return mixture
+
+
+@final
+class SumMixer(nn.Module):
+    """VDN's mixer, which does not read the observations."""
+
+    def __init__(self, n_agents: int) -> None:
+        super().__init__()
+        self.mixer = VDNMixer(n_agents)
+
+    def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
         """Mix values ``[*B, n, 1]`` into ``[*B, 1]``."""
-        if self.masked:
-            mask, *others = others  # type: ignore[assignment]
-            chosen = chosen * mask.unsqueeze(-1)
-        out: Tensor = self.mixer(chosen, *others)
+        del observations
+        out: Tensor = self.mixer(chosen)
         return out
 
 
@@ -314,7 +386,13 @@ class ObservationMixer(nn.Module):
 
         shared = replace(options, share_params=True, agent_ids=False)
         self.encoder = GroupNetwork(leaves, n_agents, shared, code)
-        self.mixer = QMixer((n_agents * width,), value.mixing_cells, n_agents)
+        self.norm = value.mixing_norm
+        self.mixer = QMixer(
+            (n_agents * width,),
+            value.mixing_cells,
+            n_agents,
+            hypernet_embed_dim=value.mixing_hyper_cells,
+        )
         _shrink(self.mixer, value.mixing_gain)
 
     def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
@@ -323,7 +401,8 @@ class ObservationMixer(nn.Module):
         # The weights of the mixture are linear in the state, in two layers. Without a
         # bound, states far from the others get values that are too high, the targets
         # spread them, and returns fall: on simple_spread after 60,000 frames.
-        state = nn.functional.layer_norm(state, state.shape[-1:])
+        if self.norm:
+            state = nn.functional.layer_norm(state, state.shape[-1:])
         out: Tensor = self.mixer(chosen, state)
         return out
 
@@ -342,19 +421,48 @@ def _shrink(mixer: nn.Module, gain: float) -> None:
                 layer.weight.mul_(gain)
 
 
-def _only_group(description: EnvDescription) -> tuple[str, GroupDescription]:
+def _whole_episodes(options: TrainingOptions) -> bool:
+    """Return whether minibatches consist of whole episodes."""
+    if options.value.replay == "auto":
+        return options.recurrent is not None
+    return options.value.replay == "episodes"
+
+
+def _check(options: TrainingOptions) -> None:
+    """Check what no single option can.
+
+    Raises:
+        ValueError: if recurrent networks shall be trained on frames, or if training
+            would never begin.
+    """
+    if options.recurrent is not None and not _whole_episodes(options):
+        raise ValueError(
+            f"recurrent is {options.recurrent!r}, which needs whole episodes, but "
+            "value.replay is 'frames'. Use value.replay=auto."
+        )
+    if options.frames < options.value.warm_up_frames:
+        raise ValueError(
+            f"frames is {options.frames}, but training begins after "
+            f"value.warm_up_frames={options.value.warm_up_frames}. Raise one or lower "
+            "the other."
+        )
+
+
+def _only_group(
+    description: EnvDescription, setup: Setup
+) -> tuple[str, GroupDescription]:
     name, *others = description.groups
     group = description.groups[name]
     acted = group.action
     if others:
         raise TypeError(
-            "Value decomposition mixes one group, but there are "
+            f"{setup.algorithm} learns the values of one group, but there are "
             f"{', '.join(description.groups)}. Use ippo or mappo, or put all agents "
             "into one group with the environment's group_map."
         )
     if not isinstance(acted, spaces.Discrete):
         raise TypeError(
-            f"VDN and QMIX need Discrete actions, but {name} acts in {acted}. "
+            f"{setup.algorithm} needs Discrete actions, but {name} acts in {acted}. "
             "Use ippo or mappo."
         )
     return name, group

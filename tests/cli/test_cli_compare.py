@@ -163,7 +163,7 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
         *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
     )
     assert code == 2
-    assert "qmix-local-own cannot be trained: Value decomposition mixes one" in text
+    assert "qmix-local-own cannot be trained: qmix learns the values of one" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +220,7 @@ def test_the_default_setups_are_those_that_can_be_trained() -> None:
     assert "qmix-local-shared-ids" in names
     memory = TrainingOptions(recurrent="gru")
     names = {s.name for s in default_setups(description, memory)}
-    assert {n.split("-")[0] for n in names} == {"ippo", "mappo"}
+    assert {n.split("-")[0] for n in names} == {"ippo", "mappo", "vdn", "qmix"}
 
 
 def test_settings_are_printed_with_values_and_meanings() -> None:
@@ -300,7 +300,11 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["ippo-local-shared"], "ppo.sequence_frames=4", True),
         (["vdn-local-shared"], "ppo.lr=0.1", True),
         (["vdn-local-shared"], "reward=team", True),
+        (["iql-local-shared"], "reward=team", False),
+        (["iql-local-shared"], "value.mixing_cells=8", True),
         (["vdn-local-shared"], "value.mixing_cells=8", True),
+        (["vdn-local-shared"], "value.minibatch_episodes=8", True),
+        (["vdn-local-shared"], "value.minibatch_frames=8", False),
         (["qmix-local-shared"], "value.mixing_cells=8", False),
         (["vdn-local-shared", "qmix-local-shared"], "value.mixing_gain=1", False),
         (["vdn-local-shared", "mappo-local-shared"], "ppo.lr=0.1", False),

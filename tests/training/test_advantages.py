@@ -389,23 +389,25 @@ def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
         description(factory), Setup.parse("vdn-local-own"), TrainingOptions(), seed=0
     )
     batch = batch_of(factory, learner, 2 * LENGTH)
-    name = learner.name
-    prepared = learner.prepare(batch)
-    assert len(prepared) == 2 * LENGTH - 2
-    assert not prepared["next", "done"].any()
-    assert (prepared["next", name, "mask"].sum(-1) == 1).all()
     assert (team_reward(batch, learner.description) == 1).all()
+    learner.remember(batch)
+    frames = torch.arange(2 * LENGTH)
+    draws = torch.stack([0 * frames, frames, torch.ones_like(frames)], -1)
+    data = learner.replay.take(draws)
+    counts = data["counts"].squeeze() == 1
+    assert torch.equal(counts, ~batch["next", "done"].squeeze())
+    assert (data["follows"].sum(-1).squeeze()[counts] == 1).all()
 
 
-@pytest.mark.parametrize("name", ["ippo-local-own", "vdn-local-own"])
+@pytest.mark.parametrize("name", ["ippo-local-own", "iql-local-own", "vdn-local-own"])
 def test_a_reward_that_is_not_finite_is_named(name: str) -> None:
-    kind = ValueLearner if name.startswith("vdn") else PPOLearner
+    kind = PPOLearner if name.startswith("ippo") else ValueLearner
     learner = kind(description(deaths), Setup.parse(name), TrainingOptions(), seed=0)
     batch = batch_of(deaths, learner, 10)
     (group,) = learner.description.groups
     batch["next", group, "reward"][0, 3, 1] = float("nan")
     with pytest.raises(ValueError, match=f"A reward of group '{group}' is NaN"):
-        learner.prepare(batch)
+        learner.update(batch, progress=0.0)
 
 
 def test_a_batch_without_a_known_outcome_says_what_to_change() -> None:

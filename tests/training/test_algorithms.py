@@ -15,7 +15,7 @@ from marl_collect.models import make_policy
 from marl_collect.models.saved_policy import load_policy
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.comparison import default_setups, every_setup, write_report
-from marl_collect.training.learner import Learner, learner_of, write_rewards
+from marl_collect.training.learner import Learner, learner_of, training_rewards
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.trainer import Task, Trainer
 
@@ -46,13 +46,12 @@ class RewardLearner(Learner):
         self.optimizer = torch.optim.Adam(self.parameters())
 
     def update(self, batch: Any, progress: Any) -> Any:
-        prepared = batch.clone()
-        write_rewards(prepared, self.description, team=False, scale=1.0)
-        loss, _, norm = self._step(prepared.reshape(-1), 10.0)
+        loss, _, norm = self._step(batch.reshape(-1), 10.0)
         return {"loss": float(loss), "grad_norm": norm}
 
     def loss(self, minibatch: Any) -> Any:
-        reward = minibatch["next", "hunter", "reward"].squeeze(-1)
+        rewards = training_rewards(minibatch, self.description, team=False)
+        reward = rewards["hunter"].squeeze(-1)
         action = minibatch["hunter", "action"]
         log_prob = self.policy.get_dist(minibatch).log_prob(action)
         return -(log_prob * (reward - reward.mean())).mean(), {}
@@ -73,7 +72,7 @@ def test_the_table_names_learners(algorithm: str) -> None:
     assert issubclass(learner_of(algorithm), Learner)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
 def test_a_learner_without_torchrl_says_how_to_install_it(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +88,8 @@ def test_every_algorithm_has_default_setups() -> None:
     assert "qmix-local-shared-ids" in names
     ppo = {(s.algorithm, s.centralised, s.share_params) for s in setups[:10]}
     assert len(ppo) == 8
-    assert {s.algorithm for s in setups} == set(ALGORITHMS)
+    # Where agents take turns, IQL cannot be trained, so it is trained on request.
+    assert {s.algorithm for s in setups} == set(ALGORITHMS) - {"iql"}
 
 
 def test_an_algorithm_of_ones_own_is_trained_and_reported(

@@ -50,7 +50,7 @@ OPTIONS = TrainingOptions().with_settings(
         ("mappo-local-own", "gru", "bfloat16"),
         ("ippo-centralised-shared-ids", None, "float32"),
         ("qmix-local-own", None, "float32"),
-        ("qmix-local-shared", None, "bfloat16"),
+        ("qmix-local-shared", "gru", "bfloat16"),
     ],
 )
 def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(

@@ -77,6 +77,7 @@ COUNTING = TrainingOptions().with_settings(
         "ppo.minibatch_frames": 16,
         "value.warm_up_frames": 40,
         "value.minibatch_frames": 8,
+        "value.minibatch_episodes": 3,
         "value.frames_per_update": 10,
         "value.epsilon_frames": 100,  # So that actions depend on the weights.
         # A batch in progress at a checkpoint would be collected with newer weights.
@@ -92,6 +93,7 @@ HUNTERS = partial(CountingEnv, n_prey=0)
         ("mappo-local-shared", None),
         ("mappo-local-own-ids", "gru"),
         ("qmix-local-shared", None),
+        ("iql-local-shared-ids", "gru"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -99,7 +101,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 ) -> None:
     caplog.set_level(logging.INFO, "marl_collect")
     task, setup = task_of(HUNTERS), Setup.parse(name)
-    options = COUNTING.with_settings({"recurrent": recurrent})
+    options = COUNTING.with_settings(
+        {"recurrent": recurrent, "standardise_rewards": recurrent is not None}
+    )
     straight = Trainer(task, setup, options, 3, tmp_path / "straight").run()
     with pytest.raises(StopError):
         Trainer(task, setup, options, 3, tmp_path / "stopped", StopAt(200)).run()

@@ -16,7 +16,7 @@ def test_parse_returns_the_setup_of_a_name() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("sac", r"'sac'\. Expected one of ippo, mappo, vdn, qmix"),
+        ("sac", r"'sac'\. Expected one of ippo, mappo, iql, vdn, qmix"),
         ("mapo", r"'mapo'\. Did you mean mappo\? Expected"),
     ],
 )
@@ -30,7 +30,7 @@ def test_an_unknown_algorithm_is_refused_with_the_valid_names(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sac", r"'sac'\. A name is ippo.mappo.vdn.qmix, then -local"),
+        ("sac", r"'sac'\. A name is ippo.mappo.iql.vdn.qmix, then -local"),
         ("mapo", r"Did you mean mappo-local-shared\? A name is"),
         ("mappo-local-own-id", r"Did you mean mappo-local-own-ids\?"),
         ("qmix-shared", r"Did you mean qmix-local-shared\?"),
@@ -70,6 +70,7 @@ def test_settings_reach_the_parts() -> None:
         ("ppo.lr", 0, "ppo.lr must be a positive number, but is 0"),
         ("gamma", 1.5, "gamma must be a number of at most 1, but is 1.5"),
         ("ppo.entropy_coeff", float("nan"), "ppo.entropy_coeff must be a number of at"),
+        ("value.replay", "all", "value.replay must be one of 'auto', 'frames'"),
         ("recurrent", "rnn", "recurrent must be one of 'gru', 'lstm', None"),
         ("num_cells", ["a"], "num_cells must be a sequence of integers of at"),
         ("num_cells", [0], "num_cells must be a sequence of integers of at"),

@@ -1,4 +1,4 @@
-"""Value decomposition: agents in the mixture, targets, updates, exploration."""
+"""Values of actions: agents in the mixture, targets, updates, exploration."""
 
 from functools import partial
 from pathlib import Path
@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("torchrl")
-
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, describe
@@ -19,6 +16,7 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 SETTINGS = {
     "num_cells": (8,),
     "value.minibatch_frames": 16,
+    "value.minibatch_episodes": 4,
     "value.warm_up_frames": 0,
     "value.epsilon_frames": 100,
 }
@@ -36,11 +34,16 @@ def batch_of(learner: Any, factory: Any = HUNTERS) -> Any:
         return collector.next().clone()
 
 
-@pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-centralised-own"])
-def test_an_update_moves_networks_targets_and_epsilon(name: str) -> None:
-    learner = learner_of(name)
+@pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["iql-local-shared-ids", "vdn-local-shared", "qmix-centralised-own"]
+)
+def test_an_update_moves_networks_targets_and_epsilon(
+    name: str, recurrent: str | None
+) -> None:
+    learner = learner_of(name, recurrent=recurrent)
     before = [p.clone() for p in learner.parameters()]
-    targets = [t.clone() for t in learner.unrolled["loss"].buffers()]
+    targets = [t.clone() for t in learner.target.parameters()]
     metrics = learner.update(batch_of(learner), progress=0.5)
     assert metrics["epsilon"] == pytest.approx(1 - 0.3 * 0.95)
     (epsilon,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
@@ -48,19 +51,45 @@ def test_an_update_moves_networks_targets_and_epsilon(name: str) -> None:
     assert not any(
         torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
     )
-    after = list(learner.unrolled["loss"].buffers())
-    assert any(not torch.equal(t, b) for t, b in zip(after, targets, strict=True))
+    after = list(learner.target.parameters())
+    assert not any(torch.equal(t, b) for t, b in zip(after, targets, strict=True))
+
+
+def test_hard_targets_are_the_weights_of_every_other_step() -> None:
+    learner = learner_of(
+        "vdn-local-shared",
+        **{
+            "value.tau": 1.0,
+            "value.target_interval": 2,
+            "value.frames_per_update": 60,
+        },
+    )
+    batch = batch_of(learner)
+
+    def weights(network: Any) -> list[Any]:
+        return [p.detach().clone() for p in network.parameters()]
+
+    first = weights(learner.target)
+    learner.update(batch, progress=0.5)
+    assert learner.updates == 1
+    for weight, target in zip(first, learner.target.parameters(), strict=True):
+        assert torch.equal(weight, target)
+    learner.update(batch, progress=0.5)
+    for weight, target in zip(
+        weights(learner.online), learner.target.parameters(), strict=True
+    ):
+        assert torch.equal(weight, target)
 
 
 @pytest.mark.accelerator
+@pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-shared"])
-def test_a_learner_on_a_gpu_updates_from_a_buffer_there(name: str) -> None:
-    on_gpu, on_cpu = learner_of(name, device="cuda"), learner_of(name)
+def test_a_learner_on_a_gpu_updates_from_a_buffer_there(
+    name: str, recurrent: str | None
+) -> None:
+    on_gpu = learner_of(name, device="cuda", recurrent=recurrent)
+    on_cpu = learner_of(name, recurrent=recurrent)
     batch = batch_of(on_cpu)
-    losses = [
-        learner.loss(learner.prepare(batch))[0].item() for learner in (on_gpu, on_cpu)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     before = [p.clone() for p in on_gpu.parameters()]
     assert all(p.is_cuda for p in before)
     for _ in range(2):  # The same frames are drawn.
@@ -74,26 +103,17 @@ def test_a_learner_on_a_gpu_updates_from_a_buffer_there(name: str) -> None:
         assert torch.equal(ours, theirs.cpu())
 
 
-def test_vdn_s_loss_sums_the_values_of_acting_agents() -> None:
-    learner = learner_of("vdn-local-own", gamma=0.5, reward_scale=2.0)
-    data = learner.prepare(batch_of(learner))
-    assert not data["hunter", "mask"].all()
-    with torch.no_grad():
-        now = learner.values.module(data["hunter", "observation"])
-        then = (
-            learner.values.module(data["next", "hunter", "observation"]).max(-1).values
-        )
-        chosen = now.gather(-1, data["hunter", "action"].unsqueeze(-1)).squeeze(-1)
-        value = (chosen * data["hunter", "mask"]).sum(-1)
-        following = (then * data["next", "hunter", "mask"]).sum(-1)
-        goes_on = ~data["next", "terminated"].squeeze(-1)
-        wanted = data["next", "reward"].squeeze(-1) + 0.5 * following * goes_on
-    loss, _ = learner.loss(data)
-    torch.testing.assert_close(loss.detach(), (value - wanted).square().mean())
+def stored(learner: Any, batch: Any) -> Any:
+    """Return what a learner stores of the 60 frames of one environment."""
+    learner.remember(batch)
+    frames = torch.arange(60)
+    return learner.replay.take(
+        torch.stack([torch.zeros_like(frames), frames, torch.ones_like(frames)], -1)
+    )
 
 
-def test_a_truncated_agent_still_counts_in_the_next_value() -> None:
-    learner = learner_of("vdn-local-own")
+def truncated_batch(learner: Any) -> Any:
+    """Return a batch in which a limit stops an agent that another one outlives."""
     batch = batch_of(learner)
     group = batch["next", "hunter"]
     batch["hunter", "mask"][0, 3] = True
@@ -101,15 +121,73 @@ def test_a_truncated_agent_still_counts_in_the_next_value() -> None:
     group["truncated"][0, 3] = group["done"][0, 3] = True
     group["terminated"][0, 3, 0] = False
     group["terminated"][0, 3, 1] = True
-    after = learner.prepare(batch)["next", "hunter", "mask"].view(1, 60, 2)
-    assert after[0, 3].tolist() == [True, False]
+    return batch
+
+
+@pytest.mark.parametrize("bootstraps", [True, False])
+def test_a_truncated_agent_still_counts_in_the_next_value(bootstraps: bool) -> None:
+    learner = learner_of("vdn-local-own", **{"value.bootstrap_limits": bootstraps})
+    after = stored(learner, truncated_batch(learner))["follows"].view(1, 60, 2)
+    assert after[0, 3].tolist() == [bootstraps, False]
 
 
 def test_the_target_is_the_reward_of_the_whole_team() -> None:
-    learner = learner_of("vdn-local-shared", reward_scale=2.0)
+    learner = learner_of("vdn-local-shared")
     batch = batch_of(learner)
-    team = batch["next", "hunter", "reward"].sum(-2).reshape(-1, 1)
-    torch.testing.assert_close(learner.prepare(batch)["next", "reward"], 2 * team)
+    team = batch["next", "hunter", "reward"].sum(-2).reshape(-1, 1, 1)
+    torch.testing.assert_close(stored(learner, batch)["reward"], team)
+
+
+@pytest.mark.parametrize("reward", ["agent", "team"])
+def test_iql_learns_from_each_agent_s_reward_or_their_mean(reward: str) -> None:
+    learner = learner_of("iql-local-own", reward=reward)
+    batch = batch_of(learner)
+    rewards = batch["next", "hunter", "reward"].reshape(60, 1, 2)
+    rewards[:, :, 0] += torch.arange(60.0).view(60, 1)  # Also in the batch.
+    if reward == "team":
+        rewards = rewards.mean(-1, keepdim=True).expand_as(rewards)
+    torch.testing.assert_close(stored(learner, batch)["reward"], rewards)
+
+
+def test_iql_refuses_agents_that_wait_for_their_turn() -> None:
+    learner = learner_of("iql-local-shared")
+    batch = batch_of(learner)
+    batch["hunter", "mask"][0, 5, 1] = False
+    batch["hunter", "done"][0, 5, 1] = False
+    with pytest.raises(ValueError, match="agents wait for their turn here. Use vdn"):
+        learner.update(batch, progress=1.0)
+
+
+def test_an_episode_that_does_not_fit_into_the_buffer_is_an_error() -> None:
+    settings = {"value.buffer_frames": 3, "recurrent": "gru"}
+    learner = learner_of("vdn-local-shared", **settings)
+    batch = batch_of(learner)
+    batch["next", "done"][:] = False
+    with pytest.raises(ValueError, match="has more than 3 frames, so it does not fit"):
+        learner.update(batch, progress=1.0)
+
+
+def test_a_batch_of_other_environments_is_an_error() -> None:
+    learner = learner_of("vdn-local-shared")
+    batch = batch_of(learner)
+    learner.remember(batch)
+    with pytest.raises(ValueError, match="from 1 environments, but this one comes fro"):
+        learner.remember(torch.cat([batch, batch]))
+
+
+def test_gradient_steps_count_frames_or_episodes_across_batches() -> None:
+    frames = learner_of("vdn-local-shared", **{"value.frames_per_update": 40})
+    whole = learner_of(
+        "vdn-local-shared",
+        **{"value.replay": "episodes", "value.episodes_per_update": 7},
+    )
+    batch = batch_of(frames)
+    ends = int(batch["next", "done"].sum())
+    for number in (1, 2, 3):
+        frames.update(batch, progress=1.0)
+        whole.update(batch, progress=1.0)
+        assert frames.updates == number * 60 // 40
+        assert whole.updates == number * ends // 7
 
 
 IMAGES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
@@ -141,12 +219,13 @@ def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path: Path) -> None:
     other.load_state_dict(torch.load(path, weights_only=True))
     for _ in range(2):  # Equal rows, equal draws, and the next batch at the same place.
         assert learner.update(batch, 1.0) == other.update(batch, 1.0)
-    assert len(other._buffer) == 3 * len(batch.reshape(-1))
+    assert len(other.replay) == 3 * len(batch.reshape(-1))
 
 
-def test_recurrent_networks_are_refused() -> None:
-    with pytest.raises(ValueError, match="has no recurrent networks"):
-        learner_of("vdn-local-shared", recurrent="gru")
+def test_recurrent_networks_are_not_trained_on_frames() -> None:
+    settings = {"recurrent": "gru", "value.replay": "frames"}
+    with pytest.raises(ValueError, match="needs whole episodes, but value.replay is"):
+        learner_of("vdn-local-shared", **settings)
 
 
 def test_fewer_frames_than_before_training_are_refused() -> None:
@@ -156,13 +235,13 @@ def test_fewer_frames_than_before_training_are_refused() -> None:
 
 
 def test_several_groups_are_refused() -> None:
-    with pytest.raises(TypeError, match="mixes one group, but there are hunter, prey"):
+    with pytest.raises(TypeError, match="of one group, but there are hunter, prey"):
         learner_of("vdn-local-shared", CountingEnv)
 
 
 def test_far_observations_do_not_raise_the_weights_of_the_mixture() -> None:
     learner = learner_of("qmix-local-shared")
-    data = learner.prepare(batch_of(learner))["hunter", "observation"].float()
+    data = batch_of(learner)["hunter", "observation"].reshape(60, 2, -1).float()
 
     def weights(observation: Any) -> Any:
         values = torch.ones(*observation.shape[:-1], 1, requires_grad=True)
@@ -181,12 +260,12 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
     for name, wanted in full.mixer.state_dict().items():
         gain = 0.25 if name.endswith("weight") else 1.0
         torch.testing.assert_close(small.mixer.state_dict()[name], gain * wanted)
-    data = small.prepare(batch_of(small))
-    online = small._loss.mixer_network_params
-    target = small._loss.target_mixer_network_params
-    assert (online.data == target.data).all()
+    for ours, theirs in zip(
+        small.online.parameters(), small.target.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
     with torch.no_grad():
         values = torch.zeros(60, 2, 1)
-        observation = data["hunter", "observation"]
+        observation = batch_of(small)["hunter", "observation"].reshape(60, 2, -1)
         one = small.mixer(values, observation)
         assert (small.mixer(values + 1, observation) > one).all()

@@ -37,6 +37,12 @@ def layers(weights: Weights, *patterns: str) -> Layers:
     return [(weights[n], weights[n.removesuffix("weight") + "bias"]) for n in names]
 
 
+def hidden_layers(weights: Weights, *also: str) -> Layers:
+    """Return the layers between the encoder of images and the recurrent network."""
+    names = ("images", ".input.", ".hidden.", "decoder", *also)
+    return layers({k: w for k, w in weights.items() if not any(n in k for n in names)})
+
+
 def perceptron(
     x: Tensor, layer_weights: Layers, *, activate_last: bool = False
 ) -> Tensor:
@@ -88,6 +94,12 @@ def gru(x: Tensor, h: Tensor, weights: Weights) -> Tensor:
     a, b = linear(x, *inputs).chunk(3, -1), linear(h, *hidden).chunk(3, -1)
     reset, update = torch.sigmoid(a[0] + b[0]), torch.sigmoid(a[1] + b[1])
     return (1 - update) * torch.tanh(a[2] + reset * b[2]) + update * h
+
+
+def hidden_size(weights: Weights) -> int:
+    """Return the number of units of a recurrent network."""
+    ((_, bias),) = layers(weights, ".hidden.")
+    return bias.shape[-1] // 3
 
 
 def unroll(features: Tensor, first: Tensor, begins: Tensor, weights: Weights) -> Tensor:

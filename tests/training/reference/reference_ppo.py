@@ -25,6 +25,7 @@ class Settings:
     gamma: float
     lmbda: float
     scale: float
+    standardised: bool
     clip: float
     entropy: float
     critic: float
@@ -52,17 +53,13 @@ def policy_outputs(
     x = networks.encode(batch[name, "observation"], agent_weights, settings.ids)
     x = networks.everybody(x) if settings.centralised else x
     if not settings.recurrent:
-        return networks.perceptron(x, hidden_layers(agent_weights))
-    x = networks.perceptron(x, hidden_layers(agent_weights), activate_last=True)
+        return networks.perceptron(x, networks.hidden_layers(agent_weights))
+    x = networks.perceptron(
+        x, networks.hidden_layers(agent_weights), activate_last=True
+    )
     first = batch[name, "recurrent_state"][:, 0, :, 0].double()
     states = networks.unroll(x, first, batch["is_init"][..., 0], agent_weights)
     return networks.perceptron(states, networks.layers(agent_weights, "decoder"))
-
-
-def hidden_layers(weights: Weights, *also: str) -> networks.Layers:
-    names = ("images", ".input.", ".hidden.", "decoder", *also)
-    selected = {k: w for k, w in weights.items() if not any(n in k for n in names)}
-    return networks.layers(selected)
 
 
 def critic_features(
@@ -118,18 +115,15 @@ def critic_states(
             weights, index, name, batch, settings
         )
         x = networks.perceptron(
-            x, hidden_layers(agent_weights, *skipped), activate_last=True
+            x, networks.hidden_layers(agent_weights, *skipped), activate_last=True
         )
-        first = torch.zeros(len(x), x.shape[2], hidden_size(agent_weights)).double()
+        first = torch.zeros(
+            len(x), x.shape[2], networks.hidden_size(agent_weights)
+        ).double()
         states[name] = networks.unroll(
             x, first, batch["is_init"][..., 0], agent_weights
         )
     return states
-
-
-def hidden_size(weights: Weights) -> int:
-    ((_, bias),) = networks.layers(weights, ".hidden.")
-    return bias.shape[-1] // 3
 
 
 def values(
@@ -157,7 +151,7 @@ def values(
         x, agent_weights, skipped = critic_features(
             weights, index, name, batch, settings
         )
-        last = hidden_layers(agent_weights, *skipped)
+        last = networks.hidden_layers(agent_weights, *skipped)
         if settings.recurrent:
             x = networks.perceptron(x, last, activate_last=True)
             x = networks.unroll(x, first[name], begins, agent_weights)
@@ -202,6 +196,9 @@ def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
     if settings.team:
         mean = torch.cat(list(group_rewards.values()), -1).mean(-1, keepdim=True)
         group_rewards = {g: mean.repeat(1, 1, n) for g, n in settings.groups.items()}
+    for name, reward in group_rewards.items() if settings.standardised else ():
+        living = reward[~batch[name, "done"][..., 0]]
+        group_rewards[name] = (reward - living.mean()) / living.std(correction=0)
     return {g: settings.scale * r for g, r in group_rewards.items()}
 
 

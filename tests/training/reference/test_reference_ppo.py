@@ -52,6 +52,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "gamma": pick.choice([1.0, 0.95, 0.6]),
         "reward": pick.choice(["agent", "team"]),
         "reward_scale": pick.choice([1.0, 0.3]),
+        "standardise_rewards": seed % 3 == 0,
         "recurrent": pick.choice([None, None, "gru"]),
         "hidden_size": 6,
         "num_cells": pick.choice([(5,), (7, 4)]),
@@ -105,6 +106,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             gamma=options.gamma,
             lmbda=options.ppo.lmbda,
             scale=options.reward_scale,
+            standardised=options.standardise_rewards,
             clip=options.ppo.clip_epsilon,
             entropy=options.ppo.entropy_coeff,
             critic=options.ppo.critic_coeff,
@@ -170,6 +172,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
         max_norm=learner.ppo.max_grad_norm,
     )
     learner._state = {}
+    # The same rewards a second time have the moments that they had alone.
     learner.update(batch, progress=0.0)
     for name, weights in networks.items():
         for key, parameter in learner.networks[name].named_parameters():
@@ -191,3 +194,4 @@ def test_the_cases_have_everything() -> None:
     setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
     assert len(setups) == 8
     assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
+    assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4

@@ -1,31 +1,33 @@
-"""VDN and QMIX equal a computation from their definitions, in cases drawn at random."""
+"""IQL, VDN and QMIX equal a computation from their definitions, in drawn cases."""
 
 import random
 from functools import partial
 from typing import Any
 
 import pytest
-import reference_mixing as reference
+import reference_values as reference
 import torch
 from drawn_env import DrawnEnv, Kind
 from reference_networks import weights_of
-
-pytest.importorskip("torchrl.objectives")
 
 from marl_collect import Collector
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import ValueLearner
 
-CASES = 32
-FRAMES = 60
+CASES = 48
+FRAMES = 120
+ENVIRONMENTS = 3
 
 
 def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     """Draw an environment, a setup and settings."""
     pick = random.Random(seed)
+    algorithm = pick.choice(["iql", "vdn", "qmix"])
+    recurrent = pick.choice([None, "gru"])
+    replay = "auto" if recurrent else pick.choice(["auto", "frames", "episodes"])
     kind = Kind(
         groups={"red": pick.randint(1, 3)},
-        turns=pick.random() < 0.4,
+        turns=algorithm != "iql" and pick.random() < 0.4,
         deaths=pick.choice([0.0, 0.15]),
         returns=pick.choice([0.0, 0.3]),
         length=pick.choice([4, 7, 30]),
@@ -35,26 +37,48 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         done_on_any=pick.random() < 0.2,
     )
     setup = Setup(
-        pick.choice(["vdn", "qmix"]),
+        algorithm,
         centralised=pick.random() < 0.4,
         share_params=pick.random() < 0.5,
         agent_ids=pick.random() < 0.4,
     )
     settings = {
         "gamma": pick.choice([1.0, 0.95, 0.6]),
+        "reward": pick.choice(["agent", "team"]),
         "reward_scale": pick.choice([1.0, 0.3]),
+        "standardise_rewards": pick.random() < 0.4,
         "num_cells": pick.choice([(5,), (7, 4)]),
+        "recurrent": recurrent,
+        "hidden_size": 6,
         "conv": "2k8s8",
         "value.lr": 1e-3,
-        "value.tau": pick.choice([0.1, 0.5]),
+        "value.replay": replay,
+        "value.double_q": pick.random() < 0.5,
+        "value.bootstrap_limits": pick.random() < 0.6,
+        "value.tau": pick.choice([0.1, 1.0]),
+        "value.target_interval": pick.choice([1, 2]),
         "value.minibatch_frames": 30,
-        "value.frames_per_update": 1_000,  # One step of the optimiser.
+        "value.minibatch_episodes": 5,
+        "value.frames_per_update": FRAMES,  # One step of the optimiser.
         "value.warm_up_frames": 0,
         "value.mixing_cells": 4,
         "value.mixing_gain": 1.0,
+        "value.mixing_hyper_cells": pick.choice([0, 6]),
+        "value.mixing_norm": pick.random() < 0.5,
         "value.max_grad_norm": pick.choice([0.1, 100.0]),
     }
     return kind, setup, settings
+
+
+def whole_episodes(batch: Any) -> list[reference.Frames]:
+    """Return the episodes that begin and end in a batch from the collector's first."""
+    episodes = []
+    for row in range(len(batch)):
+        first = 0
+        for frame in torch.nonzero(batch[row, :]["next", "done"][:, 0])[:, 0].tolist():
+            episodes.append((row, first, frame + 1))
+            first = frame + 1
+    return episodes
 
 
 close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-5)
@@ -67,13 +91,27 @@ class Case:
         kind, setup, changed = drawn(seed)
         factory = partial(DrawnEnv, kind)
         options = TrainingOptions(frames=FRAMES).with_settings(changed)
-        learner: Any = ValueLearner(factory().description, setup, options, seed=seed)
+        made = partial(ValueLearner, factory().description, setup, seed=seed)
         with Collector(
-            [factory] * 3, learner.policy, frames_per_batch=FRAMES, seed=seed
+            [factory] * ENVIRONMENTS,
+            made(options=options).policy,
+            frames_per_batch=FRAMES,
+            seed=seed,
         ) as collector:
             self.batch = collector.next().clone()
-        self.learner, self.value = learner, options.value
-        self.modules = {"values": learner.values, "mixer": learner.mixer}
+        whole = options.value.replay == "episodes" or options.recurrent is not None
+        self.sequences = (
+            whole_episodes(self.batch)
+            if whole
+            else [(row, t, t + 1) for row in range(3) for t in range(FRAMES // 3)]
+        )
+        count = {"value.episodes_per_update": len(self.sequences)}  # One step.
+        options = options.with_settings(count)
+        learner: Any = made(options=options)
+        self.learner, self.value, self.whole = learner, options.value, whole
+        self.modules = {"values": learner.values}
+        if setup.algorithm == "qmix":
+            self.modules["mixer"] = learner.mixer
         self.target = {name: weights_of(m) for name, m in self.modules.items()}
         noise = torch.Generator().manual_seed(seed)
         with torch.no_grad():  # Target networks have other weights.
@@ -82,18 +120,27 @@ class Case:
         self.online = {name: weights_of(m) for name, m in self.modules.items()}
         self.parameters = [p for m in self.modules.values() for p in m.parameters()]
         self.settings = reference.Settings(
+            algorithm=setup.algorithm,
             group="red",
-            qmix=setup.algorithm == "qmix",
             centralised=setup.centralised,
             ids=setup.agent_ids,
+            recurrent=options.recurrent is not None,
+            team=options.reward == "team",
             gamma=options.gamma,
             scale=options.reward_scale,
+            standardised=options.standardise_rewards,
+            double=options.value.double_q,
+            bootstraps=options.value.bootstrap_limits,
+            norm=options.value.mixing_norm,
         )
 
-    def expected(self, rows: Any = slice(None)) -> tuple[Any, list[Any], list[Any]]:
+    def expected(
+        self, sequences: list[reference.Frames]
+    ) -> tuple[Any, list[Any], list[Any]]:
         """Return the reference's loss, its weights, and their gradients or None."""
-        flat = self.batch.reshape(-1)
-        loss = reference.loss(self.online, self.target, flat, self.settings, rows)
+        loss = reference.loss(
+            self.online, self.target, self.batch, self.settings, sequences
+        )
         weights = [w for network in self.online.values() for w in network.values()]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         return loss.detach(), weights, list(gradients)
@@ -102,12 +149,13 @@ class Case:
 @pytest.mark.parametrize("seed", range(CASES))
 def test_losses_and_gradients_equal_their_definition(seed: int) -> None:
     case = Case(seed)
-    prepared = case.learner.prepare(case.batch)
-    frames, _ = reference.transitions(case.batch.reshape(-1), case.settings)
-    assert len(prepared) == len(frames)
-    loss, _ = case.learner.loss(prepared)
+    case.learner.remember(case.batch)
+    drawn_sequences = torch.tensor(
+        [(row, first, stop - first) for row, first, stop in case.sequences]
+    )
+    loss, _ = case.learner.loss(case.learner.replay.take(drawn_sequences))
     loss.backward()
-    expected, _, gradients = case.expected()
+    expected, _, gradients = case.expected(case.sequences)
     close(loss.detach().double(), expected)
     for gradient, parameter in zip(gradients, case.parameters, strict=True):
         nothing = torch.zeros_like(parameter)
@@ -120,21 +168,23 @@ def test_an_update_moves_weights_and_targets_by_definition(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(seed)
-    rows = []
-    sampled = case.learner._sample
+    taken: list[Any] = []
+    take = case.learner.replay.take
 
-    def sample() -> Any:
-        minibatch = sampled()
-        rows.append(minibatch["index"])
-        return minibatch
+    def noted(sequences: Any) -> Any:
+        taken.append([(row, t, t + n) for row, t, n in sequences.tolist()])
+        return take(sequences)
 
-    monkeypatch.setattr(case.learner, "_sample", sample)
+    monkeypatch.setattr(case.learner.replay, "take", noted)
     case.learner.update(case.batch, progress=1.0)
-    (frames,) = rows
-    assert len(frames) == case.value.minibatch_frames
-    _, weights, gradients = case.expected(frames)
+    (sequences,) = taken
+    value = case.value
+    size = value.minibatch_episodes if case.whole else value.minibatch_frames
+    assert len(sequences) == size
+    assert set(sequences) <= set(case.sequences)
+    _, weights, gradients = case.expected(sequences)
     norm = sum(float((g**2).sum()) for g in gradients if g is not None) ** 0.5
-    factor = min(1.0, case.value.max_grad_norm / (norm + 1e-6))
+    factor = min(1.0, value.max_grad_norm / (norm + 1e-6))
     for weight, gradient, parameter in zip(
         weights, gradients, case.parameters, strict=True
     ):
@@ -143,21 +193,17 @@ def test_an_update_moves_weights_and_targets_by_definition(
             close(actual, weight.detach())
             continue
         clipped = factor * gradient
-        moved = weight.detach() - case.value.lr * clipped / (clipped.abs() + 1e-8)
+        moved = weight.detach() - value.lr * clipped / (clipped.abs() + 1e-8)
         # Adam's first step has one size, also if the gradient is a rounding error.
         sure = clipped.abs() > 1e-4
         close(actual[sure], moved[sure], atol=1e-6)
 
-    tau = case.value.tau
-    for name, network in (("values", "local_value"), ("mixer", "mixer")):
-        params = getattr(case.learner._loss, f"target_{network}_network_params")
-        targets = params.data.flatten_keys(".")
-        for key, parameter in case.modules[name].named_parameters():
-            (actual_target,) = [
-                value for k, value in targets.items() if k.endswith(f".{key}")
-            ]
+    tau = value.tau if value.target_interval == 1 else 0.0
+    targets = dict(case.learner.unrolled["targets"].named_parameters())
+    for name, module in case.modules.items():
+        for key, parameter in module.named_parameters():
             mixed = (1 - tau) * case.target[name][key] + tau * parameter.double()
-            close(actual_target.double(), mixed.detach())
+            close(targets[f"{name}.{key}"].double(), mixed.detach())
 
 
 def test_the_cases_have_everything() -> None:
@@ -170,4 +216,18 @@ def test_the_cases_have_everything() -> None:
     assert {kind.picture for kind, _ in qmix} == {True, False}
     assert any(kind.turns for kind, _ in qmix)
     setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
-    assert len(setups) == 8
+    assert len(setups) == 12
+    for algorithm in ("iql", "vdn", "qmix"):
+        drawn_settings = [s for _, a, s in cases if a.algorithm == algorithm]
+        for name in ("recurrent", "double_q", "bootstrap_limits", "replay", "tau"):
+            key = name if name == "recurrent" else f"value.{name}"
+            assert len({s[key] for s in drawn_settings}) >= 2, (algorithm, name)
+        for name in ("target_interval", "mixing_hyper_cells", "mixing_norm"):
+            assert len({s[f"value.{name}"] for s in drawn_settings}) == 2
+        assert len({s["standardise_rewards"] for s in drawn_settings}) == 2
+        limits = {
+            (s["value.bootstrap_limits"], kind.truncates)
+            for kind, a, s in cases
+            if a.algorithm == algorithm
+        }
+        assert len(limits) == 4

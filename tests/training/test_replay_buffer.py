@@ -1,0 +1,129 @@
+"""The replay buffer's draws, against a list of everything that was added."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from marl_collect.training.replay_buffer import ReplayBuffer
+
+ENVS, FRAMES = 3, 7
+
+
+class Stream:
+    """Frames of environments, numbered, with ends and cuts at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.rows: list[list[tuple[int, bool, int]]] = [[] for _ in range(ENVS)]
+        self.ids = list(range(ENVS))
+
+    def batch(self) -> tuple[dict[str, Any], Any, Any]:
+        """Return the next frames: data, ends and ids."""
+        numbers, ends, ids = [], [], []
+        for env, row in enumerate(self.rows):
+            if torch.rand((), generator=self.generator) < 0.2:
+                self.ids[env] += ENVS  # A worker was replaced: the episode is cut.
+            for _ in range(FRAMES):
+                end = bool(torch.rand((), generator=self.generator) < 0.25)
+                row.append((1000 * env + len(row), end, self.ids[env]))
+                self.ids[env] += ENVS * end
+            numbers.append([frame[0] for frame in row[-FRAMES:]])
+            ends.append([frame[1] for frame in row[-FRAMES:]])
+            ids.append([frame[2] for frame in row[-FRAMES:]])
+        number = torch.tensor(numbers)
+        data = {"number": number, "pair": torch.stack([number, -number], -1).float()}
+        return data, torch.tensor(ends), torch.tensor(ids)
+
+    def episodes(self, length: int) -> set[tuple[int, ...]]:
+        """Return the numbers of each whole episode in the newest frames."""
+        whole = set()
+        for row in self.rows:
+            newest = row[-length:]
+            for frame in newest:
+                if frame[1]:
+                    same = [f for f in row if f[2] == frame[2]]
+                    if all(f in newest for f in same):
+                        whole.add(tuple(f[0] for f in same))
+        return whole
+
+
+@pytest.mark.parametrize("capacity", [ENVS * 20, ENVS * 20 - 1, 10_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_episodes_are_whole_also_across_batches(seed: int, capacity: int) -> None:
+    stream, generator = Stream(seed), torch.Generator().manual_seed(seed)
+    replay = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
+    drawn: set[tuple[int, ...]] = set()
+    for number in range(1, 8):
+        replay.whole = False  # Without the check that an episode has room.
+        replay.extend(*stream.batch())
+        replay.whole = True
+        length = min(20 if capacity < 100 else 10_000, number * FRAMES)
+        expected = stream.episodes(length)
+        if not expected:
+            continue
+        draws = replay.draw(400, generator)
+        data = replay.take(draws)
+        drawn = set()
+        for row, inside in zip(data["number"], data["inside"], strict=True):
+            episode = tuple(row[inside].tolist())
+            drawn.add(episode)
+            assert (row[~inside] == episode[-1]).all()
+        assert drawn == expected
+        assert torch.equal(data["pair"][..., 1], -data["number"].float())
+    assert len(drawn) > 3
+
+
+@pytest.mark.parametrize("capacity", [ENVS * 20, 10_000])
+def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
+    stream, generator = Stream(0), torch.Generator().manual_seed(0)
+    replay = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
+    for number in range(1, 6):
+        replay.extend(*stream.batch())
+        length = min(capacity // ENVS, number * FRAMES)
+        data = replay.take(replay.draw(3_000, generator))
+        newest = {frame[0] for row in stream.rows for frame in row[-length:]}
+        assert set(data["number"].flatten().tolist()) == newest
+        assert len(replay) == len(newest)
+        assert data["inside"].all()
+
+
+def test_a_batch_larger_than_the_buffer_leaves_its_newest_frames() -> None:
+    stream = Stream(0)
+    replay = ReplayBuffer(ENVS * 4, torch.device("cpu"), whole=False)
+    replay.extend(*stream.batch())
+    data = replay.take(replay.draw(500, torch.Generator().manual_seed(0)))
+    newest = {frame[0] for row in stream.rows for frame in row[-4:]}
+    assert set(data["number"].flatten().tolist()) == newest
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_restored_buffer_draws_and_grows_as_the_saved_one(
+    whole: bool, batches: int
+) -> None:
+    stream = Stream(5)
+    first, second = (
+        ReplayBuffer(ENVS * 20, torch.device("cpu"), whole=whole) for _ in range(2)
+    )
+    for _ in range(batches):
+        first.extend(*stream.batch())
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        batch = stream.batch()
+        assert first.extend(*batch) == second.extend(*batch)
+        ours, theirs = (
+            replay.take(replay.draw(50, torch.Generator().manual_seed(1)))
+            for replay in (first, second)
+        )
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name])
+
+
+def test_a_buffer_without_a_whole_episode_says_so() -> None:
+    replay = ReplayBuffer(100, torch.device("cpu"), whole=True)
+    data = {"number": torch.zeros(2, 5)}
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    assert replay.extend(data, torch.zeros(2, 5, dtype=torch.bool), ids) == 0
+    with pytest.raises(ValueError, match="room for 50 frames of each environment"):
+        replay.draw(1, torch.Generator())
