@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, final
 
+import numpy as np
 from tensordict import TensorDict
 
 from marl_collect.files.urls import url_of
@@ -30,7 +31,7 @@ from marl_collect.storage.files import (
     list_files,
     read_schema,
 )
-from marl_collect.storage.frames import Frames, item_numbers
+from marl_collect.storage.frames import Frames
 from marl_collect.storage.loading import Loader, LoaderArguments
 from marl_collect.storage.statistics import Range, Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
@@ -76,8 +77,7 @@ class Dataset:
         Raises:
             IndexError: if a number is out of range.
         """
-        chosen = item_numbers(numbers, len(self), "frame").reshape(-1)
-        return self.frames.nested(self.frames.read(chosen), [len(chosen)], time=False)
+        return self.transitions[np.asarray(numbers).reshape(-1)]
 
     @property
     def path(self) -> Path:

@@ -50,9 +50,8 @@ class EpisodeWriter(Closing):
         self._frames = frames
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
-        self._shares: dict[int, float] = {}
-        """How many episodes each environment contributes."""
-        self._taken: dict[int, int] = {}
+        self._missing: dict[int, float] = {}
+        """How many more episodes each environment contributes."""
 
     def __repr__(self) -> str:
         """Return the writer, and how many episodes are wanted."""
@@ -61,10 +60,7 @@ class EpisodeWriter(Closing):
     @property
     def complete(self) -> bool:
         """Whether every environment has contributed its episodes."""
-        return bool(self._taken) and all(
-            self._taken[environment] >= share
-            for environment, share in self._shares.items()
-        )
+        return bool(self._missing) and not any(self._missing.values())
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
         """Take the next batch ``[B, T]`` of a collector that yields all environments.
@@ -80,8 +76,8 @@ class EpisodeWriter(Closing):
         return self._flush() if enough or self.complete else []
 
     def _take(self, batch: TensorDictBase) -> None:
-        if not self._taken:
-            self._begin(batch)
+        if not self._missing:
+            self._missing = self._shares(batch)
         self._assembler.add(batch)
         frames = self._assembler.take("cat")
         ids = frames.get(("collector", "traj_ids")).numpy()
@@ -94,8 +90,8 @@ class EpisodeWriter(Closing):
                 break
         for at in whole.nonzero()[0].tolist():
             environment = int(ids[first[at]]) >> 32
-            whole[at] = self._taken[environment] < self._shares[environment]
-            self._taken[environment] += bool(whole[at])
+            whole[at] = self._missing[environment] > 0
+            self._missing[environment] -= bool(whole[at])
         if whole.any():
             frames_of_whole = whole.repeat(np.diff(first, append=len(ids)))
             self._waiting.append(frames[torch.from_numpy(frames_of_whole)])
@@ -107,7 +103,8 @@ class EpisodeWriter(Closing):
         finally:
             self._writer.close()
 
-    def _begin(self, batch: TensorDictBase) -> None:
+    def _shares(self, batch: TensorDictBase) -> dict[int, float]:
+        """Return how many episodes each environment of a batch contributes."""
         ids = batch.get(("collector", "traj_ids"), None)
         if ids is None:
             raise KeyError(
@@ -116,16 +113,12 @@ class EpisodeWriter(Closing):
             )
         environments = sorted({int(i) >> 32 for i in ids[ids != -1].unique()})
         if self._wanted is None:
-            self._shares = dict.fromkeys(environments, float("inf"))
-        else:
-            share, rest = divmod(self._wanted, len(environments))
-            self._shares = {e: share + (k < rest) for k, e in enumerate(environments)}
-        # Last: another thread asks whether the writer is complete.
-        self._taken = dict.fromkeys(environments, 0)
+            return dict.fromkeys(environments, float("inf"))
+        share, rest = divmod(self._wanted, len(environments))
+        return {e: share + (k < rest) for k, e in enumerate(environments)}
 
     def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        short = [k for k, share in self._shares.items() if self._taken[k] < share]
-        return np.isin(ids >> 32, short)
+        return np.isin(ids >> 32, [k for k, n in self._missing.items() if n > 0])
 
     def _flush(self) -> Sequence[EndedEpisode]:
         if not self._waiting:

@@ -147,6 +147,13 @@ def test_a_dataset_may_have_no_complete_episode(tmp_path: Path) -> None:
         trajectories.sample(1, form="ragged")  # type: ignore[arg-type]
 
 
+@pytest.mark.accelerator
+def test_a_batch_of_an_accelerator_is_written(tmp_path: Path) -> None:
+    batch = Stream(ragged=True).batch()
+    write(tmp_path, [batch.to("cuda")])
+    assert read(tmp_path) == frames_of(batch)
+
+
 def test_joined_files_need_no_new_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
