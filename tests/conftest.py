@@ -176,8 +176,6 @@ class UnexpectedSkips:
     def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if not report.skipped or hasattr(report, "wasxfail"):
             return
-        if getattr(report, "starts_process", False):  # Of --list-processes.
-            return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "?"
         reason = reason.removeprefix("Skipped: ")
         if reason not in REASONS.values():

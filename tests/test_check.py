@@ -8,6 +8,8 @@ from pathlib import Path
 import check
 import pytest
 
+pytestmark = pytest.mark.processes
+
 MAKEFILE = """
 %:
 \t@echo $@ >> log; test ! -e fail-$@ && echo "==== 3 passed, 1 skipped in 2s ===="

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processless import listed, summary
+from support.processless import ROOMS
 from support.scheduling import pytest_xdist_make_scheduler
 from support.scripts import run_python
 
-pytestmark = pytest.mark.timeout(600)  # Each starts a test run, or two.
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(600),
+]  # Each starts a test run, or two.
 TESTS = Path(__file__).parent
 SKIPS = {
     "unlisted": "def test_it():\n    pytest.skip('not today')\n",
@@ -199,80 +202,38 @@ def test_needs_none():
 """
 
 
-STARTING = (
-    "asks_a_shell",
-    "fails_after_it",
-    "forks",
-    "hides_it",
-    "opens_a_terminal",
-    "passes_before_it",
-    "replaces_this_one",
-    "spawns",
-    "starts_it_in_a_thread",
-    "uses_it_again",
-    "uses_it_first",
-)
-
-
-def test_tests_that_start_a_process_are_listed_and_fast_leaves_them_out(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "processes.txt").write_text("test_gone.py\ntest_sample.py\n")
-    options = ("-n1", "-W", "ignore")
-    process = run_alone(tmp_path, PROCESSES, "true", "--list-processes", *options)
-    assert process.returncode == pytest.ExitCode.OK, process.stdout + process.stderr
-    assert re.search(
-        r" 3 passed,( \d+ warnings?,)? 11 starts a process", process.stdout
-    )
-    process = run_alone(
-        tmp_path, PROCESSES, "true", "--list-processes", "-k", "forks", *options
-    )
-    assert "omit -k" in process.stderr
-    lines = (tmp_path / "processes.txt").read_text().splitlines()
-    expected = [f"test_sample.py::test_{name}" for name in STARTING]
-    assert [line for line in lines if line[0] != "#"] == ["test_gone.py", *expected]
-    body = PROCESSES + "\ndef test_fails():\n    assert False\n"
-    process = run_alone(tmp_path, body, "true", "--fast")
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed, 2 passed, 11 deselected" in process.stdout
-    assert not (tmp_path / "started").exists()
-    process = run_alone(tmp_path, body, "true", "--processes", "--collect-only", "-q")
-    assert set(re.findall(r"::test_(\w+)", process.stdout)) == set(STARTING)
-
-
-def test_fast_fails_with_tests_that_start_a_process_and_are_not_listed(
-    tmp_path: Path,
-) -> None:
+def test_fast_fails_with_unmarked_tests_that_start_a_process(tmp_path: Path) -> None:
     process = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert "8 failed, 3 passed, 3 errors" in process.stdout
-    assert "run pytest --list-processes test_sample.py" in process.stdout
+    assert "test_forks starts a process: mark it @pytest.mark" in process.stdout
     assert not (tmp_path / "started").exists()
 
 
-def test_a_line_stands_for_a_file_or_function_whose_cases_all_start_a_process() -> None:
-    starts = {
-        "a.py::test_x[1]": True,
-        "a.py::test_x[2]": True,
-        "b.py::test_x[1]": True,
-        "b.py::test_x[2]": True,
-        "b.py::test_y[1]": True,
-        "b.py::test_y[2]": False,
-        "b.py::test_z": True,
-    }
-    assert summary(starts) == {
-        "a.py",
-        "b.py::test_x",
-        "b.py::test_y[1]",
-        "b.py::test_z",
-    }
+def test_fast_leaves_out_what_is_marked_and_processes_runs_it(tmp_path: Path) -> None:
+    body = re.sub(
+        r"^def test_(?!needs_none|fails\()",
+        "@pytest.mark.processes\ndef test_",
+        PROCESSES + "\ndef test_fails():\n    assert False\n",
+        flags=re.MULTILINE,
+    )
+    process = run_alone(tmp_path, body, "true", "--fast", "-W", "ignore")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 2 passed, 11 deselected" in process.stdout
+    assert not (tmp_path / "started").exists()
+    collect = ("--collect-only", "-q", "-W", "ignore")
+    process = run_alone(tmp_path, body, "true", "--processes", *collect)
+    names = set(re.findall(r"::test_(\w+)", process.stdout))
+    assert len(names) == 11
+    assert names.isdisjoint({"passes", "needs_none", "fails"})
+    whole = PROCESSES + "\npytestmark = [pytest.mark.x, pytest.mark.processes]\n"
+    process = run_alone(tmp_path, whole, "true", "--fast", *collect)
+    assert re.findall(r"::test_(\w+)", process.stdout) == ["passes"]
 
 
-def test_listed_tests_exist() -> None:
-    for line in listed():
-        name, _, function = line.partition("[")[0].partition("::")
-        source = (TESTS.parent / name).read_text()
-        assert f"def {function.rpartition('::')[2]}(" in source or not function, line
+def test_every_test_of_the_rooms_of_processes_counts_as_one() -> None:
+    """Their files are not even imported by ``--fast``."""
+    assert all(any((TESTS / room).glob("test_*.py")) for room in ROOMS)
 
 
 FORKS = """

@@ -42,6 +42,7 @@ def examples(page: str) -> list[str]:
     return [code for skipped, code in blocks if not skipped]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", pages())
 def test_the_examples_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,8 @@ import pytest
 from support.processes import wait_until
 from support.scripts import start_python
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
 

@@ -4,7 +4,10 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
 from support.scripts import run_python
+
+pytestmark = pytest.mark.processes
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 EXTRAS = ("benchmarl", "imageio", "matplotlib", "mpe2", "pettingzoo", "ray", "torchrl")

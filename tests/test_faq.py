@@ -24,6 +24,8 @@ pytest.importorskip("mpe2", reason="needs the extra mpe")
 
 from marl_collect.envs import PettingZooEnv
 
+pytestmark = pytest.mark.processes
+
 PAGE = Path(__file__).parents[1] / "docs" / "faq.md"
 TABLE = PAGE.read_text("utf-8").partition("## Errors")[2].partition("## Trouble")[0]
 QUOTES = re.findall(r"^\| `(.+?)` \|", TABLE, re.MULTILINE)

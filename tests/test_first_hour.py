@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from marl_collect.cli.main import app
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^marl-collect ([^#\n]+)", QUICKSTART, re.MULTILINE)

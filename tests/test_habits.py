@@ -32,6 +32,8 @@ from marl_collect.models import make_policy
 from marl_collect.options import declared
 from marl_collect.storage import BackgroundWriter, EpisodeWriter, Writer
 
+pytestmark = pytest.mark.processes
+
 OPTIONS = [Collector, MultiSyncCollector, MultiAsyncCollector, RayCollector]
 
 

@@ -49,12 +49,14 @@ def loaded() -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.processes
 def test_importing_the_package_loads_the_standard_library_only(
     loaded: dict[str, set[str]],
 ) -> None:
     assert loaded["marl_collect"] <= sys.stdlib_module_names | {"marl_collect"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_neither_torch_nor_environments(
     package: str, loaded: dict[str, set[str]]

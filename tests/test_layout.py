@@ -248,6 +248,7 @@ def test_models_know_neither_processes_nor_environments(path: Path) -> None:
     assert not [n for n in imported(ast.walk(parsed(path))) if forbidden.match(n)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("folder", LINKS)
 def test_the_link_is_committed_as_a_link(folder: str) -> None:
     command = ["git", "ls-files", "--stage", f"marl_collect/{folder}"]
@@ -260,6 +261,7 @@ def test_the_link_is_committed_as_a_link(folder: str) -> None:
     assert content.stdout.decode() == f"../{folder}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("folder", LINKS)
 def test_a_mapped_folder_refuses_its_second_name(folder: str) -> None:
     code = f"import {folder}"
@@ -280,6 +282,7 @@ def test_test_files_have_names_of_their_own() -> None:
 BUILD = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no_links"])
 def test_a_wheel_holds_the_three_folders_and_nothing_else(
     links: bool, tmp_path: Path

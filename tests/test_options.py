@@ -199,6 +199,7 @@ def test_single_arguments_are_checked_alike() -> None:
         require("n", 0, int, Option("", at_least=1))
 
 
+@pytest.mark.processes
 def test_tables_of_the_documentation_are_those_of_the_code() -> None:
     script = ROOT / "scripts" / "option_tables.py"
     process = run_python(script, "--check")

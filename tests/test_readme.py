@@ -18,6 +18,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.processes
 def test_the_script_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("torchrl", reason="needs the extra torchrl")

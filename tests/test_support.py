@@ -10,6 +10,8 @@ import pytest
 from support.processes import wait_until, wait_until_gone
 from support.scripts import run_python, start_python
 
+pytestmark = pytest.mark.processes
+
 TESTS = Path(__file__).parent
 
 # Each runs in a folder with script.py and module.py, with "input" as stdin.

@@ -33,6 +33,8 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 from marl_collect.training.value_decomposition import ValueLearner
 
+pytestmark = pytest.mark.processes
+
 make_env: Final = partial(CountingEnv, action_mask=True)
 hunters: Final = partial(CountingEnv, n_prey=0)
 Values = dict[Any, Any]

@@ -25,6 +25,8 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import MultiAgentMLP
 
+pytestmark = pytest.mark.processes
+
 
 class Line(ParallelEnv[str, Any, Any]):
     """Two agents; an observation is noise from the seed plus what was done."""

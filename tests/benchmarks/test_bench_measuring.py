@@ -77,6 +77,7 @@ def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{old}")
 
 
+@pytest.mark.processes
 def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
     assert len(messages) == 2
 
 
+@pytest.mark.processes
 def test_processes_of_a_system_end_with_it() -> None:
     served = Served(System("fake_hanging"))
     try:
@@ -117,6 +119,7 @@ def test_processes_of_a_system_end_with_it() -> None:
     wait_until(lambda: processes.find(served.mark) == [])
 
 
+@pytest.mark.processes
 def test_ours_and_two_copies_of_a_loop_are_measured_in_turn() -> None:
     systems = {
         "ours": System("ours.collectors", "free", options={"frames_per_batch": 100}),
@@ -145,6 +148,7 @@ print(json.dumps([measure(0.1), measure(0.1)]))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "system",
     [
@@ -183,6 +187,7 @@ for spin in (0.0, 1e-3):
 """
 
 
+@pytest.mark.processes
 def test_processes_in_lockstep_all_take_every_step() -> None:
     run_python("-c", MEETING, env=environment_of_benchmarks(), check=True)
 
@@ -279,6 +284,7 @@ def test_windows_are_as_long_as_the_time_allows() -> None:
     assert 30 + windows == pytest.approx(78, abs=2)
 
 
+@pytest.mark.processes
 def test_an_interrupted_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +323,7 @@ def test_an_interrupted_run_is_resumed(
     assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
 
 
+@pytest.mark.processes
 def test_the_fastest_of_a_grid_is_measured() -> None:
     steady = System("fake_steady")
     candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
@@ -334,6 +341,7 @@ def test_the_fastest_is_chosen_by_ratios_within_a_round() -> None:
     assert beside_the_others({"a": [0, 2], "b": [0, 6]}) == {"a": 0.25, "b": 0.75}
 
 
+@pytest.mark.processes
 def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate() -> None:
     grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
     labels = {"x": grid, "y": grid}

@@ -113,6 +113,7 @@ def test_rows_are_selected_by_words() -> None:
     assert all(case.name.startswith("forward, ") for case in cases)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "words", "alternatives"),
     [
@@ -178,6 +179,7 @@ def test_a_library_with_lists_of_agents_is_compared(
     assert "Collector | " in ours
 
 
+@pytest.mark.processes
 def test_several_policies_are_compared_with_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,6 +191,7 @@ def test_several_policies_are_compared_with_one(
     assert "2 policies | " in several
 
 
+@pytest.mark.processes
 def test_ways_of_separate_weights_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     monkeypatch.setattr(assignment, "ENVS", 1)
@@ -199,6 +202,7 @@ def test_ways_of_separate_weights_are_compared(monkeypatch: pytest.MonkeyPatch) 
         assert name in row
 
 
+@pytest.mark.processes
 def test_datasets_are_compared_with_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     sizes = {

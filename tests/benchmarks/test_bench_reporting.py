@@ -67,6 +67,7 @@ def test_a_target_that_was_not_measured_is_not_passed() -> None:
     assert stock.reason == "killed"
 
 
+@pytest.mark.processes
 def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(made_up({OURS: 2.0})))
@@ -110,6 +111,7 @@ def test_the_readme_has_the_table_of_the_committed_run() -> None:
     assert between_marks(readme) == expected
 
 
+@pytest.mark.processes
 def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

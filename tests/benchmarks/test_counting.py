@@ -99,6 +99,7 @@ def test_the_environment_continues_after_a_sleep_fault() -> None:
     assert time.perf_counter() - begin >= 0.2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "code"),
     [

@@ -235,12 +235,14 @@ def test_nested_trajectories_are_refused(layout: Any) -> None:
         restore_next(nested)
 
 
+@pytest.mark.processes
 @settings(max_examples=30)
 @given(NUMBERS, changes())
 def test_a_ragged_batch_is_restored(number: int, change: Change) -> None:
     changed("ragged", number, change)
 
 
+@pytest.mark.processes
 def test_ragged_trajectories_are_restored() -> None:
     for number in range(3):
         changed("ragged", number, split_trajectories)

@@ -133,6 +133,7 @@ def mapped(pid: int) -> int:
     return sum("memfd:marl_collect" in path for path in files)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -24,6 +24,8 @@ from marl_collect.cli.main import app
 from marl_collect.models import make_policy
 from marl_collect.storage import DatasetDescription, Writer, copy, open_dataset
 
+pytestmark = pytest.mark.processes
+
 COUNTING = "workloads.counting:CountingEnv"
 
 

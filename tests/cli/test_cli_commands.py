@@ -146,6 +146,7 @@ def test_a_factory_that_does_not_exist_is_refused(task: str) -> None:
     assert task in text
 
 
+@pytest.mark.processes
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     code, text = run("collect", COUNTING, "--out", str(tmp_path))
@@ -162,6 +163,7 @@ def test_envs_lists_tasks_of_every_family() -> None:
     assert "Available tasks: 1." in text
 
 
+@pytest.mark.processes
 def test_info_shows_groups_spaces_and_keys() -> None:
     code, text = run("info", COUNTING)
     assert code == 0, text
@@ -200,6 +202,7 @@ def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path) -> None:
     assert "has no batches of a dataset" in text
 
 
+@pytest.mark.processes
 def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
@@ -231,6 +234,7 @@ def test_equal_lengths_are_one_visible_bar(tmp_path: Path) -> None:
     assert len(_plot_edges(np.random.default_rng(0).normal(size=2000).tolist())) <= 31
 
 
+@pytest.mark.processes
 def test_a_dataset_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari", reason="needs the extra minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
@@ -266,6 +270,7 @@ def test_a_vault_is_imported(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "d").trajectories.lengths.tolist() == [3, 3]
 
 
+@pytest.mark.processes
 def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     pytest.importorskip("minari", reason="needs the extra minari")
     path = tmp_path / "d"
@@ -283,6 +288,7 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
             assert f"error: {data_file} is damaged, or not a Parquet file" in text
 
 
+@pytest.mark.processes
 def test_errors_about_an_environment_have_no_traceback() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     for command in ("info", "collect", "play"):
@@ -299,6 +305,7 @@ def test_errors_about_an_environment_have_no_traceback() -> None:
     assert "group_map must be one of ['all_in_one_group'" in text
 
 
+@pytest.mark.processes
 def test_a_scenario_without_bots_is_a_short_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -344,6 +351,7 @@ def test_an_unknown_family_is_named() -> None:
     assert "'nowhere' is no family of tasks: expected" in text
 
 
+@pytest.mark.processes
 def test_info_shows_settings_and_the_time_limit() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     code, text = run("info", "simple_spread_v3", "--env", "max_cycles=7")
@@ -379,6 +387,7 @@ def test_the_settings_of_every_pettingzoo_task_are_found() -> None:
         assert "render_mode" in set(task_settings(name)) - ours, name
 
 
+@pytest.mark.processes
 def test_play_prints_the_returns_of_each_episode() -> None:
     code, text = run("play", COUNTING, "--episodes", "3", "--max-frames-per-traj", "6")
     assert code == 0, text
@@ -391,6 +400,7 @@ def test_play_prints_the_returns_of_each_episode() -> None:
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
 
 
+@pytest.mark.processes
 def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(
     tmp_path: Path,
 ) -> None:

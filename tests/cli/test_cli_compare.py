@@ -39,6 +39,8 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND
 from marl_collect.training.trainer import Task
 
+pytestmark = pytest.mark.processes
+
 TASK = "workloads.counting:CountingEnv"
 
 

@@ -132,6 +132,7 @@ def test_what_the_error_advises_plays_the_run(
     )
 
 
+@pytest.mark.processes
 def test_a_resumed_comparison_takes_no_task_from_its_folder(
     command: Path, proof: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_the_settings_of_a_run_lead_to_no_folder(
     assert not proof.exists()
 
 
+@pytest.mark.processes
 def test_the_typed_settings_of_this_exploit_run_it(
     lua: dict[str, Any], proof: Path
 ) -> None:

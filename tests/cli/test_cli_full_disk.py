@@ -10,6 +10,8 @@ from support.datasets import record_here
 from support.scripts import run_mounted, run_python
 from workloads.counting import CountingEnv, CountingOptions
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import json, shutil, sys
 from pathlib import Path

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from marl_collect import open_dataset
 from marl_collect.cli.main import app
 
+pytestmark = pytest.mark.processes
+
 TASK = "own_environment:Mine"
 MODULE = """
 from pettingzoo import ParallelEnv

@@ -17,6 +17,8 @@ from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.storage import open_dataset
 
+pytestmark = pytest.mark.processes
+
 TASK = "simple_spread_v3"
 SETTINGS = {
     "frames_per_batch": 40,

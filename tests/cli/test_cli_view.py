@@ -36,6 +36,8 @@ from marl_collect.envs import FrameStack
 from marl_collect.rendering.pictures import to_picture, to_png
 from marl_collect.storage import open_dataset
 
+pytestmark = pytest.mark.processes
+
 STACKS = """
 from marl_collect.envs import FrameStack
 from workloads.counting import CountingEnv

@@ -18,7 +18,10 @@ from workloads.counting import CountingEnv
 
 from marl_collect import record
 
-pytestmark = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="needs chromium")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="needs chromium"),
+]
 VIEW = ("-m", "marl_collect.cli.main", "view")
 RETURNS = ["-10", "-9", "6", "12"]
 LENGTHS = ["11", "5", "5", "8"]

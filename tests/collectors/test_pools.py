@@ -224,14 +224,14 @@ def test_evaluations_sample_the_pool() -> None:
     seeds = range(12)
     expected = [pool.pick(seed) for seed in seeds]
     assert len(set(expected)) == 3
-    for workers in ({}, {"num_workers": 2}):
+    options: dict[str, Any] = {"policies": policies, "assign": against_the_past}
+    for workers in (1, 2):
         evaluation = evaluate(
             *(None, CountingEnv),
-            policies=policies,
-            assign=against_the_past,
             episodes=12,
             seeds=seeds,
-            **workers,
+            num_workers=workers,
+            **options,
         )
         for index, episode in zip(expected, evaluation.episodes, strict=True):
             assert set(episode.policy_ids["prey"]) <= {0, 1 + index}

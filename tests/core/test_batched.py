@@ -55,6 +55,7 @@ def test_worlds_give_the_data_of_single_environments(
     assert first["episode_returns"] == second["episode_returns"]
 
 
+@pytest.mark.processes
 def test_a_policy_acts_alike_in_worlds_and_in_single_environments() -> None:
     policy = make_policy(CountingEnv, num_cells=(16,))
     keywords: Any = {"frames_per_batch": 20 * K, "total_frames": 60 * K, "seed": 3}
@@ -228,6 +229,7 @@ def test_only_some_worlds_begin_and_none_steps_alone() -> None:
             env.rand_step(result)
 
 
+@pytest.mark.processes
 def test_evaluation_runs_in_worlds() -> None:
     policy = make_policy(CountingEnv, num_cells=(16,))
     seeds = list(range(8))

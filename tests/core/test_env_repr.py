@@ -18,6 +18,7 @@ def test_repr_has_the_name_and_the_groups() -> None:
     assert repr(env) == f'CountingEnv("{name}": {groups}, closed)'
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
     env_text = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")

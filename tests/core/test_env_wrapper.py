@@ -236,6 +236,7 @@ def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
     assert (first_rewards[~dones] != 0).any()
 
 
+@pytest.mark.processes
 def test_wrapped_worlds_are_stepped_and_rendered() -> None:
     env = Bonus(worlds())
     assert env.batch_size == (K,)
@@ -367,6 +368,7 @@ def test_observations_of_the_same_space_are_written_anew() -> None:
     assert plain[key].any()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_give_the_same_data(workers: int) -> None:
     def make_env() -> EnvWrapper:
@@ -384,6 +386,7 @@ def test_workers_give_the_same_data(workers: int) -> None:
             torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.processes
 def test_environments_of_other_processes_give_the_same_data() -> None:
     def make_env() -> EnvWrapper:
         return OthersRewards(Reputation(counting()))
@@ -393,6 +396,7 @@ def test_environments_of_other_processes_give_the_same_data() -> None:
     assert (actual == expected).all()
 
 
+@pytest.mark.processes
 def test_episodes_are_evaluated() -> None:
     plain = evaluate(None, counting, episodes=3, seeds=1)
     bonus = evaluate(None, lambda: Bonus(counting()), episodes=3, seeds=1)

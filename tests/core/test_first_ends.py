@@ -21,6 +21,8 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 from marl_collect.training.value_decomposition import ValueLearner
 
+pytestmark = pytest.mark.processes
+
 DEATH = Script(ends={"agent_1": (3, "terminated")}, max_cycles=6)
 TOGETHER = Script(
     ends={f"agent_{i}": (3, "terminated") for i in range(3)}, max_cycles=6

@@ -11,6 +11,8 @@ from workloads.counting import CountingEnv, Fault
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.core.gradients import without_gradients
 
+pytestmark = pytest.mark.processes
+
 ENABLE = "torch.enable_grad"
 
 

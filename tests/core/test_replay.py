@@ -41,6 +41,7 @@ KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.torchrl_defect("D4")
 @pytest.mark.parametrize(
     ("kind", "other"), [*zip(KINDS, KINDS, strict=True), ("serial", "parallel")]
@@ -229,6 +230,7 @@ def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
         assert after == [first + t for t in range(8)]
 
 
+@pytest.mark.processes
 def test_a_replaced_worker_names_the_episode_it_could_not_continue() -> None:
     keywords: Any = {"frames_per_batch": LONG, "total_frames": -1, "seed": 1}
     with MultiSyncCollector([Endless], None, max_worker_rss=1, **keywords) as collector:

@@ -190,6 +190,7 @@ def in_record(factory: Factory, path: Any) -> None:
 LAYOUTS = [in_one_worker, in_serial_env, in_a_process_of_parallel_env, in_evaluate]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sharing", [with_lambda, lists, wrapped])
 def test_every_layout_refuses_environments_of_one_process_that_share_one(
@@ -199,6 +200,7 @@ def test_every_layout_refuses_environments_of_one_process_that_share_one(
         layout(sharing())
 
 
+@pytest.mark.processes
 def test_record_refuses_environments_of_one_process_that_share_one(
     tmp_path: Any,
 ) -> None:

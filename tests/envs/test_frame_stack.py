@@ -116,6 +116,7 @@ def _padded(past: list[Any], like: Any) -> Any:
     return np.stack([*[last[0]] * (3 - len(last)), *last])
 
 
+@pytest.mark.processes
 def test_a_policy_acts_on_stacks() -> None:
     make_env = lambda: FrameStack(counting(), 3)  # noqa: E731
     policy = make_policy(make_env, num_cells=(8,))
@@ -124,6 +125,7 @@ def test_a_policy_acts_on_stacks() -> None:
     assert batch["hunter", "observation"].shape == (1, 20, 2, 3, 5)
 
 
+@pytest.mark.processes
 def test_stacked_pictures_are_read_by_convolutions() -> None:
     make_env = lambda: FrameStack(counting(image=(32, 30, 3)), 4)  # noqa: E731
     policy = make_policy(make_env)

@@ -132,6 +132,7 @@ def test_check_env_finds_a_level_that_keeps_state() -> None:
         check_env(lambda: Lab2dEnv("pushbox"))
 
 
+@pytest.mark.processes
 def test_an_episode_is_the_same_in_another_process() -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:];"

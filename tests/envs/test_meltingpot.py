@@ -85,6 +85,7 @@ def in_a_fork(function: Any) -> Any:
 STEPS = 60
 
 
+@pytest.mark.processes
 @pytest.mark.forks
 @pytest.mark.parametrize(
     "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
@@ -380,6 +381,7 @@ def test_a_reset_in_an_episode_continues_it() -> None:
             assert not row["done",][0]
 
 
+@pytest.mark.processes
 def test_a_collector_cuts_trajectories_and_the_episode_continues() -> None:
     collector = MultiSyncCollector(
         lambda: MeltingpotEnv(SMALL, observations=["RGB"], truncate_without_reset=True),
@@ -609,6 +611,7 @@ def test_warnings_of_lua_code_are_printed_on_request(
         MeltingpotEnv(SMALL, log_level="quiet")  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_a_visitor_is_scored_among_saved_residents(tmp_path: Path) -> None:
     def factory() -> Any:
         return MeltingpotEnv(TALKATIVE, observations=["INVENTORY"], max_steps=20)

@@ -145,6 +145,7 @@ def noop_scenario():
 """
 
 
+@pytest.mark.processes
 @imports_tensorflow
 def test_a_policy_of_the_substrate_acts_in_its_scenarios() -> None:
     run(
@@ -176,6 +177,7 @@ assert len(result.returns) == 1
     )
 
 
+@pytest.mark.processes
 @imports_tensorflow
 def test_scenarios_with_bots_that_need_no_archive() -> None:
     run(

@@ -13,7 +13,10 @@ from support.scripts import run_python
 
 from marl_collect.envs.meltingpot import imports as meltingpot_imports
 
-pytestmark = pytest.mark.timeout(600)  # One of them imports TensorFlow.
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(600),
+]  # One of them imports TensorFlow.
 
 needs_meltingpot = pytest.mark.skipif(
     importlib.util.find_spec("meltingpot") is None, reason="needs dm-meltingpot"

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.scripts import run_python
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 RECIPE = (ROOT / "docs" / "environments.md").read_text()
 RECIPE = RECIPE.partition("## Recipe: an environment family")[2].partition("\n## ")[0]

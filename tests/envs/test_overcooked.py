@@ -109,6 +109,7 @@ def test_the_horizon_is_the_time_limit() -> None:
         assert OvercookedEnv("cramped_room", **keywords).description.time_limit == limit
 
 
+@pytest.mark.processes
 def test_the_package_is_imported_without_gym_and_an_old_numpy() -> None:
     code = """
 import sys

@@ -160,6 +160,7 @@ def test_an_agent_that_is_still_listed_after_its_end_is_alive_after_the_next_ste
     assert env.flags("agent")[0] == [False] * 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_an_agent_that_comes_back_acts_on_its_observation(kind: Any) -> None:
     def make() -> PettingZooWrapper:

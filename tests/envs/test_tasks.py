@@ -94,6 +94,7 @@ def test_a_module_without_the_callable_is_an_error() -> None:
         find_task("workloads.pair:Nothing")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("task", "other_modules"),
     [

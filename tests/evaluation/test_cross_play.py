@@ -17,6 +17,8 @@ from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
 from marl_collect.evaluation.cross_playing import sampled_half
 from marl_collect.models import make_policy
 
+pytestmark = pytest.mark.processes
+
 ROCK, PAPER, SCISSORS = range(3)
 ROUNDS = 15
 

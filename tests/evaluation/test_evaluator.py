@@ -19,6 +19,8 @@ from marl_collect.errors import ClosedError
 from marl_collect.evaluation.evaluator import Evaluator, evaluate
 from marl_collect.models import make_policy
 
+pytestmark = pytest.mark.processes
+
 
 def policy(td: TensorDictBase) -> TensorDictBase:
     observation = td.get(("hunter", "observation"))

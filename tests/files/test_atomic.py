@@ -10,6 +10,8 @@ from support.scripts import run_python, start_python
 
 from marl_collect.files.atomic import write_atomically
 
+pytestmark = pytest.mark.processes
+
 MANY = """
 import sys
 from pathlib import Path

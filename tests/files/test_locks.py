@@ -21,6 +21,7 @@ signal.pause()
 """
 
 
+@pytest.mark.processes
 def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(
     tmp_path: Path,
 ) -> None:
@@ -37,6 +38,7 @@ def test_the_lock_of_a_killed_process_is_released_while_its_child_lives(
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.processes
 @pytest.mark.forks
 def test_a_fork_neither_holds_nor_releases_the_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"

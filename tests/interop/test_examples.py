@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.scripts import run_python
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 PPO = ["--iterations", "1", "--frames", "100", "--epochs", "1", "--minibatch", "50"]
 

@@ -43,6 +43,7 @@ def test_an_environment_passes_check_env_specs(changes: Any, size: Any) -> None:
     assert env.is_closed
 
 
+@pytest.mark.processes
 def test_a_parallel_environment_passes_check_env_specs() -> None:
     env = to_torchrl(ParallelEnv(2, CountingEnv))
     check_env_specs(env)

@@ -217,6 +217,7 @@ def test_the_policys_random_numbers_are_not_consumed() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.processes
 def test_collectors_and_parallel_env_step_it() -> None:
     def one() -> Any:
         return TorchRLWrapper(LampsEnv())

@@ -21,6 +21,8 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.models import MultiAgentMLP, QMixer, make_policy
 
+pytestmark = pytest.mark.processes
+
 HUNTERS = partial(CountingEnv, n_prey=0, state=True)
 
 

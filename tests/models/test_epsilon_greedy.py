@@ -28,6 +28,7 @@ def test_logits_are_finite_with_epsilon_zero() -> None:
     assert EpsilonGreedyLogits(0.0)(VALUES, LEGAL).isfinite().all()
 
 
+@pytest.mark.processes
 def test_make_policy_builds_values_and_acts_greedily_in_them() -> None:
     make_env = partial(CountingEnv, n_prey=0, action_mask=True)
     policy = make_policy(make_env, epsilon=0.0, return_log_prob=False)
@@ -37,6 +38,7 @@ def test_make_policy_builds_values_and_acts_greedily_in_them() -> None:
     assert "action_log_prob" not in outputs
 
 
+@pytest.mark.processes
 def test_a_wrong_epsilon_and_actions_without_values_are_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to 1, but is 1.5"):
         make_policy(CountingEnv, epsilon=1.5)

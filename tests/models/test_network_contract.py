@@ -392,6 +392,7 @@ def test_qmix_of_torchrl_computes_the_same() -> None:
 # Tracing, and losses
 
 
+@pytest.mark.processes
 @traced
 def test_it_compiles_in_one_graph(name: str) -> None:
     torch._dynamo.reset()
@@ -403,6 +404,7 @@ def test_it_compiles_in_one_graph(name: str) -> None:
         assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [*OF_AGENTS, "qmix"])
 def test_networks_of_several_sizes_compile_in_one_process(kind: str) -> None:
     torch._dynamo.reset()

@@ -17,6 +17,8 @@ from marl_collect.models import make_policy, set_recurrent_mode
 from marl_collect.parallel_env.describe import describe
 from marl_collect.weights.materialize import materialize, meta_tensors
 
+pytestmark = pytest.mark.processes
+
 factory = partial(CountingEnv, action_mask=True)
 STATES = {
     "gru": ["recurrent_state"],

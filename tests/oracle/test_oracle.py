@@ -11,7 +11,11 @@ from oracle_strategies import cases, replacements
 from oracle_worlds import Group, World
 
 # Collectors that are closed late must not fail the case that runs at that time.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(400),
+]
 
 WORLDS = [
     World(state=True),

@@ -17,7 +17,11 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from marl_collect import evaluate
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(400),
+]
 
 
 @st.composite

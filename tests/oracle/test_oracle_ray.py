@@ -6,6 +6,7 @@ from oracle_worlds import Group, World
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore"),
 ]

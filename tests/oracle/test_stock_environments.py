@@ -50,6 +50,7 @@ def trials() -> list[Any]:
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("trial", trials())
 def test_a_replay_in_the_stock_library_gives_every_entry(trial: Trial) -> None:
     require(trial)

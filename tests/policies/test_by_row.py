@@ -179,6 +179,7 @@ def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
     same(collect(alone(plain, two(plain), **options)), expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("agent_ids", [False, True])
 def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> None:
     policies = partial(two, images, recurrent="gru", agent_ids=agent_ids)
@@ -194,6 +195,7 @@ def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> No
         same(batch, expected[k : k + 3, : batch.shape[1]])
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("all_worth_it")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:

@@ -146,6 +146,7 @@ def test_an_output_may_have_any_dtype_and_layout(name: str) -> None:
         torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Computes, Called])
 def test_workers_write_outputs_of_every_dtype_and_layout(kind: Any) -> None:
     extras: list[Any] = [partial(converted, dtype) for dtype in DTYPES]
@@ -232,6 +233,7 @@ BUFFERS |= {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(
     ("name", "collector"),

@@ -14,6 +14,8 @@ from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.models.distributions.heads import HeadOptions
 from marl_collect.models.policy import make_head, make_policy
 
+pytestmark = pytest.mark.processes
+
 ENVIRONMENTS = 6
 
 

@@ -368,6 +368,7 @@ def test_the_process_begins_again_in_every_episode() -> None:
     assert actions[batch["next", "done"][..., 0]].std() > 0.05
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 @pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
 def test_annealed_noise_reaches_the_workers(kind: Any, name: str) -> None:
@@ -387,6 +388,7 @@ def test_annealed_noise_reaches_the_workers(kind: Any, name: str) -> None:
     assert all(line.startswith("Fused") for line in explained)
 
 
+@pytest.mark.processes
 def test_a_resumed_process_continues() -> None:
     def policy() -> TensorDictSequential:
         torch.manual_seed(0)

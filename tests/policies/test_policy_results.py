@@ -257,6 +257,7 @@ def remembering(layer: Callable[[], nn.Module]) -> TensorDictModule:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_lazy_module_with_a_declared_state_acts(kind: Any) -> None:
     size = CountingEnv().description.groups["prey"].observation.shape[0]
@@ -320,6 +321,7 @@ def test_a_scheme_that_is_none_is_refused_without_a_policy() -> None:
             )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_explain_works_after_the_loop(kind: Any) -> None:
     collector = kind(CountingEnv, write, frames_per_batch=8, total_frames=8)

@@ -129,6 +129,7 @@ def test_a_changed_setting_acts_at_once(kind: Any, change: str) -> None:
         assert collector.explain()[0].startswith("Fused") == (kind is Pure)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Sum, Pure])
 def test_workers_get_every_setting(kind: Any) -> None:
     net = kind()

@@ -25,6 +25,8 @@ from torchrl.modules import (  # noqa: E402
     ProbabilisticActor,
 )
 
+pytestmark = pytest.mark.processes
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

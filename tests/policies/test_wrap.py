@@ -26,6 +26,7 @@ class Plain(nn.Module):
         return self.level.long().expand(observation.shape[:-1])
 
 
+@pytest.mark.processes
 def test_module_whose_argument_is_an_observation_is_wrapped() -> None:
     module = Plain()
     with MultiSyncCollector(hunters, module, frames_per_batch=6) as collector:

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, record
@@ -51,6 +52,7 @@ def test_collectors_show_their_metrics() -> None:
         assert texts[texts.index("episodes") + 1] == f"{episodes:,}"
 
 
+@pytest.mark.processes
 def test_datasets_show_their_contents(tmp_path: Path) -> None:
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, task="a<b>&c")
     texts = Cells(dataset._repr_html_()).texts

@@ -29,10 +29,13 @@ from marl_collect.rendering.overlay import caption, used_part
 from marl_collect.rendering.pictures import to_picture, to_png
 
 # imageio's reader leaves closing a pipe to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",
-    "ignore:unclosed file:ResourceWarning",
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",
+        "ignore:unclosed file:ResourceWarning",
+    ),
+]
 
 
 def spread() -> PettingZooEnv:

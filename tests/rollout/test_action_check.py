@@ -61,6 +61,7 @@ WRONG = {
 }
 
 
+@pytest.mark.processes
 @every_kind
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_an_invalid_action_names_group_agent_and_frame(
@@ -96,6 +97,7 @@ def checking(factory: Any, policy: Any, frames: int = 40, **options: Any) -> Col
     )
 
 
+@pytest.mark.processes
 def test_parallel_environments_do_not_get_invalid_actions() -> None:
     policy = Acts("prey", 2, float("nan"))
     with (
@@ -121,6 +123,7 @@ def test_actions_of_inactive_agents_are_not_checked() -> None:
     assert batch["prey", "action"].isinf().any()
 
 
+@pytest.mark.processes
 def test_valid_actions_pass_and_data_do_not_change() -> None:
     env = CountingEnv(action_mask=True)
     policy = make_policy(env, num_cells=(4,))

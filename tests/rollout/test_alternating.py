@@ -21,6 +21,8 @@ from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 
+pytestmark = pytest.mark.processes
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENVIRONMENTS = 5

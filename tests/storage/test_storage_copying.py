@@ -260,6 +260,7 @@ copy(source, target, **options)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_killed_copy_is_a_dataset_and_goes_on(
     kind: str, local: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -293,6 +294,7 @@ print(len(calls), len(dataset))
 """
 
 
+@pytest.mark.processes
 def test_readers_of_one_url_fetch_each_file_once(
     local: Path, server: dict[str, Any]
 ) -> None:

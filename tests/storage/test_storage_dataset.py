@@ -412,6 +412,7 @@ def test_a_listing_that_overlaps_a_join_is_repeated(
     assert len(open_dataset(path)) == 36
 
 
+@pytest.mark.processes
 def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['pyarrow'] = None; "
     uses = (

@@ -18,6 +18,7 @@ from marl_collect.storage import (
 from marl_collect.storage.recording import RecordArguments, collect_into
 
 
+@pytest.mark.processes
 def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     options: Any = {"num_workers": 2, "envs_per_worker": 2}
@@ -57,6 +58,7 @@ def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
         assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
 
 
+@pytest.mark.processes
 def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}

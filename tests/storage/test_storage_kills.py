@@ -25,6 +25,8 @@ from marl_collect.storage import writer as writing
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
 
+pytestmark = pytest.mark.processes
+
 CALLS = ("fsync", "rename", "replace", "unlink", "utime", "open")
 """Functions of ``os`` that change what is on disk."""
 BATCHES, FRAMES = 11 if "MARL_COLLECT_DAMAGES" in os.environ else 5, 3

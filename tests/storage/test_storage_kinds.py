@@ -102,6 +102,7 @@ def test_batches_of_collectors_come_back(
     assert len(dataset.trajectories) > 3
 
 
+@pytest.mark.processes
 def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     datasets = pytest.importorskip("datasets")

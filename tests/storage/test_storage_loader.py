@@ -168,6 +168,7 @@ def test_ranks_share_an_epoch_as_in_torch(
         episodes.loader(batch_size=1, rank=2, world_size=2, seed=0)
 
 
+@pytest.mark.processes
 @pytest.mark.forks
 def test_worker_processes_give_the_same_batches(dataset: Dataset) -> None:
     expected = [tags(b) for b in dataset.loader(batch_size=16, seed=2)]
@@ -198,6 +199,7 @@ print(sum(batch.numel() for batch in loader))
 """
 
 
+@pytest.mark.processes
 def test_worker_processes_need_no_main_guard(dataset: Dataset, tmp_path: Path) -> None:
     script = tmp_path / "read.py"
     script.write_text(READ)
@@ -249,6 +251,7 @@ def test_batches_are_in_pinned_memory_for_a_gpu(dataset: Dataset, workers: int) 
         assert (batch.to("cuda", non_blocking=True).cpu() == expected).all()
 
 
+@pytest.mark.processes
 @pytest.mark.forks
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_plain_data_loader_reads_whole_batches(dataset: Any, workers: int) -> None:

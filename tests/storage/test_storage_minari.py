@@ -197,6 +197,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.mounts
 def test_an_export_to_a_full_disk_is_an_error(tmp_path: Path) -> None:
     """HDF5 would end the process with a signal."""

@@ -276,6 +276,7 @@ def test_an_import_that_stops_leaves_nothing(
     assert set(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.processes
 def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(
     source: Path, tmp_path: Path
 ) -> None:

@@ -295,6 +295,7 @@ with Writer(sys.argv[1], DatasetDescription("c", collector.description)) as writ
 """
 
 
+@pytest.mark.processes
 def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) -> None:
     process = run_python("-c", LIMITED, tmp_path / "d", check=True)
     assert "ulimit -f" in process.stdout
@@ -305,6 +306,7 @@ def test_a_file_size_limit_is_named_and_leaves_no_partial_batch(tmp_path: Path) 
     dataset.verify()
 
 
+@pytest.mark.processes
 @pytest.mark.forks
 def test_a_fork_does_not_write(tmp_path: Path) -> None:
     description, data = collected(batches=1)
@@ -393,6 +395,7 @@ def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
     background.close()
 
 
+@pytest.mark.processes
 def test_an_interruption_ends_a_recording_after_the_batch(tmp_path: Path) -> None:
     arguments = RecordArguments(
         tmp_path / "d",

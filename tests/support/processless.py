@@ -1,9 +1,8 @@
 """``pytest --fast`` runs every test that starts no process, ``--processes`` the others.
 
-``tests/processes.txt`` lists the tests that start one; ``--fast`` does not begin them.
-It refuses to start a process, and a test that tries fails, so that the list is
-complete. ``pytest --list-processes FILES`` writes the lines of these files anew: it
-begins every test, and leaves it where it or a fixture starts a process.
+Some rooms are about processes. Elsewhere tests that start one are marked ``processes``,
+a module by its ``pytestmark``, a test by its decorator. ``--fast`` refuses to start a
+process, and an unmarked test that tries fails, so that no mark is missing.
 
 The functions that start a process are replaced. Processes that a running one starts
 for us, as the fork server and Ray do, need no call: the running one was not started.
@@ -11,21 +10,21 @@ for us, as the fork server and Ray do, need no call: the running one was not sta
 
 import functools
 import importlib
-import os
+import re
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-LIST: Final = Path(__file__).parents[1] / "processes.txt"
-_HEADER: Final = """\
-# Tests that start a process: files, functions, and cases of functions.
-# Written by `pytest --list-processes FILES`.
-"""
+ROOMS: Final = {"collectors", "distributed", "faults", "parallel_env", "processes"}
+"""Folders of which every test counts as one that starts a process."""
+MARK: Final = "processes"
+_OF_MODULE: Final = re.compile(
+    rf"^pytestmark = (\[[^\]]*)?pytest\.mark\.{MARK}\b", re.MULTILINE
+)
 _STARTS: Final = {
     "_posixsubprocess": ("fork_exec",),  # Called by `multiprocessing`.
     "os": (
@@ -42,27 +41,17 @@ copies of modules and walks through their state use all the time.
 _LOOK_UPS: Final = ("ctypes.util", "glfw.library", "platform", "uuid")
 """Modules that ask a program, such as ``ldconfig`` or ``uname``, when libraries are
 imported. No test is about that."""
-_ID: Final = pytest.StashKey[str]()
-"""The test's id, to which pytest-xdist may append a group."""
 
 
-class StartsProcess(pytest.skip.Exception):  # type: ignore[name-defined]
-    """Leaves a test at the place where it starts a process."""
+class StartsProcessError(pytest.fail.Exception):  # type: ignore[name-defined]
+    """Leaves a test where it starts a process; ``except Exception`` lets it pass."""
 
 
 class Guard:
-    """Refuses to start processes while a test runs.
+    """Refuses to start processes while a test runs, and lets such a test fail."""
 
-    Args:
-        listing: whether to report such a test as one that starts a process, whatever
-            else happens in it, instead of a failure.
-    """
-
-    def __init__(self, listing: bool) -> None:
-        self._listing = listing
-        self._refused = False
-        self._left = False
-        self._running = False
+    def __init__(self) -> None:
+        self._refused = self._running = False
         for name, functions in _STARTS.items():
             module: Any = importlib.import_module(name)
             for function in functions:
@@ -72,24 +61,19 @@ class Guard:
     def _refusing(self, name: str, start: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(start)
         def refusing(*args: Any, **kwargs: Any) -> Any:
-            self._refuse(name)
-            return start(*args, **kwargs)
+            if not self._running or _looks_up():
+                return start(*args, **kwargs)
+            self._refused = True
+            if threading.current_thread() is threading.main_thread():
+                raise StartsProcessError(name)
+            raise OSError(f"pytest --fast starts no process ({name})")
 
         return refusing
-
-    def _refuse(self, what: str) -> None:
-        if not self._running or _looks_up():
-            return
-        self._refused = True
-        if threading.current_thread() is not threading.main_thread():
-            # Skipping is for the thread of the test.
-            raise OSError(f"pytest --fast starts no process ({what})")
-        raise StartsProcess(f"starts a process ({what})")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         """Refuse from the first fixture to the last."""
-        self._refused, self._left, self._running = False, False, True
+        self._refused, self._running = False, True
         try:
             return (yield)
         finally:
@@ -99,31 +83,19 @@ class Guard:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Report a test that starts a process, whatever it made of the refusal."""
+        """Let a test fail that starts a process, whatever it made of the refusal."""
         report = yield
-        name = vars(report)["test_id"] = item.stash[_ID]
-        # A fixture that was refused before raises the same exception again.
-        starts_process = call.excinfo is not None and call.excinfo.errisinstance(
-            StartsProcess
+        # A fixture that was refused before raises the same error again.
+        raised = call.excinfo is not None and call.excinfo.errisinstance(
+            StartsProcessError
         )
-        if not (self._refused or starts_process):
-            return report
-        report.sections.clear()
-        vars(report).pop("wasxfail", None)
-        if self._left:
-            report.outcome, report.longrepr = "passed", None
-        elif self._listing:
-            path, line, _ = report.location
-            report.outcome = "skipped"
-            report.longrepr = (path, line or 0, "Skipped: starts a process")
-            vars(report)["starts_process"] = True
-        else:
+        if self._refused or raised:
+            self._refused = False
+            vars(report).pop("wasxfail", None)
             report.outcome = "failed"
             report.longrepr = (
-                f"{name} starts a process, which tests/processes.txt does not say: run "
-                f"pytest --list-processes {name.partition('::')[0]}"
+                f"{item.nodeid} starts a process: mark it @pytest.mark.{MARK}"
             )
-        self._left = True
         return report
 
 
@@ -136,54 +108,6 @@ def _looks_up() -> bool:
     return False
 
 
-class Lister:
-    """Collects the outcomes of ``--list-processes``, and writes the list."""
-
-    def __init__(self) -> None:
-        self._starts: dict[str, bool] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note whether the test starts a process."""
-        name = getattr(report, "test_id", report.nodeid)
-        starts = getattr(report, "starts_process", False)
-        self._starts[name] = self._starts.get(name, False) or starts
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the lines of the files that ran, and keep those of others."""
-        files = {_parents(name)[0] for name in self._starts}
-        lines = {line for line in listed() if _parents(line)[0] not in files}
-        lines |= summary(self._starts)
-        LIST.write_text(_HEADER + "".join(f"{line}\n" for line in sorted(lines)))
-
-
-def summary(starts: dict[str, bool]) -> set[str]:
-    """Return lines for tests; a file or function stands for all of its cases."""
-    members = defaultdict(list)
-    for name, does in starts.items():
-        for parent in _parents(name):
-            members[parent].append(does)
-    return {
-        next(parent for parent in _parents(name) if all(members[parent]))
-        for name, does in starts.items()
-        if does
-    }
-
-
-def _parents(name: str) -> list[str]:
-    """Return the test's file, its function, and itself."""
-    function = name.partition("[")[0]
-    return [name.partition("::")[0], function, name]
-
-
-@functools.cache
-def listed() -> set[str]:
-    """Return the lines of the list."""
-    if not LIST.exists():
-        return set()
-    lines = LIST.read_text(encoding="utf-8").splitlines()
-    return {line for line in lines if not line.startswith("#")}
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     parser.addoption(
@@ -192,27 +116,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--processes", action="store_true", help="run only tests that --fast leaves out"
     )
-    parser.addoption(
-        "--list-processes",
-        action="store_true",
-        help="write the lines of the collected files in tests/processes.txt anew",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse processes in the process that runs the tests, and list in the first."""
-    listing = config.getoption("list_processes")
-    narrowed = "::" in "".join(config.args) or config.option.keyword
-    if listing and (narrowed or config.option.markexpr):
-        raise pytest.UsageError(
-            "--list-processes writes the lines of whole files anew: omit -k, -m and ::"
-        )
-    is_worker = hasattr(config, "workerinput")
-    if listing or config.getoption("fast"):
-        if is_worker or not config.getoption("numprocesses", 0):
-            config.pluginmanager.register(Guard(listing), "processless-guard")
-        if listing and not is_worker:
-            config.pluginmanager.register(Lister(), "processless-lister")
+    """Refuse processes in the processes that run the tests."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption(
+        "numprocesses", 0
+    )
+    if config.getoption("fast") and runs_tests:
+        config.pluginmanager.register(Guard(), "processless-guard")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -220,34 +132,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     fast, processes = config.getoption("fast"), config.getoption("processes")
     if collection_path.suffix != ".py" or not (fast or processes):
         return None
-    name = os.path.relpath(collection_path, config.rootpath)
-    files = {line.partition("::")[0] for line in listed()}
-    return (fast and name in listed()) or (processes and name not in files) or None
+    if collection_path.parent.name in ROOMS:
+        return fast or None
+    text = collection_path.read_text(encoding="utf-8")
+    if fast:
+        return bool(_OF_MODULE.search(text)) or None
+    return f"mark.{MARK}" not in text or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Begin no test that is listed, or these tests only."""
-    for item in items:
-        item.stash[_ID] = item.nodeid
-    if config.getoption("fast") or config.getoption("processes"):
-        deselected = _matching(items, listed())
-        if config.getoption("processes"):
-            deselected = set(items) - deselected
-        items[:] = [item for item in items if item not in deselected]
-        config.hook.pytest_deselected(items=list(deselected))
-
-
-def _matching(items: list[pytest.Item], lines: set[str]) -> set[pytest.Item]:
-    return {item for item in items if not lines.isdisjoint(_parents(item.nodeid))}
-
-
-def pytest_report_teststatus(
-    report: pytest.CollectReport | pytest.TestReport,
-) -> tuple[str, str, str] | None:
-    """Name the outcome."""
-    if getattr(report, "starts_process", False):
-        return "starts a process", "p", "STARTS A PROCESS"
-    return None
+    """Begin no test that is marked, or these tests only."""
+    fast, processes = config.getoption("fast"), config.getoption("processes")
+    if fast or processes:
+        chosen = [
+            item
+            for item in items
+            if bool(item.get_closest_marker(MARK) or item.path.parent.name in ROOMS)
+            == processes
+        ]
+        config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+        items[:] = chosen

@@ -135,6 +135,7 @@ def test_only_what_is_reported_is_wrong_in_this_process(
     assert consistent(IN_THIS_PROCESS[layout]([kind]), kind) == (kind in LEGAL)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", IN_OTHERS)
 def test_what_a_process_shares_is_right_with_one_environment_per_process(
     layout: str,
@@ -151,6 +152,7 @@ def test_what_a_process_shares_is_right_with_one_environment_per_process(
     assert consistent(IN_OTHERS[layout]([numbered]), numbered)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", ["workers", "workers of two"])
 def test_a_raw_object_is_refused_or_each_process_has_its_own(layout: str) -> None:
     factory = partial(PettingZooWrapper, Game())

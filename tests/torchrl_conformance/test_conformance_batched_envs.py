@@ -13,6 +13,8 @@ from conformance_tools import (
     times,
 )
 
+pytestmark = pytest.mark.processes
+
 SIZE = 2
 
 

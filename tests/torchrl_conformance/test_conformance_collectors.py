@@ -384,6 +384,7 @@ def buffer(size: int = 100) -> Any:
     return TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=4)
 
 
+@pytest.mark.processes
 def test_a_replay_buffer_gets_the_frames(implementation: Any) -> None:
     replay = buffer()
     make = implementation.make()

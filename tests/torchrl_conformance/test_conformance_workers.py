@@ -16,6 +16,8 @@ from conformance_tools import (
     with_value,
 )
 
+pytestmark = pytest.mark.processes
+
 IDS = ("collector", "traj_ids")
 
 

@@ -383,6 +383,7 @@ def test_a_network_learns_the_values_of_turns() -> None:
         assert float(values[step, step % 2]) == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.processes
 def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
     factory = partial(alternating, truncates=True)
     learner = ValueLearner(
@@ -399,6 +400,7 @@ def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
     assert (data["follows"].sum(-1).squeeze()[counts] == 1).all()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["ippo-local-own", "iql-local-own", "vdn-local-own"])
 def test_a_reward_that_is_not_finite_is_named(name: str) -> None:
     kind = PPOLearner if name.startswith("ippo") else ValueLearner

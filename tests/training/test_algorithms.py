@@ -92,6 +92,7 @@ def test_every_algorithm_has_default_setups() -> None:
     assert {s.algorithm for s in setups} == set(ALGORITHMS) - {"iql"}
 
 
+@pytest.mark.processes
 def test_an_algorithm_of_ones_own_is_trained_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 """Freed memory is kept for the next activations."""
 
+import pytest
 from support.scripts import run_python
+
+pytestmark = pytest.mark.processes
 
 FAULTS = """
 import resource, sys

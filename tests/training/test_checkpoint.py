@@ -17,6 +17,8 @@ pytest.importorskip("pettingzoo")
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.processes
+
 PIXELS = '''
 import time
 from pathlib import Path

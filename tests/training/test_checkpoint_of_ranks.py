@@ -12,6 +12,8 @@ import torch
 from support.processes import SOON, wait_until, wait_until_gone
 from support.scripts import Program, run_python, start_python
 
+pytestmark = pytest.mark.processes
+
 JOB = """
 import os
 import sys

@@ -16,6 +16,8 @@ from marl_collect.training.convolutions import convolutions
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
+pytestmark = pytest.mark.processes
+
 SPRITES = {"num_cells": [16, 32], "kernel_sizes": [8, 3], "strides": [8, 1]}
 THREE = {"num_cells": [32, 32, 32], "kernel_sizes": [5, 5, 5], "strides": [2, 2, 2]}
 

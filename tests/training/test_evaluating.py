@@ -16,6 +16,8 @@ from marl_collect.training.evaluating import evaluate_policy, evaluator_of
 from marl_collect.training.options import TrainingOptions
 from marl_collect.training.run_folder import EPISODES, RunFolder
 
+pytestmark = pytest.mark.processes
+
 
 class Returning:
     """An evaluator whose only episode has this return."""

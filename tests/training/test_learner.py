@@ -15,6 +15,8 @@ from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.learner import Learner, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 
+pytestmark = pytest.mark.processes
+
 TINY = TrainingOptions(num_cells=(8,), frames=80).with_settings(
     {"ppo.minibatch_frames": 20, "value.minibatch_frames": 8, "value.warm_up_frames": 0}
 )

@@ -23,6 +23,8 @@ from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
+pytestmark = pytest.mark.processes
+
 GAMMA, LMBDA = 0.9, 0.8
 SETTINGS = {
     "gamma": GAMMA,

@@ -49,6 +49,7 @@ def test_an_interrupted_write_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert folder.read_checkpoint("checkpoints/best.pt") is None
 
 
+@pytest.mark.processes
 def test_a_folder_is_locked_against_other_processes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.lock():

@@ -28,6 +28,8 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import LAST
 from marl_collect.training.trainer import Task, Trainer, make_learner
 
+pytestmark = pytest.mark.processes
+
 HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
 OPTIONS = TrainingOptions().with_settings(
     {

@@ -32,6 +32,8 @@ from marl_collect.training.options import Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
 from marl_collect.training.trainer import Task, Trainer, Watcher
 
+pytestmark = pytest.mark.processes
+
 
 class StopError(Exception):
     pass

@@ -20,6 +20,8 @@ from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import PROGRESS
 
+pytestmark = pytest.mark.processes
+
 pytest_plugins = ["support.ray_cluster"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PPO = "--frames 160 --batch 80 --minibatch 40 --epochs 1 --workers 1"

@@ -12,6 +12,8 @@ from marl_collect import Collector, describe
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import ValueLearner
 
+pytestmark = pytest.mark.processes
+
 HUNTERS = partial(CountingEnv, n_prey=0)
 SETTINGS = {
     "num_cells": (8,),

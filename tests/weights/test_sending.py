@@ -23,7 +23,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.weights.sending import StateCopy, StateWatch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
+pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:Sparse CSR")]
 
 
 def test_a_warning_that_is_an_error_loses_no_change() -> None:

@@ -1,6 +1,9 @@
 """What workers unpickle does not refer to the user's script."""
 
+import pytest
 from support.scripts import run_python
+
+pytestmark = pytest.mark.processes
 
 FORMAT = """
 import sys

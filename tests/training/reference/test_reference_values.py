@@ -14,6 +14,8 @@ from marl_collect import Collector
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.value_decomposition import ValueLearner
 
+pytestmark = pytest.mark.processes
+
 CASES = 48
 FRAMES = 120
 ENVIRONMENTS = 3
