@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import final
 
-from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, SpinWait
+from marl_collect.parallel_env.semaphore import NBYTES, Semaphore
 from marl_collect.processes.status_board import fence
 from marl_collect.processes.survival import die_with_parent
 
@@ -49,15 +49,15 @@ class Posting:
         """
         memory = mmap.mmap(-1, (count + 1) * NBYTES + 16 * count)
         self._go = [
-            Semaphore(memory, index * NBYTES, fresh=True) for index in range(count)
+            Semaphore(memory, index * NBYTES, fresh=True, spin=spin)
+            for index in range(count)
         ]
-        all_done = Semaphore(memory, count * NBYTES, fresh=True)
-        self._done = SpinWait(all_done, spin)
+        self._done = Semaphore(memory, count * NBYTES, fresh=True, spin=spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
         self._asked, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
         for index, go in enumerate(self._go):
-            common = (os.getpid(), index, build, SpinWait(go, spin), all_done)
+            common = (os.getpid(), index, build, go, self._done)
             flags = (self._asked, self._taken)
             context.Process(target=_serve, args=(*common, *flags), daemon=True).start()
 
@@ -80,7 +80,7 @@ def _serve(
     parent: int,
     index: int,
     build: Callable[[int], Step],
-    go: SpinWait,
+    go: Semaphore,
     all_done: Semaphore,
     requests: "memoryview[int]",
     replies: "memoryview[int]",

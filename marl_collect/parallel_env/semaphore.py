@@ -3,7 +3,7 @@
 Posting a POSIX semaphore without a waiter and taking a post need tens of nanoseconds
 and no system call. We place the semaphore in our memory and let the standard library's
 ``SemLock`` operate on it, whose methods cost a hundredth of a foreign function call.
-``SpinWait`` spins before it sleeps, for as long as that pays.
+``wait`` spins before it sleeps, for as long as that pays.
 """
 
 import _multiprocessing  # type: ignore[import-not-found]
@@ -17,6 +17,7 @@ NBYTES: Final = 64
 
 _COUNTING: Final = 1
 _MOST: Final = 2**31 - 1
+_MOST_MISSES: Final = 6
 
 
 @final
@@ -26,13 +27,16 @@ class Semaphore:
     It is a POSIX semaphore of the C library, which may lie at any address.
     """
 
-    def __init__(self, buffer: Any, offset: int, *, fresh: bool) -> None:
+    def __init__(
+        self, buffer: Any, offset: int, *, fresh: bool, spin: float = 0.0
+    ) -> None:
         """Use the memory of ``buffer`` at ``offset``, a multiple of ``NBYTES``.
 
         Args:
             buffer: shared memory; stays mapped as long as the semaphore lives.
             offset: position in ``buffer``.
             fresh: whether to initialise it, or else to join an existing one.
+            spin: seconds to spin before sleeping in ``wait``; 0 to sleep at once.
         """
         self._memory = (ctypes.c_char * NBYTES).from_buffer(buffer, offset)
         address = ctypes.addressof(self._memory)
@@ -51,6 +55,9 @@ class Semaphore:
         self.post = lock.release
         """Wake a sleeper, or let the next one continue without sleeping."""
         self._acquire = lock.acquire
+        self._spin = spin
+        self._misses = 0
+        self._asleep = 0  # Remaining waits that sleep at once.
 
     def acquire(self) -> bool:
         """Take a post if there is one, without sleeping; return whether there was."""
@@ -66,45 +73,28 @@ class Semaphore:
         """
         return self._acquire(True, seconds)
 
-
-_MOST_MISSES: Final = 6
-
-
-@final
-class SpinWait:
-    """Waits on a semaphore: spins first, then sleeps.
-
-    Spinning, with a yield between two checks, avoids the wake-up latency. Waking a
-    sleeper takes tens of microseconds if its processor sleeps too, as in a virtual
-    machine. Spinning is wasted if the wait takes longer than ``spin``. So after two
-    misses in a row, the next 2 waits sleep at once, then 6, 14, and at most 62.
-    """
-
-    def __init__(self, posted: Semaphore, spin: float) -> None:
-        """Wait on a semaphore.
-
-        Args:
-            posted: the semaphore that other processes post.
-            spin: seconds to spin before sleeping; 0 to sleep at once.
-        """
-        self._posted = posted
-        self._spin = spin
-        self._misses = 0
-        self._asleep = 0  # Remaining waits that sleep at once.
-
     def wait(self, seconds: float) -> bool:
-        """Return whether the semaphore was posted within ``seconds`` of sleep."""
+        """Spin, then sleep for at most ``seconds``, until there is a post; take it.
+
+        Spinning, with a yield between two checks, avoids the wake-up latency. Waking a
+        sleeper takes tens of microseconds if its processor sleeps too, as in a virtual
+        machine. Spinning is wasted if the wait takes longer than ``spin``. So after two
+        misses in a row, the next 2 waits sleep at once, then 6, 14, and at most 62.
+
+        Returns:
+            Whether there was a post.
+        """
         if not self._spin:
-            return self._posted.sleep(seconds)
+            return self.sleep(seconds)
         if self._asleep:
             self._asleep -= 1
-            return self._posted.sleep(seconds)
+            return self.sleep(seconds)
         end = time.perf_counter() + self._spin
-        while not self._posted.acquire():
+        while not self.acquire():
             if time.perf_counter() > end:
                 self._misses = min(self._misses + 1, _MOST_MISSES)
                 self._asleep = 2**self._misses - 2
-                return self._posted.sleep(seconds)
+                return self.sleep(seconds)
             os.sched_yield()
         self._misses = 0
         return True

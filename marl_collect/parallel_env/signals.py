@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
-from marl_collect.parallel_env.semaphore import NBYTES, Semaphore, SpinWait
+from marl_collect.parallel_env.semaphore import NBYTES, Semaphore
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import fence
 
@@ -53,7 +53,7 @@ class SignalsShape:
         processes: number of workers.
         groups: number of groups of environments that are stepped together.
         environments: number of environments, over all groups and processes.
-        spin: seconds to spin before sleeping; see ``SpinWait``.
+        spin: seconds to spin before sleeping; see ``Semaphore.wait``.
     """
 
     processes: int
@@ -87,8 +87,6 @@ class Signals:
         p, groups = shape.processes, range(shape.groups)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
         self._done = [self._semaphore(segment, fresh=fresh) for _ in groups]
-        self._for_go = [SpinWait(go, shape.spin) for go in self._go]
-        self._for_done = [SpinWait(done, shape.spin) for done in self._done]
         self.failed = self._array(p, "B")
         self._commands = [self._array(p, "I") for _ in groups]
         self._finished = [self._array(p, "I") for _ in groups]
@@ -125,7 +123,7 @@ class Signals:
 
     def sleep(self, group: int, seconds: float) -> bool:
         """Spin, then sleep, until a group posts; return whether it is done."""
-        self._for_done[group].wait(seconds)
+        self._done[group].wait(seconds)
         if not self.done(group):
             return False
         self._awaited[group] = False
@@ -149,7 +147,7 @@ class Signals:
 
     def listen(self, process: int, seconds: float) -> bool:
         """Spin, then sleep, until ``process`` is called; return whether it was."""
-        return self._for_go[process].wait(seconds)
+        return self._go[process].wait(seconds)
 
     def pending_command(self, group: int, process: int) -> int | None:
         """Return the command that ``process`` has not finished, if there is one."""
@@ -175,7 +173,8 @@ class Signals:
         return self._view[first : first + count * _SIZES[code]].cast(code)
 
     def _semaphore(self, segment: Segment, *, fresh: bool) -> Semaphore:
-        return Semaphore(segment.buffer, self._reserve(NBYTES), fresh=fresh)
+        offset, spin = self._reserve(NBYTES), self.shape.spin
+        return Semaphore(segment.buffer, offset, fresh=fresh, spin=spin)
 
     def _reserve(self, size: int) -> int:
         first = self._end
