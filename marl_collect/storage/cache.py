@@ -22,6 +22,7 @@ import json
 import mmap
 import os
 import secrets
+import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -34,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
-from marl_collect.files.atomic import write_atomically
+from marl_collect.files.atomic import sync, write_atomically
 from marl_collect.storage.arrow import pa
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import (
@@ -56,7 +57,7 @@ _INDEX: Final = np.dtype(
     align=True,
 )
 _LZ4: Final = pa.Codec("lz4_raw")
-_COPIED_BYTES: Final = 2**24
+_KINDS: Final = ("records", "large", "index")
 
 
 @final
@@ -407,19 +408,19 @@ class _Builder:
     def _beginning(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
         """Copy what a cache has of its first files to a new generation."""
         new = CacheState(str(self.dtype))
+        if not files:
+            return new
         for file in files:
             begin, end = f"{file.run}.{file.first}", f"{file.run}.{file.last}"
             new.begins[begin], new.ends[end] = state.begins[begin], state.ends[end]
             new.frames, new.large_bytes, _ = state.ends[end]
-        sizes, copied = state.sizes(self.dtype), new.sizes(self.dtype)
-        for source, target in list(zip(sizes, copied, strict=True))[:3]:
-            with (
-                (self.folder / source).open("rb") as old,
-                (self.folder / target).open("wb") as out,
-            ):
-                while part := old.read(min(_COPIED_BYTES, copied[target] - out.tell())):
-                    out.write(part)
-        index = np.fromfile(self.folder / f"{new.generation}.index", _INDEX)
+        for kind in _KINDS:  # What is too long is cut before it is appended to.
+            shutil.copyfile(
+                self.folder / f"{state.generation}.{kind}",
+                self.folder / f"{new.generation}.{kind}",
+            )
+        path = self.folder / f"{new.generation}.index"
+        index = np.fromfile(path, _INDEX, new.frames)
         counts = np.bincount(index["run"]).tolist()
         new.runs = dict(zip(state.runs, counts, strict=False))
         return new
@@ -429,7 +430,7 @@ class _Builder:
         with ExitStack() as stack:
             records, large, index = (
                 stack.enter_context((self.folder / f"{name}.{kind}").open("ab"))
-                for kind in ("records", "large", "index")
+                for kind in _KINDS
             )
             records.truncate(state.frames * self.dtype.itemsize)
             large.truncate(state.large_bytes)
@@ -444,20 +445,14 @@ class _Builder:
                 state.frames += len(rows)
                 end = [state.frames, state.large_bytes, modified]
                 state.ends[f"{file.run}.{file.last}"] = end
-            for opened in (records, large, index):
-                opened.flush()
-                os.fsync(opened.fileno())
         entries = np.fromfile(self.folder / f"{name}.index", _INDEX, state.frames)
         rows = _map(self.folder / f"{name}.records", self.dtype, state.frames)
-        arrays = dict(
-            zip(("order", "episodes"), self.episodes(entries, rows), strict=True)
-        )
-        for kind, array in arrays.items():
-            with (self.folder / f"{name}.{state.frames}.{kind}.npy").open("wb") as out:
-                np.save(out, array)
-                out.flush()
-                os.fsync(out.fileno())
-        self._publish(state)
+        order, episodes = self.episodes(entries, rows)
+        np.save(self.folder / f"{name}.{state.frames}.order.npy", order)
+        np.save(self.folder / f"{name}.{state.frames}.episodes.npy", episodes)
+        for current in state.sizes(self.dtype):
+            sync(self.folder / current, os.O_RDWR)
+        write_atomically(self.folder / _STATE, json.dumps(asdict(state)))
         return state
 
     def decoded(
@@ -534,19 +529,6 @@ class _Builder:
             episodes[column.name] = np.add.reduceat(values, first)[complete]
         # Added batches leave the numbers of episodes as they are.
         return order, episodes[np.argsort(order[last[complete]])]
-
-    def _publish(self, state: CacheState) -> None:
-        temporary = self.folder / "state.tmp"
-        with temporary.open("w") as out:
-            json.dump(asdict(state), out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(self.folder / _STATE)
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _clean(self) -> None:
         state = CacheState.read(self.folder, self.dtype)

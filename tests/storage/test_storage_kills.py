@@ -127,7 +127,7 @@ def test_a_killed_writer_loses_no_acknowledged_batch(
 
 @pytest.mark.forks
 @AFTER
-@pytest.mark.parametrize("before", ["nothing", "a part", "another dataset"])
+@pytest.mark.parametrize("before", ["nothing", "a part", "another dataset", "more"])
 def test_a_killed_reader_leaves_no_wrong_cache(
     tmp_path: Path, after: bool, before: str
 ) -> None:
@@ -145,6 +145,10 @@ def test_a_killed_reader_leaves_no_wrong_cache(
         for path in sorted(origin.glob("*.parquet"))[:1]:
             path.unlink()
         del batches[0]
+    elif before == "more":  # What the first file holds is copied.
+        open_dataset(origin)
+        max(origin.glob("*.parquet")).unlink()
+        del batches[1]
     expected, more = frames_of(*batches), stream.batch()
     died, kills = True, 0
     while died:
