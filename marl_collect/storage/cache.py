@@ -475,7 +475,7 @@ class _Builder:
                 raise DatasetError(f"it does not fit the other files: {text}.")
             if not len(table):
                 raise DatasetError("it has no frames.")
-            rows = decode(table, self.columns, lambda n: np.zeros(n, self.dtype), keep)
+            rows = decode(table, self.columns, self.dtype, keep)
             names, codes = runs_of(table)
             entries = np.zeros(len(rows), _INDEX)
             entries["frame_index"] = table.column(FRAME_INDEX).to_numpy()

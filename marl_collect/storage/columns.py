@@ -311,7 +311,7 @@ def float_paths(table: pa.Table) -> list[str]:
 def decode(
     table: pa.Table,
     columns: tuple[Column, ...],
-    records: Callable[[int], NDArray[Any]],
+    dtype: np.dtype[Any],
     keep: Callable[[memoryview], tuple[int, int]],
 ) -> NDArray[Any]:
     """Return the frames of a table as records.
@@ -319,8 +319,8 @@ def decode(
     Args:
         table: of one file, with these columns.
         columns: of the dataset.
-        records: returns zeroed records for a number of frames, with a field for each
-            column: its values, or for large ones two int64.
+        dtype: of a record, with a field for each column: its values, or for large ones
+            two int64.
         keep: stores a large frame and returns where.
 
     Raises:
@@ -329,7 +329,7 @@ def decode(
     names = {column.key: column.name for column in columns}
     # All sizes are compared with the described ones before memory is allocated.
     decoded = {column: _decode(table.column(column.name), column) for column in columns}
-    rows = records(len(table))
+    rows = np.zeros(len(table), dtype)
     follows = _follows(table, decoded)
     for column, (values, is_null) in sorted(
         decoded.items(), key=lambda item: item[0].root is not None

@@ -59,8 +59,6 @@ _EXPECTED: Final = (
 )
 _GROUP: Final = "agents"
 _ROOT: Final = "state"
-_STEPS: Final = 2**16
-"""Steps that are read at once to find the episodes."""
 _CACHE: Final = 2**26
 """Bytes of decoded chunks that are kept, because a chunk spans several batches."""
 _FRAMES: Final = 20_000
@@ -289,35 +287,30 @@ def _table(vault: _Vault) -> _Episodes:
 
 
 def _episodes(vault: _Vault) -> Iterator[tuple[Any, ...]]:
-    """Find the ``_Episodes``; one ends when every agent has ended."""
+    """Find the ``_Episodes``; one ends when every agent has ended.
+
+    The flags of a row are in memory; other arrays are read in batches.
+    """
+    none = np.full(vault.agents, -1)
     for row in range(vault.rows):
-        begin = 0
-        at = np.full(vault.agents, -1)
-        by_terminal = np.zeros(vault.agents, bool)
-        for start in range(0, vault.steps, _STEPS):
-            part = (row, start, min(start + _STEPS, vault.steps))
-            terminals = vault.read(_TERMINALS, *part) != 0
-            flagged = terminals | (vault.read(_TRUNCATIONS, *part) != 0)
-            for i in np.flatnonzero(flagged.any(1)):
-                new = flagged[i] & (at < 0)
-                at[new] = start + i - begin
-                by_terminal |= new & terminals[i]
-                if (at >= 0).all():
-                    stop = start + int(i) + 1
-                    yield _episode(row, begin, stop, at, by_terminal)
-                    begin = stop
-                    at = np.full_like(at, -1)
-                    by_terminal = np.zeros_like(by_terminal)
+        terminals = vault.read(_TERMINALS, row, 0, vault.steps) != 0
+        flagged = terminals | (vault.read(_TRUNCATIONS, row, 0, vault.steps) != 0)
+        begin, ends = 0, none
+        for step in np.flatnonzero(flagged.any(1)).tolist():
+            ends = np.where(flagged[step] & (ends < 0), step, ends)
+            if (ends >= 0).all():
+                yield _episode(row, begin, step + 1, ends, terminals)
+                begin, ends = step + 1, none
         if begin < vault.steps:
-            yield _episode(row, begin, vault.steps, at, by_terminal)
+            yield _episode(row, begin, vault.steps, ends, terminals)
 
 
 def _episode(
     row: int,
     start: int,
     stop: int,
-    at: NDArray[np.int64],
-    by_terminal: NDArray[np.bool_],
+    ends: NDArray[np.int64],
+    terminals: NDArray[np.bool_],
 ) -> tuple[Any, ...]:
     """Return the episode of the steps ``[start, stop)``.
 
@@ -325,16 +318,18 @@ def _episode(
         row: its row.
         start: its first step.
         stop: the step after its last one.
-        at: ``[N]``, the step in which each agent ended, -1 if it did not.
-        by_terminal: ``[N]``, whether it terminated then.
+        ends: ``[N]``, the step in which each agent ended, -1 if it did not.
+        terminals: ``[T, N]``, of the row.
     """
+    by_terminal = (ends >= 0) & terminals[ends, np.arange(len(ends))]
     frames = stop - start if by_terminal.all() else stop - start - 1
-    terminated = by_terminal & (at < frames)
+    terminated = by_terminal & (ends < start + frames)
     # The observation after a truncation is unknown, so the agent ends a frame earlier.
-    truncated_at = np.where((at >= 0) & ~by_terminal, at - 1, frames - 1)
-    ends = np.where(terminated, at, truncated_at)
-    last = start + frames + (not terminated.all())
-    return row, start, frames, last, ends, terminated
+    is_truncated = (ends >= 0) & ~by_terminal
+    last = np.where(is_truncated, ends - start - 1, frames - 1)
+    last = np.where(terminated, ends - start, last)
+    read = start + frames + (not terminated.all())
+    return row, start, frames, read, last, terminated
 
 
 def _describe(vault: _Vault) -> tuple[DatasetDescription, RunDescription, Fields]:
@@ -383,12 +378,8 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
         return spaces.Discrete(vault.shape(_LEGALS)[0])
     if vault.dtype(_ACTIONS).kind == "f":
         return _box(vault, _ACTIONS)
-    largest = 0
-    for row in range(vault.rows):
-        for start in range(0, vault.steps, _STEPS):
-            stop = min(start + _STEPS, vault.steps)
-            largest = max(largest, int(vault.read(_ACTIONS, row, start, stop).max()))
-    return spaces.Discrete(largest + 1)
+    rows = (vault.read(_ACTIONS, row, 0, vault.steps) for row in range(vault.rows))
+    return spaces.Discrete(max(int(actions.max(initial=0)) for actions in rows) + 1)
 
 
 def _cuts(episodes: _Episodes, frame_bytes: int) -> Iterator[tuple[int, int]]:

@@ -31,9 +31,8 @@ def flags(frames: Any, *prefix: str) -> list[Any]:
 def small_batches(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also read so few steps at once that no read ends with an episode."""
-    monkeypatch.setattr("marl_collect.storage.vault._FRAMES", request.param)
-    monkeypatch.setattr(vault, "_STEPS", max(3, request.param // 3))
+    """Also write batches of few episodes."""
+    monkeypatch.setattr(vault, "_FRAMES", request.param)
 
 
 @pytest.mark.usefixtures("small_batches")
