@@ -264,6 +264,29 @@ class WorkerOptions(ProcessOptions):
         super().__post_init__()
         _check_workers(self)
 
+    def policy_factories(self, workers: int) -> list[Callable[[], Any] | None]:
+        """Return the policy factory of each worker, None for the trainer's policy.
+
+        Raises:
+            ValueError: if a list has another length.
+            TypeError: if an entry is not callable.
+        """
+        factory = self.policy_factory
+        if not isinstance(factory, Sequence):
+            return [factory] * workers
+        if len(factory) != workers:
+            raise ValueError(
+                f"policy_factory has {len(factory)} entries, expected one for each of "
+                f"{workers} workers, or one for all."
+            )
+        missing = [index for index, build in enumerate(factory) if not callable(build)]
+        if missing:
+            raise TypeError(
+                f"policy_factory must have callables only, but entry {missing[0]} is "
+                f"{factory[missing[0]]!r}."
+            )
+        return list(factory)
+
     def check_policy_devices(self, workers: int) -> None:
         """Check that no device is left over.
 

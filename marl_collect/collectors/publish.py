@@ -8,7 +8,7 @@ copies them from there.
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from typing_extensions import override
 from marl_collect.collectors import messages
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.errors import ClosedError
 from marl_collect.weights.layout import WeightLayout, check_same_weights
 from marl_collect.weights.sending import State
 from marl_collect.weights.skeleton import split_module
@@ -47,29 +46,26 @@ class Publisher(abc.ABC):
 
     Attributes:
         policy: provides the tensors to publish.
+        workers: their number.
         version: of the last published weights.
     """
 
-    def __init__(self, policy: TrainerPolicy) -> None:
+    def __init__(self, policy: TrainerPolicy, workers: int = 1) -> None:
         """Start at version 0, that of the initial weights."""
         self.policy = policy
+        self.workers = workers
         self.version = 0
 
-    @property
-    @abc.abstractmethod
-    def workers(self) -> int:
-        """Number of workers."""
-
-    @abc.abstractmethod
     def versions(self) -> list[int]:
         """Return the version that each worker uses from its next batch on."""
+        return [self.version] * self.workers
 
-    @abc.abstractmethod
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
         """Return the weights of each worker by name; they are read-only.
 
         The list is empty if the trainer's module has the weights, or if there are none.
         """
+        return []
 
     @abc.abstractmethod
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
@@ -170,19 +166,6 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
 class OwnWeights(Publisher):
     """Weights of a collector that acts with the trainer's module itself."""
 
-    @property
-    def workers(self) -> int:
-        """One; the collector itself."""
-        return 1
-
-    def versions(self) -> list[int]:
-        """Return the last published version."""
-        return [self.version]
-
-    def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """Return an empty list, because the module has the weights."""
-        return []
-
     def warn_if_stale(self) -> None:
         """Do nothing: the policy that acts is the trained module itself."""
 
@@ -264,26 +247,23 @@ class WorkerWeights(Publisher):
         self,
         policy: TrainerPolicy,
         options: CollectorOptions,
-        factories: Sequence[Callable[[], Any] | None],
-        call: CallWorkers,
+        workers: int,
         open_vector: Callable[[WeightLayout], Vector],
-        last_read: Callable[[int], int] | None = None,
+        last_read: Callable[[int], int],
     ) -> None:
         """Publish the weights of the trainer's policy, if workers act with a copy.
 
         Args:
             policy: the trainer's policy.
             options: of the collector.
-            factories: of each worker's policy, None for the trainer's.
-            call: lets workers call a method.
+            workers: their number.
             open_vector: returns a vector without places.
-            last_read: returns the number of the last order whose weights a worker has
-                copied. None: what it was ordered to read stays until its next order.
+            last_read: returns the number of the last order whose weights a worker is
+                known to have copied; see ``WorkerPool.weights_read``.
         """
-        super().__init__(policy)
+        super().__init__(policy, workers)
         self._options = options
-        self._factories = list(factories)
-        self._call = call
+        self._factories = options.policy_factories(workers)
         self._open_vector = open_vector
         self._last_read = last_read
         self._orders = 0
@@ -292,13 +272,8 @@ class WorkerWeights(Publisher):
         module, layout = policy.module, policy.layout
         if isinstance(module, nn.Module) and not any(self._factories):
             assert layout is not None
-            self._share(layout, range(0))
+            self._share(layout)
             self._skeleton = split_module(module)
-
-    @property
-    @override
-    def workers(self) -> int:
-        return len(self._factories)
 
     @property
     def _is_population(self) -> bool:
@@ -323,11 +298,12 @@ class WorkerWeights(Publisher):
         handle = self._vector.handle(newest.place)
         return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
 
-    def share(self, layouts: Sequence[WeightLayout | None]) -> None:
+    def share(self, layouts: Sequence[WeightLayout | None], call: CallWorkers) -> None:
         """Publish the weights of policies that workers have built.
 
         Args:
             layouts: layout of each worker's weights, None if it has none.
+            call: lets workers call a method.
 
         Raises:
             ValueError: if the policy of a worker has other tensors than that of worker
@@ -350,30 +326,25 @@ class WorkerWeights(Publisher):
         for other in layouts:
             _check_same_order(layout, other)
         self.policy.use_layout(layout)
-        # Unless the trainer has weights, all workers get those of worker 0. In a
-        # population each worker keeps its own.
-        sources = range(self.workers if self._is_population else 1)
-        self._share(layout, range(0) if of_trainer else sources)
-
-    def _share(self, layout: WeightLayout, sources: range) -> None:
-        """Publish weights of this layout for the first time.
-
-        Args:
-            layout: of every worker's weights.
-            sources: workers whose own weights are published: none if the trainer's
-                are, the first for all workers, or each worker for itself.
-        """
-        vector = self._vector = self._open_vector(layout)
-        if not sources:
-            first = Published(vector.write(self.policy.tensors(), ()))
-            self._readers = [_Reader(first) for _ in self._factories]
+        if of_trainer:
+            self._share(layout)
             return
-        initial = [Published(vector.filled(self._call, worker)) for worker in sources]
+        # In a population each worker keeps its own weights. Otherwise all workers get
+        # those of worker 0.
+        sources = range(self.workers if self._is_population else 1)
+        vector = self._vector = self._open_vector(layout)
+        initial = [Published(vector.filled(call, worker)) for worker in sources]
         initial += initial[-1:] * (self.workers - len(initial))
         self._readers = [_Reader(published) for published in initial]
         for worker in sources:
             self._readers[worker].has = initial[worker]
             self._readers[worker].attached = {initial[worker].place}
+
+    def _share(self, layout: WeightLayout) -> None:
+        """Publish the trainer's weights for the first time."""
+        self._vector = self._open_vector(layout)
+        first = Published(self._vector.write(self.policy.tensors(), ()))
+        self._readers = [_Reader(first) for _ in self._factories]
 
     def use(self, index: int, layout: WeightLayout | None) -> None:
         """Note that a new or restarted worker has the weights of its factory's policy.
@@ -420,7 +391,7 @@ class WorkerWeights(Publisher):
     @override
     def versions(self) -> list[int]:
         if not self._readers:
-            return [self.version] * self.workers
+            return super().versions()
         return [reader.newest.version for reader in self._readers]
 
     @override
@@ -442,7 +413,7 @@ class WorkerWeights(Publisher):
         used |= {
             reader.has.place
             for index, reader in enumerate(self._readers)
-            if reader.has is not None and not self._has_read(index, reader)
+            if reader.has is not None and self._last_read(index) != reader.order
         }
         newest: dict[int, Published] = {}
         for part in parts:
@@ -455,16 +426,10 @@ class WorkerWeights(Publisher):
         for index, published in newest.items():
             self._readers[index].newest = published
 
-    def _has_read(self, index: int, reader: _Reader) -> bool:
-        """Return whether a worker has copied the weights of its last order."""
-        return self._last_read is not None and self._last_read(index) == reader.order
-
     def close(self) -> None:
         """Release the memory."""
         if self._readers:
             self._vector.close()
-        # Breaks a reference cycle, so the memory is freed at once.
-        self._call = _closed
 
 
 def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> None:
@@ -473,33 +438,3 @@ def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> N
             "All workers need the same network, but the policies that policy_factory "
             "built have their tensors in different orders, or tie different ones."
         )
-
-
-def _closed(*_: object, **__: object) -> NoReturn:
-    raise ClosedError("the pool of workers is closed")
-
-
-def factories_of(
-    options: CollectorOptions, count: int
-) -> list[Callable[[], Any] | None]:
-    """Return the policy factory of each of ``count`` workers.
-
-    Raises:
-        ValueError: if a list has another length.
-        TypeError: if an entry is not callable.
-    """
-    factory = options.policy_factory
-    if not isinstance(factory, Sequence):
-        return [factory] * count
-    if len(factory) != count:
-        raise ValueError(
-            f"policy_factory has {len(factory)} entries, expected one for each of "
-            f"{count} workers, or one for all."
-        )
-    missing = [index for index, build in enumerate(factory) if not callable(build)]
-    if missing:
-        raise TypeError(
-            f"policy_factory must have callables only, but entry {missing[0]} is "
-            f"{factory[missing[0]]!r}."
-        )
-    return list(factory)

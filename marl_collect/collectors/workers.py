@@ -30,7 +30,7 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.publish import WorkerWeights, factories_of
+from marl_collect.collectors.publish import Vector, WorkerWeights
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -47,8 +47,9 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import Call
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import WEIGHTS_READ, WorkerProgress
+from marl_collect.processes.status_board import WorkerProgress
 from marl_collect.rollout.episodes import Plan
+from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.shared import SharedVector
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class _Pool(Protocol):
     def resident_bytes(self, worker: int) -> int: ...
 
     def progress(self, worker: int) -> WorkerProgress: ...
+
+    def weights_read(self, worker: int) -> int: ...
 
     @property
     def pids(self) -> tuple[int, ...]: ...
@@ -110,8 +113,7 @@ class Workers:
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
-        # Raise an error if a list has the wrong length.
-        factories_of(options, len(factories))
+        options.policy_factories(len(factories))  # Does a list of them fit?
         options.check_policy_devices(len(factories))
         self._members = [_Member(argument) for argument in _assign(factories, options)]
         self._pool = self._start()
@@ -354,18 +356,10 @@ class Workers:
             num_threads=options.num_sub_threads,
         )
 
-    def _publish(self, policy: TrainerPolicy) -> WorkerWeights:
-        """Return the weights of the workers that were started."""
-        pool = self._pool
-        assert isinstance(pool, WorkerPool)
-
-        def last_read(worker: int) -> int:
-            return pool.status_board.lines[worker].cells[WEIGHTS_READ]
-
-        factories = factories_of(self._options, len(self))
-        return WorkerWeights(
-            policy, self._options, factories, self.call, SharedVector, last_read
-        )
+    @property
+    def _open_vector(self) -> Callable[[WeightLayout], Vector]:
+        """Opens memory for weights that workers can read."""
+        return SharedVector
 
     def _lost_with(self, worker: int) -> Sequence[int]:
         """Return a failed worker and those that were lost with it."""
@@ -409,7 +403,13 @@ class Workers:
         if not is_random(policy):
             trust = self._options.trust_policy
             module = prepare(policy, self.description, self._seed, trust=trust)
-        return self._publish(TrainerPolicy(module, policy))
+        return WorkerWeights(
+            TrainerPolicy(module, policy),
+            self._options,
+            len(self),
+            self._open_vector,
+            self._pool.weights_read,
+        )
 
     def _prepare(self) -> PolicySignature:
         """Give all workers their plan and their policy; return its signature."""
@@ -420,7 +420,7 @@ class Workers:
         for index, reply in enumerate(replies):
             check_same_signature(signature, reply.signature, f"worker {index}")
             self._members[index].explanation = reply.explanation
-        self.weights.share([reply.layout for reply in replies])
+        self.weights.share([reply.layout for reply in replies], self.call)
         return signature
 
     # Messages

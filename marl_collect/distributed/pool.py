@@ -302,6 +302,11 @@ class RayPool:
                 actor.status, _ = self._get(look, _LOOK_SECONDS)
         return actor.progress(worker % self._team)
 
+    def weights_read(self, worker: int) -> int:
+        """Return 0: weights stay until the worker's next order, so it is not asked."""
+        del worker
+        return 0
+
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each worker, on its node."""

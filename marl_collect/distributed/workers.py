@@ -1,18 +1,17 @@
 """The trainer's side of the workers of all actors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
 from typing_extensions import override
 
-from marl_collect.collectors.publish import WorkerWeights, factories_of
-from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.collectors.workers import Workers
 from marl_collect.distributed.pool import STARTS, Actor, RayPool
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.vectors import RayVector
 from marl_collect.errors import WorkerError
+from marl_collect.weights.layout import WeightLayout
 
 
 @final
@@ -32,11 +31,10 @@ class RayWorkers(Workers):
     def _start(self) -> RayPool:
         return RayPool(self._options, [member.assignment for member in self._members])
 
+    @property
     @override
-    def _publish(self, policy: TrainerPolicy) -> WorkerWeights:
-        factories = factories_of(self._options, len(self))
-        open_vector = partial(RayVector, ray=self._pool.cluster.ray)
-        return WorkerWeights(policy, self._options, factories, self.call, open_vector)
+    def _open_vector(self) -> Callable[[WeightLayout], RayVector]:
+        return partial(RayVector, ray=self._pool.cluster.ray)
 
     @override
     def _lost_with(self, worker: int) -> Sequence[int]:

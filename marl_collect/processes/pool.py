@@ -38,7 +38,12 @@ from marl_collect.processes.closing import (
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
 from marl_collect.processes.starting import Main, Starter
-from marl_collect.processes.status_board import PREEMPT, StatusBoard, WorkerProgress
+from marl_collect.processes.status_board import (
+    PREEMPT,
+    WEIGHTS_READ,
+    StatusBoard,
+    WorkerProgress,
+)
 from marl_collect.processes.worker_handle import (
     ABSENT,
     WorkerHandle,
@@ -329,6 +334,10 @@ class WorkerPool:
     def progress(self, worker: int) -> WorkerProgress:
         """Return a worker's current line of the status board."""
         return self.status_board.lines[worker].read()
+
+    def weights_read(self, worker: int) -> int:
+        """Return the number of the last order whose weights a worker has copied."""
+        return self.status_board.lines[worker].cells[WEIGHTS_READ]
 
     @property
     def pids(self) -> tuple[int, ...]:

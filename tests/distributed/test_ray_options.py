@@ -144,12 +144,9 @@ class Store:
 
 
 def stored_weights(policy: TrainerPolicy, store: Store, workers: int) -> WorkerWeights:
-    def call(*_: Any, **__: Any) -> list[Any]:
-        raise AssertionError("The trainer has the weights.")
-
     options = CollectorOptions(frames_per_batch=1)
     open_vector = partial(RayVector, ray=store)
-    return WorkerWeights(policy, options, [None] * workers, call, open_vector)
+    return WorkerWeights(policy, options, workers, open_vector, lambda _: 0)
 
 
 def sent(weights: messages.Weights) -> object:
