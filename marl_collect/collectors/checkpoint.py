@@ -141,13 +141,13 @@ def warn_if_not_resumed(
         states: the loaded states of the workers.
         running: number of each environment's running episode after loading.
     """
-    begin = 0
+    first = 0
     diverged = False
     for state in states:
-        end = begin + len(state["environments"]["begun"])
-        lost = left_behind(state["environments"], running[begin:end])
+        end = first + len(state["environments"]["begun"])
+        lost = left_behind(state["environments"], running[first:end])
         diverged |= bool((~_lacks_actions(state)[lost]).any())
-        begin = end
+        first = end
     if description.repeats and diverged:
         warn(REPLAY_DIVERGED.format(description.name))
 

@@ -209,9 +209,9 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     values = batch.values(include_nested=True, leaves_only=True)
     # The observations that compact_obs stores separately are not tensors.
     leaves = [value for value in values if isinstance(value, torch.Tensor)]
-    begins = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    addresses = {leaf.untyped_storage().data_ptr() for leaf in leaves}
     on_gpu = device.type == "cuda"
-    if len(begins) != 1:
+    if len(addresses) != 1:
         return batch.to(device, non_blocking=on_gpu)
     memory = leaves[0].untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(

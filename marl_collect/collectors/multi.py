@@ -82,8 +82,8 @@ def MultiCollector(  # noqa: N802 - TorchRL's name
     parsed: MultiArguments,
 ) -> MultiSyncCollector | MultiAsyncCollector:
     """Return a MultiSyncCollector if ``sync``, otherwise a MultiAsyncCollector."""
-    kind = MultiSyncCollector if parsed.sync else MultiAsyncCollector
-    return kind(**values(CollectorArguments, parsed))
+    chosen = MultiSyncCollector if parsed.sync else MultiAsyncCollector
+    return chosen(**values(CollectorArguments, parsed))
 
 
 def start_workers(

@@ -223,8 +223,10 @@ class Teams:
         return dropped
 
     def states(self) -> list[Any]:
-        """Return the state of every worker before its unfinished batch."""
-        # These batches were not delivered, so they are collected again.
+        """Return every worker's state: before its unfinished batch, or now.
+
+        An unfinished batch is not delivered, so it is collected again from this state.
+        """
         before = [
             (team in self._unfinished,)
             for team, workers in enumerate(self._teams)

@@ -24,7 +24,6 @@ from marl_collect.weights.tensor_parts import copied_parts
 _UNNOTICED = 2
 _ALL = "policy"
 _VERSION = attrgetter("_version")
-_END = object()
 
 
 @final
@@ -316,7 +315,7 @@ class WeightWalk:
             for module in modules
             for entries in (module._modules, module._parameters, module._buffers)
         ]
-        self._held.append((_END,))
+        self._held.append(("end",))
         self._seen = list(chain.from_iterable(self._held))
 
 

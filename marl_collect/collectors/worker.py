@@ -254,14 +254,14 @@ class RolloutWorker:
         """Return the rollout's state: now, or ``before`` the last rollout."""
         return self._rollout.state(self._before if before else None)
 
-    def load(self, state: Any, begin: bool) -> tuple[int, ...]:  # noqa: FBT001 - the name is not sent
+    def load(self, state: Any, fresh: bool) -> tuple[int, ...]:  # noqa: FBT001 - the name is not sent
         """Resume from a state; return the number of each running episode.
 
         Args:
             state: of a rollout.
-            begin: begin the next episodes instead of replaying the running ones.
+            fresh: begin the next episodes instead of replaying the running ones.
         """
-        self._rollout.load(state, begin=begin)
+        self._rollout.load(state, fresh=fresh)
         return self._rollout.running
 
     def attribute(self, owner: str, name: str) -> bytes | Raised:

@@ -329,8 +329,8 @@ def allocate(
     skip = -memory.ctypes.data % ALIGNMENT
     arrays: dict[Key, NDArray[np.generic]] = {}
     for key, leaf in fields.items():
-        begin = skip + offsets[key]
-        block = memory[begin : begin + sizes[key]]
+        start = skip + offsets[key]
+        block = memory[start : start + sizes[key]]
         arrays[key] = block.view(leaf.dtype).reshape((*batch, *leaf.shape))
     return arrays
 

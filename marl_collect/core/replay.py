@@ -161,15 +161,15 @@ class _Replay:
         self._episodes = episodes
         lengths = episodes.actions.lengths
         self.length = int(lengths.max())
-        self._begins = self.length - lengths
+        self._starts = self.length - lengths
         # An action's position, less the number of its step.
-        self._offsets = episodes.actions.firsts - self._begins
+        self._offsets = episodes.actions.firsts - self._starts
         self.over = np.zeros(len(lengths), np.bool_)
         self._going = self.over.copy()
 
     def begin(self, frame: int) -> None:
         """Reset the environments whose replay begins before step ``frame``."""
-        due = self._begins == frame
+        due = self._starts == frame
         if due.any():
             episodes = self._episodes
             self._reset(episodes.rows[due].tolist(), episodes.seeds[due].tolist())
@@ -222,7 +222,7 @@ class _WorldReplay(_Replay):
 
     def begin(self, frame: int) -> None:
         """Reset those worlds, and the ones that ended and are not being replayed."""
-        due = self._begins == frame
+        due = self._starts == frame
         self._ended[self._episodes.rows[due]] = True
         (rows,) = self._ended.nonzero()
         if len(rows):
@@ -300,61 +300,61 @@ class SlotActions:
         """
         self._keys = list(actions)
         self._clock = 0
-        self._begins = np.zeros(size, np.int64)
+        self._starts = np.zeros(size, np.int64)
         self._blocks: list[_Block] = []
         self._held, self._allowed, self._nbytes = 0, 0, 0
 
     def begin(self, rows: NDArray[np.int64]) -> None:
         """Forget the actions of environments whose episodes begin, between slots."""
-        self._begins[rows] = self._clock
+        self._starts[rows] = self._clock
 
     def load(self, actions: EpisodeActions) -> None:
         """Continue the actions of all environments."""
         lengths, firsts = actions.lengths, actions.firsts
         self._clock = longest = max(0, int(lengths.max()))
-        self._begins = np.where(lengths < 0, _DISCARDED, longest - lengths)
+        self._starts = np.where(lengths < 0, _DISCARDED, longest - lengths)
         # The earlier a block, the longer: no more than half of it is empty.
         self._blocks = []
-        begin = longest
-        while begin > 0:
-            end, begin = begin, max(0, min(begin - _SHORTEST, 2 * begin - longest))
+        start = longest
+        while start > 0:
+            end, start = start, max(0, min(start - _SHORTEST, 2 * start - longest))
             (rows,) = (lengths > longest - end).nonzero()
-            frames = np.arange(begin, end)[:, None] - self._begins[rows]
+            frames = np.arange(start, end)[:, None] - self._starts[rows]
             positions = np.where(frames < 0, 0, firsts[rows] + frames)
             arrays = {key: actions.arrays[key].take(positions, 0) for key in self._keys}
-            self._blocks.insert(0, _Block(begin, end, rows, arrays))
+            self._blocks.insert(0, _Block(start, end, rows, arrays))
         self._held = sum(block.frames for block in self._blocks)
 
     def append(
         self,
         slot: Mapping[Key, NDArray[Any]],
-        begins: NDArray[np.int64],
+        starts: NDArray[np.int64],
         end: int,
     ) -> None:
         """Append the frames of a slot.
 
         Args:
             slot: ``[K, T, ...]`` per key.
-            begins: first frame of each running episode in the slot; 0 if it began
+            starts: first frame of each running episode in the slot; 0 if it began
                 earlier.
             end: the frame after the last one.
         """
-        if begins.any():
-            (began,) = begins.nonzero()
-            self._begins[began] = self._clock + begins[began]
+        if starts.any():
+            (began,) = starts.nonzero()
+            self._starts[began] = self._clock + starts[began]
         frames = {
             key: slot[key][:, :end].swapaxes(0, 1).copy("C") for key in self._keys
         }
         self._blocks.append(_Block(self._clock, self._clock + end, None, frames))
         self._clock += end
-        self._held += end * len(begins)
+        self._held += end * len(starts)
         if self._held > self._allowed:
-            self._discard(end * len(begins))
+            self._discard(end * len(starts))
 
     def mark(self) -> "ActionsMark":
         """Return the actions as they are now, without copying them."""
-        begins, blocks = self._begins.copy(), tuple(self._blocks)
-        return ActionsMark(self._clock, begins, blocks, self._nbytes)
+        starts, blocks = self._starts.copy(), tuple(self._blocks)
+        return ActionsMark(self._clock, starts, blocks, self._nbytes)
 
     def _discard(self, latest: int) -> None:
         """Discard what is too long, or needed by no running episode.
@@ -363,14 +363,14 @@ class SlotActions:
             latest: number of frames of the latest slot, over all environments.
         """
         self._nbytes = sum(a[0, 0].nbytes for a in self._blocks[-1].arrays.values())
-        long = (self._clock - self._begins) * self._nbytes > MOST_BYTES
-        self._begins[long] = _DISCARDED
-        running = self._begins >= 0
-        first = int(self._begins[running].min()) if running.any() else self._clock
+        long = (self._clock - self._starts) * self._nbytes > MOST_BYTES
+        self._starts[long] = _DISCARDED
+        running = self._starts >= 0
+        first = int(self._starts[running].min()) if running.any() else self._clock
         self._blocks = [block for block in self._blocks if block.end > first]
-        needed = int((self._clock - self._begins[running]).sum())
+        needed = int((self._clock - self._starts[running]).sum())
         if sum(block.frames for block in self._blocks) > 2 * needed:
-            self._blocks = [block.without(self._begins) for block in self._blocks]
+            self._blocks = [block.without(self._starts) for block in self._blocks]
         self._held = sum(block.frames for block in self._blocks)
         self._allowed = 2 * needed + _SLOTS * latest
 
@@ -390,13 +390,13 @@ class _Block:
     """The actions of some frames, such as those of a slot.
 
     Attributes:
-        begin: its first frame.
+        start: its first frame.
         end: the frame after its last one.
         rows: the environments in it, sorted; None for all.
         arrays: ``[frames, rows, ...]`` per key.
     """
 
-    begin: int
+    start: int
     end: int
     rows: NDArray[np.int64] | None
     arrays: Mapping[Key, NDArray[Any]]
@@ -407,16 +407,16 @@ class _Block:
         array = next(iter(self.arrays.values()))
         return array.shape[0] * array.shape[1]
 
-    def without(self, begins: NDArray[np.int64]) -> "_Block":
+    def without(self, starts: NDArray[np.int64]) -> "_Block":
         """Return the block without environments whose episodes begin later."""
-        needed = (begins >= 0) & (begins < self.end)
+        needed = (starts >= 0) & (starts < self.end)
         if self.rows is None:
             rows = columns = np.flatnonzero(needed)
         else:
             columns = np.flatnonzero(needed[self.rows])
             rows = self.rows[columns]
         arrays = {key: array[:, columns] for key, array in self.arrays.items()}
-        return _Block(self.begin, self.end, rows, arrays)
+        return _Block(self.start, self.end, rows, arrays)
 
 
 @final
@@ -426,20 +426,20 @@ class ActionsMark:
 
     Attributes:
         clock: number of frames since the first slot.
-        begins: the frame in which each environment's episode began; negative for those
+        starts: the frame in which each environment's episode began; negative for those
             whose actions were discarded.
         blocks: the actions, oldest first.
         nbytes: size of the actions of one frame of one environment.
     """
 
     clock: int
-    begins: NDArray[np.int64]
+    starts: NDArray[np.int64]
     blocks: tuple[_Block, ...]
     nbytes: int
 
     def cut(self) -> EpisodeActions:
         """Return the actions of the episodes that ran at that moment."""
-        lengths = np.where(self.begins < 0, -1, self.clock - self.begins)
+        lengths = np.where(self.starts < 0, -1, self.clock - self.starts)
         lengths[lengths * self.nbytes > MOST_BYTES] = -1
         if not self.blocks:
             return EpisodeActions(lengths, {})
@@ -451,11 +451,11 @@ class ActionsMark:
         actions = EpisodeActions(lengths, arrays)
         for block in self._joined_blocks():
             rows = np.arange(len(lengths)) if block.rows is None else block.rows
-            begins, width = self.begins[rows], len(rows)
-            firsts = np.maximum(begins, block.begin)
+            starts, width = self.starts[rows], len(rows)
+            firsts = np.maximum(starts, block.start)
             counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
-            targets = frames_of(actions.firsts[rows] + firsts - begins, counts)
-            firsts = (firsts - block.begin) * width + np.arange(width)
+            targets = frames_of(actions.firsts[rows] + firsts - starts, counts)
+            firsts = (firsts - block.start) * width + np.arange(width)
             sources = frames_of(firsts, counts, np.full(width, width))
             for key, array in block.arrays.items():
                 frames = array.reshape(-1, *array.shape[2:])
@@ -472,4 +472,4 @@ class ActionsMark:
             key: np.concatenate([block.arrays[key] for block in whole])
             for key in whole[0].arrays
         }
-        return [*some, _Block(whole[0].begin, whole[-1].end, None, arrays)]
+        return [*some, _Block(whole[0].start, whole[-1].end, None, arrays)]

@@ -109,8 +109,8 @@ class Actor:
     @property
     def workers(self) -> range:
         """Indices of its workers over all actors."""
-        begin = self.index * len(self.assignments)
-        return range(begin, begin + len(self.assignments))
+        first = self.index * len(self.assignments)
+        return range(first, first + len(self.assignments))
 
     def call(self, group: str, name: str, *args: Any) -> Any:
         """Call a method of the relay; return a reference to its result."""
@@ -159,8 +159,8 @@ class RayPool:
         self._owner = os.getpid()
         self._closed = False
         actors = [
-            Actor(begin // team, assignments[begin : begin + team])
-            for begin in range(0, len(assignments), team)
+            Actor(first // team, assignments[first : first + team])
+            for first in range(0, len(assignments), team)
         ]
         # Bad ones start no Ray.
         starts = [(actor, self._configured(actor), _jobs(actor)) for actor in actors]
@@ -407,10 +407,10 @@ class RayPool:
 
         The arguments and the result are those of ``RolloutWorker.use_slot``.
         """
-        begin, end = rows
-        there = Layout.plan(layout.fields, (end - begin, frames))
+        first, end = rows
+        there = Layout.plan(layout.fields, (end - first, frames))
         segment = Segment.attach(memory)
-        arrays = layout.arrays(segment.buffer, slice(begin, end))
+        arrays = layout.arrays(segment.buffer, slice(first, end))
         for key, array in arrays.items():
             if key == TRAJ_IDS:
                 array[:, frames:] = -1
@@ -421,7 +421,7 @@ class RayPool:
 
         actor.copies[local, slot] = copy
         reserved = self._ask(actor, "reserve", local, slot, there.nbytes)
-        return slot, reserved, there, (0, end - begin), frames
+        return slot, reserved, there, (0, end - first), frames
 
     def _placed(self, actor: Actor, local: int, vector: Any) -> NodeVector:
         """Return a vector with its memory on the node, which is reserved once."""

@@ -132,9 +132,9 @@ class Relay:
 
     def reserve(self, worker: int, name: Name, nbytes: int) -> MemoryHandle | Failure:
         """Reserve memory for a worker, instead of what it had under this name."""
-        what = f"The memory of worker {worker} of an actor"
+        purpose = f"The memory of worker {worker} of an actor"
         try:
-            segment = Segment.create(nbytes, what)
+            segment = Segment.create(nbytes, purpose)
         except Exception as error:  # noqa: BLE001 - the trainer raises it
             return Failure.capture(error, os.getpid())
         self._memory[worker, name] = segment

@@ -154,13 +154,13 @@ class AlternatingRollout:
             **{key: _joined([state[key] for state in states]) for key in _BY_ROW},
         }
 
-    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
+    def load(self, state: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Continue from ``state``, also from that of a single rollout."""
         actions = EpisodeActions(**state["actions"])
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             mine = {key: _part(state[key], rows) for key in _BY_ROW}
             taken = actions.take(np.arange(rows.start, rows.stop))
-            rollout.load({**state, **mine, "actions": vars(taken)}, begin=begin)
+            rollout.load({**state, **mine, "actions": vars(taken)}, fresh=fresh)
 
 
 _BY_ROW = ("environments", "generators", "carried", "is_init", "assigned")

@@ -147,12 +147,12 @@ class EpisodeEnds:
 
     Attributes:
         rows: indices of their environments within the rollout, int64 ``[m]``.
-        begins: their first frames in the slot; 0 for those that began earlier.
+        starts: their first frames in the slot; 0 for those that began earlier.
         end: the frame after their last one.
     """
 
     rows: NDArray[np.int64]
-    begins: NDArray[np.int64]
+    starts: NDArray[np.int64]
     end: int
 
 
@@ -257,30 +257,30 @@ class RunningEpisodes:
         returns = {name: values.copy() for name, values in self._returns.items()}
         self._before = self._numbers.copy(), self._lengths.copy(), returns
 
-    def end(self, rows: NDArray[np.int64], begins: NDArray[np.int64], end: int) -> None:
+    def end(self, rows: NDArray[np.int64], starts: NDArray[np.int64], end: int) -> None:
         """Note that episodes of the slot ended.
 
         Args:
             rows: their environments.
-            begins: their first frames in the slot.
+            starts: their first frames in the slot.
             end: the frame after their last one.
         """
-        self._ends.append(EpisodeEnds(rows, begins, end))
+        self._ends.append(EpisodeEnds(rows, starts, end))
 
-    def leave(self, slot: Arrays, begins: NDArray[np.int64], end: int) -> EndedEpisodes:
+    def leave(self, slot: Arrays, starts: NDArray[np.int64], end: int) -> EndedEpisodes:
         """Write ids and counts of a complete slot; return the episodes that ended.
 
         Args:
             slot: ``[K, T, ...]`` per key.
-            begins: first frame of each running episode in the slot; 0 if it began
+            starts: first frame of each running episode in the slot; 0 if it began
                 earlier.
             end: the frame after the last one.
         """
         self._stamp(slot, end)
-        ended = self._sum_up(slot, begins, end)
-        self._lengths += end - begins
+        ended = self._sum_up(slot, starts, end)
+        self._lengths += end - starts
         if self._description.repeats and end:
-            self._actions.append(slot, begins, end)
+            self._actions.append(slot, starts, end)
         return ended
 
     def limits(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -368,14 +368,14 @@ class RunningEpisodes:
             slot["next", *STEP_COUNT].swapaxes(0, 1)[:end] = counts + 1
 
     def _sum_up(
-        self, slot: Arrays, begins: NDArray[np.int64], end: int
+        self, slot: Arrays, starts: NDArray[np.int64], end: int
     ) -> EndedEpisodes:
         """Sum rewards; return the episodes that ended."""
         joined = rows, firsts, ends = _joined(self._ends)
         returns: dict[str, NDArray[np.float64]] = {}
         for name, running in self._returns.items():
             rewards = slot["next", name, "reward"][..., 0]
-            returns[name], rest = _sums(rewards, joined, begins, end)
+            returns[name], rest = _sums(rewards, joined, starts, end)
             running += rest
         if not self._ends:  # In most slots of few environments.
             return EndedEpisodes(_NONE, _NONE, returns, self._policy_ids(slot, joined))
@@ -410,23 +410,23 @@ def _joined(ends: Sequence[EpisodeEnds]) -> Joined:
         return _NONE, _NONE, _NONE
     if len(ends) == 1:
         first = ends[0]
-        return first.rows, first.begins, np.full(len(first.rows), first.end)
+        return first.rows, first.starts, np.full(len(first.rows), first.end)
     return (
         np.concatenate([e.rows for e in ends]),
-        np.concatenate([e.begins for e in ends]),
+        np.concatenate([e.starts for e in ends]),
         np.repeat([e.end for e in ends], [len(e.rows) for e in ends]),
     )
 
 
 def _sums(
-    rewards: NDArray[Any], ended: Joined, begins: NDArray[np.int64], end: int
+    rewards: NDArray[Any], ended: Joined, starts: NDArray[np.int64], end: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the rewards ``[K, T, n]`` of a slot, in the order of its frames.
 
     Args:
         rewards: of the slot.
         ended: episodes that ended, in the order of their ends.
-        begins: first frames of the running episodes.
+        starts: first frames of the running episodes.
         end: the frame after the last one.
 
     Returns:
@@ -456,6 +456,6 @@ def _sums(
     pieces = zip(rows.tolist(), firsts.tolist(), lasts.tolist(), total, strict=True)
     for k, first, last, out in pieces:
         add(k, first, last, out)
-    for k, first in enumerate(begins.tolist()):
+    for k, first in enumerate(starts.tolist()):
         add(k, first, end, rest[k])
     return total, rest

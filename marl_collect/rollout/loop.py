@@ -98,9 +98,9 @@ class Rollout:
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._reset_seconds = 0.0
         # Seeds of environments that are reset already; -1 for others.
-        self._begun_early: NDArray[np.int64] | None = None
+        self._early_seeds: NDArray[np.int64] | None = None
         if policy.must_observe:
-            self._begin_early()
+            self._reset_early()
             policy.probe(self._memory)
         self._signature = signature = policy.signature
         fields = signature.memory(self._description)
@@ -196,14 +196,14 @@ class Rollout:
         """Do the same as ``collect``, but yield while other processes step."""
         if not self._episodes.started:
             self.reset()
-        self._begun_early = None
+        self._early_seeds = None
         writer = SlotWriter(slot, self._sources)
         engine = self._engine
         step_async, step_wait = engine.step_async, engine.step_wait
         is_async = engine.is_async
         self._episodes.enter()
-        begins = np.zeros(engine.size, np.int64)
-        limits = self._limits(begins)
+        starts = np.zeros(engine.size, np.int64)
+        limits = self._limits(starts)
         limit = NEVER if limits is None else int(limits.min())
         act = self._begin_acting(writer.frames, random=random)
         done, writes_acts = self._done_bytes, writer.writes_acts
@@ -224,21 +224,21 @@ class Rollout:
                 self._truncate_at_limit(limits, frame)
             writer.stepped(frame)
             if done() != nobody:
-                rows = self._end_episodes(frame, writer, begins)
+                rows = self._end_episodes(frame, writer, starts)
                 if not is_async and self._episodes.are_last(rows):
                     break  # A reset for an episode that nobody wants may take long.
                 self._begin_next_episodes(rows, frame + 1, writer)
-                limits = self._limits(begins)
+                limits = self._limits(starts)
                 limit = NEVER if limits is None else int(limits.min())
             if progress.preempted():
                 break
-        return frame + 1, self._suspend(slot, writer, begins, frame + 1, version)
+        return frame + 1, self._suspend(slot, writer, starts, frame + 1, version)
 
-    def _limits(self, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def _limits(self, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the frames at which trajectories are cut; None for no limit."""
         if self.plan.max_frames_per_traj is None:
             return None
-        return self._episodes.limits(begins)
+        return self._episodes.limits(starts)
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
@@ -262,7 +262,7 @@ class Rollout:
         self,
         slot: Arrays,
         writer: SlotWriter,
-        begins: NDArray[np.int64],
+        starts: NDArray[np.int64],
         end: int,
         version: int,
     ) -> EndedEpisodes:
@@ -272,9 +272,9 @@ class Rollout:
             The episodes that ended.
         """
         writer.flush(end)
-        ended = self._episodes.leave(slot, begins, end)
+        ended = self._episodes.leave(slot, starts, end)
         if writer.omits:
-            writer.ended(np.flatnonzero(begins < end), end - 1)
+            writer.ended(np.flatnonzero(starts < end), end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
             slot["next", *VERSION].fill(version)
@@ -283,12 +283,12 @@ class Rollout:
         return ended
 
     def _end_episodes(
-        self, frame: int, writer: SlotWriter, begins: NDArray[np.int64]
+        self, frame: int, writer: SlotWriter, starts: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """End the episodes that are done at ``frame``; return their environments."""
         (rows,) = self._done.nonzero()
-        self._episodes.end(rows, begins[rows], frame + 1)
-        begins[rows] = frame + 1
+        self._episodes.end(rows, starts[rows], frame + 1)
+        starts[rows] = frame + 1
         writer.ended(rows, frame)
         return rows
 
@@ -317,9 +317,10 @@ class Rollout:
         return seconds
 
     def mark(self) -> StateMark:
-        """Return what ``state`` needs to know of this moment, soon and without copies.
+        """Return what ``state`` needs to know of this moment.
 
-        The cost does not depend on the lengths of the running episodes.
+        The latest frame is copied, but no actions are. So the cost does not depend on
+        the lengths of the running episodes.
         """
         remembered = self._signature.kept if self._policy.remembers else ()
         keys = [*self._signature.carried, *remembered]
@@ -354,7 +355,7 @@ class Rollout:
             "generators": states_of(mark["generators"]),
         }
 
-    def load(self, state: Mapping[str, Any], *, begin: bool = False) -> None:
+    def load(self, state: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Continue from ``state``.
 
         Running episodes are replayed from their seeds and actions. An environment
@@ -364,7 +365,7 @@ class Rollout:
 
         Args:
             state: from ``state``.
-            begin: begin the next episode in all environments, and replay none.
+            fresh: begin the next episode in all environments, and replay none.
         """
         seed, generation = state["seed"], state["generation"]
         plan = replace(
@@ -377,7 +378,7 @@ class Rollout:
         self._generators.load(state["generators"])
         self._policy.remember(whether=False)
         started = self._episodes.started
-        if begin or (started and not self._description.repeats):
+        if fresh or (started and not self._description.repeats):
             self.reset()
         elif started:
             self._replay_running(state, actions)
@@ -388,7 +389,7 @@ class Rollout:
     ) -> None:
         """Replay the running episodes of a state; begin new ones if that fails."""
         known = self._episodes.recorded(actions, state["environments"]["frame"])
-        self._begun_early = None
+        self._early_seeds = None
         elsewhere = replay(
             self._engine,
             self._memory,
@@ -417,9 +418,9 @@ class Rollout:
             pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
             self._policy.begin_episodes(dict(pairs))
         due = np.ones(len(rows), np.bool_)
-        if self._begun_early is not None:
-            due = self._begun_early[rows] != seeds
-            self._begun_early[rows] = -1
+        if self._early_seeds is not None:
+            due = self._early_seeds[rows] != seeds
+            self._early_seeds[rows] = -1
         if due.all():
             self._reset(rows.tolist(), seeds.tolist())
         elif due.any():
@@ -429,7 +430,7 @@ class Rollout:
         if self._is_init is not None:
             self._is_init[rows] = True
 
-    def _begin_early(self) -> None:
+    def _reset_early(self) -> None:
         """Reset for the first episodes ahead of time, to have observations.
 
         The environments are not reset again when these episodes begin.
@@ -437,7 +438,7 @@ class Rollout:
         rows = np.arange(self._engine.size)
         seeds = self._episodes.following_seeds(rows)
         self._reset(rows.tolist(), seeds.tolist())
-        self._begun_early = seeds
+        self._early_seeds = seeds
 
     def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         environments, engine = self._episodes.plan.environments, self._engine

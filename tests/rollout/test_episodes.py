@@ -24,21 +24,21 @@ def test_sums_do_not_depend_on_how_many_environments_are_summed(
     random = np.random.default_rng(frames)
     rewards = random.normal(size=(16, frames, n_agents)).astype(np.float32)
     rewards *= 10.0 ** random.integers(-6, 6, rewards.shape)
-    begins = np.zeros(16, np.int64)
+    starts = np.zeros(16, np.int64)
     ends = []
     for end in range(1, frames + 1):
         rows = np.flatnonzero(random.random(16) < 0.2)
         if len(rows):
-            ends.append(EpisodeEnds(rows, begins[rows], end))
-            begins[rows] = end
-    total, carried = _sums(rewards, _joined(ends), begins, frames)
+            ends.append(EpisodeEnds(rows, starts[rows], end))
+            starts[rows] = end
+    total, carried = _sums(rewards, _joined(ends), starts, frames)
     for k in range(16):
         own_ends = [
-            EpisodeEnds(np.array([0]), e.begins[e.rows == k], e.end)
+            EpisodeEnds(np.array([0]), e.starts[e.rows == k], e.end)
             for e in ends
             if k in e.rows
         ]
-        single = _sums(rewards[k : k + 1], _joined(own_ends), begins[k : k + 1], frames)
+        single = _sums(rewards[k : k + 1], _joined(own_ends), starts[k : k + 1], frames)
         is_own = np.concatenate([e.rows for e in ends]) == k
         assert (single[0] == total[is_own]).all()
         assert (single[1][0] == carried[k]).all()
@@ -90,13 +90,13 @@ def append_slots(
     for _ in range(count):
         frames = int(random.integers(1, 6))
         slot = {ACTION: random.integers(0, 100, (size, frames, 2))}
-        begins = np.where(random.random(size) < 0.3, random.integers(0, 6, size), 0)
-        begins = np.minimum(begins, frames)
-        actions.append(slot, begins, frames)
-        for k, begin in enumerate(begins.tolist()):
-            if begin:
+        starts = np.where(random.random(size) < 0.3, random.integers(0, 6, size), 0)
+        starts = np.minimum(starts, frames)
+        actions.append(slot, starts, frames)
+        for k, start in enumerate(starts.tolist()):
+            if start:
                 expected[k].clear()
-            expected[k].extend(slot[ACTION][k, begin:])
+            expected[k].extend(slot[ACTION][k, start:])
 
 
 def assert_taken(mark: ActionsMark, expected: Any) -> None:
