@@ -98,8 +98,10 @@ class Teams:
         all_slots: list[Slots] = []
         for workers in teams:
             sizes = [self.sizes[index] for index in workers]
-            starts = accumulate(sizes, initial=0)
-            self._rows += [range(k, k + n) for k, n in zip(starts, sizes, strict=False)]
+            self._rows += [
+                range(end - size, end)
+                for end, size in zip(accumulate(sizes), sizes, strict=True)
+            ]
             frames = max(self._frames[index] for index in workers)
             layout = self._workers.layout(sum(sizes), frames)
             all_slots.append(Slots(layout, prepared=prepared))

@@ -30,8 +30,8 @@ class WorkerPolicy:
 
     layout: WeightLayout | None = None
     # Of a module on a device, and the views of the vector that are copied there.
-    _tensors: Sequence[torch.Tensor] = ()
-    _views: Sequence[torch.Tensor] = ()
+    _tensors: tuple[torch.Tensor, ...] = ()
+    _views: tuple[torch.Tensor, ...] = ()
     _copy: StateCopy | None = None
 
     def __init__(self, policy: Any, parts: Sequence[EnvBatch], plan: Plan) -> None:
@@ -93,8 +93,9 @@ class WorkerPolicy:
         module, device = self.module, torch.device(acting.device)
         if self.layout is not None and device.type != "cpu":
             module = module.to(device)
-            self._tensors = [t.detach() for t in weight_tensors(module).values()]
-            self._views = self.layout.views(self._vector)
+            weights = weight_tensors(module).values()
+            self._tensors = tuple(tensor.detach() for tensor in weights)
+            self._views = tuple(self.layout.views(self._vector))
         return [make_runner(module, part, acting) for part in parts]
 
     def publish(self, place: int, handle: Any) -> None:
