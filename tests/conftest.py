@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["support.by_value", "support.processless", "support.scheduling"]
+pytest_plugins = ["support.by_value", "support.processless"]
 
 # Read when the libraries are first imported, in workers too.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

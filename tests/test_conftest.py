@@ -4,13 +4,10 @@ import os
 import re
 import shutil
 import subprocess
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processless import ROOMS
-from support.scheduling import pytest_xdist_make_scheduler
 from support.scripts import run_python
 
 pytestmark = [
@@ -94,40 +91,6 @@ def test_draws_the_same():
 def test_what_nobody_seeds_is_the_same_in_every_test(tmp_path: Path) -> None:
     process = run_alone(tmp_path, DRAWS, ci="")
     assert process.returncode == pytest.ExitCode.OK, process.stdout
-
-
-GROUPS = """
-import os
-from pathlib import Path
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xdist_group(name))
-        for name in ["first", "second"] * 4
-    ],
-)
-def test_of_a_group(name):
-    with open(Path(__file__).with_name(name), "a") as file:
-        file.write(os.environ["PYTEST_XDIST_WORKER"] + " ")
-"""
-
-
-def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
-    (tmp_path / "test_sample.py").write_text("import pytest\n" + GROUPS)
-    options = ("-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider")
-    process = run_python(
-        *("-m", "pytest", "-p", "support.scheduling", "-n2", "--dist", "loadgroup"),
-        *(*options, tmp_path),
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        timeout=500.0,
-    )
-    assert process.returncode == pytest.ExitCode.OK, process.stdout
-    first, second = ((tmp_path / n).read_text().split() for n in ("first", "second"))
-    assert len(first) == len(second) == 4
-    assert len(set(first)) == len(set(second)) == 1
-    assert set(first) != set(second)
 
 
 PROCESSES = """
@@ -293,47 +256,3 @@ def test_a_process_with_ray_is_neither_forked_nor_disconnected(tmp_path: Path) -
     assert "mark the test `forks`" in process.stdout
     assert "each later test would start its own" in process.stdout
     assert ", in fork\n" in process.stdout
-
-
-class Node:
-    """Receives the indices of tests, as a process of pytest-xdist does."""
-
-    shutting_down = False
-
-    def __init__(self) -> None:
-        self.left: list[int] = []
-        self.gateway = types.SimpleNamespace(id="a process")
-
-    def send_runtest_some(self, indices: list[int]) -> None:
-        self.left += indices
-
-    def shutdown(self) -> None:
-        self.shutting_down = True
-
-
-def test_the_scheduler_forgets_what_has_run() -> None:
-    options = {"dist": "loadgroup", "tx": ["popen", "popen"]}
-    config: Any = types.SimpleNamespace(
-        getoption=options.get,
-        getvalue=options.get,
-        option=types.SimpleNamespace(loadscopereorder=True),
-    )
-    scheduler = pytest_xdist_make_scheduler(config, None)
-    tests = [f"test_a.py::test_{i}" for i in range(9)] + ["a::x@group", "a::y@group"]
-    nodes = [Node(), Node()]
-    for node in nodes:
-        scheduler.add_node(node)
-        scheduler.add_node_collection(node, tests)
-    scheduler.schedule()
-    ran = []
-    while any(node.left for node in nodes):
-        for node in nodes:
-            if node.left:
-                index = node.left.pop(0)
-                ran.append(tests[index])
-                scheduler.mark_test_complete(node, index)
-                assert len(scheduler.assigned_work[node]) <= 3
-    assert sorted(ran) == sorted(tests)
-    assert not scheduler.has_pending
-    assert not any(scheduler.assigned_work.values())
-    assert all(node.shutting_down for node in nodes)

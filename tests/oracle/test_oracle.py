@@ -1,5 +1,9 @@
-"""Every key of every frame, from every collector, compared with the reference."""
+"""Every key of every frame, from every collector, compared with the reference.
 
+``make fuzz`` draws more examples, with other seeds. What differs is printed as code.
+"""
+
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +14,14 @@ from oracle_policies import KINDS
 from oracle_strategies import cases, replacements
 from oracle_worlds import Group, World
 
+TIMES = int(os.environ.get("MARL_COLLECT_TIMES", "1"))
+"""How many times the usual number of examples is drawn."""
+
 # Collectors that are closed late must not fail the case that runs at that time.
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(400 * TIMES),
 ]
 
 WORLDS = [
@@ -45,7 +52,8 @@ WORLDS = [
 
 def budget(examples: int) -> Any:
     return settings(
-        max_examples=examples,
+        max_examples=examples * TIMES,
+        derandomize=TIMES == 1,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
