@@ -143,7 +143,7 @@ with (
                 optimizer.step()
         collector.update_policy_weights_()
         stats = collector.stats()
-        mean = stats.get("episode_return_per_agent", float("nan"))
+        mean = stats.get("mean_agent_return", float("nan"))
         rows.append((collector.frames, mean, random.mean_agent_return))
         checkpoint.print(
             f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"

@@ -61,7 +61,6 @@ def play(  # noqa: PLR0913 - one argument per option
         cells = [f"{value:,.2f}" for value in returns]
         table.add_row(str(number), f"{episode.length:,}", *cells)
     table.add_section()
-    count = len(played.episodes)
-    frames = sum(played.lengths) / count
-    table.add_row("mean", f"{frames:,.1f}", f"{played.mean_team_return:,.2f}")
+    means = [played.mean_team_return, *played.mean_group_returns.values()]
+    table.add_row("mean", f"{played.mean_length:,.1f}", *(f"{m:,.2f}" for m in means))
     out.print(table)

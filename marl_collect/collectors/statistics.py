@@ -117,10 +117,8 @@ class Statistics:
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.
 
-        ``frames_per_second`` is relative to the time spent collecting. Returns are
-        means over the last hundred episodes: ``episode_return_team`` is the sum over
-        agents, ``episode_return_per_agent`` the mean over agents, and
-        ``episode_returns`` has each agent's return by group.
+        ``frames_per_second`` is relative to the time spent collecting. The means of
+        ``episode_means`` are over the last hundred episodes.
         """
         seconds = self.collecting
         out: dict[str, Any] = {
@@ -136,25 +134,41 @@ class Statistics:
             "cut_trajectories": list(self.cut_trajectories),
         }
         recent = self.recent
-        if recent:
-            team = [team_return(e) for e in recent]
-            agents = [agent_return(e) for e in recent]
-            out["episode_return_team"] = sum(team) / len(team)
-            out["episode_return_per_agent"] = sum(agents) / len(agents)
-            out["episode_returns"] = _per_agent(recent)
-            out["episode_length"] = sum(e.length for e in recent) / len(team)
-        return out
+        return out | episode_means(recent) if recent else out
 
 
-def _per_agent(episodes: Iterable[Episode]) -> dict[str, list[float]]:
-    """Return each agent's mean return, by group."""
+def episode_means(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return the means over at least one episode.
+
+    ===========================  ====================================================
+    name                         mean over the episodes
+    ===========================  ====================================================
+    ``"mean_team_return"``       of the sum over all agents
+    ``"mean_agent_return"``      of the mean over all agents
+    ``"mean_group_returns"``     of the mean over the agents of each group, by group
+    ``"mean_returns"``           of each agent, in a list by group
+    ``"mean_length"``            of the frames
+    ===========================  ====================================================
+
+    ``Evaluation`` and a dataset's ``Statistics`` have attributes of the same names.
+    """
+    count = len(episodes)
     columns: dict[str, list[tuple[float, ...]]] = {}
     for episode in episodes:
         for group, returns in episode.returns.items():
             columns.setdefault(group, []).append(returns)
-    return {
+    by_agent = {
         group: [sum(agent) / len(rows) for agent in zip(*rows, strict=True)]
         for group, rows in columns.items()
+    }
+    return {
+        "mean_team_return": sum(map(team_return, episodes)) / count,
+        "mean_agent_return": sum(map(agent_return, episodes)) / count,
+        "mean_group_returns": {
+            group: sum(means) / len(means) for group, means in by_agent.items()
+        },
+        "mean_returns": by_agent,
+        "mean_length": sum(episode.length for episode in episodes) / count,
     }
 
 

@@ -19,7 +19,7 @@ from marl_collect.collectors.options import (
     ExplorationType,
     WorkerOptions,
 )
-from marl_collect.collectors.statistics import agent_return, team_return
+from marl_collect.collectors.statistics import agent_return, episode_means, team_return
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
@@ -146,12 +146,31 @@ class Evaluation:
     @property
     def mean_team_return(self) -> float:
         """Mean over episodes of the sum over agents."""
-        return sum(self.team_returns) / len(self.episodes)
+        return cast(float, self._means["mean_team_return"])
 
     @property
     def mean_agent_return(self) -> float:
         """Mean over episodes and agents."""
-        return sum(self.agent_returns) / len(self.episodes)
+        return cast(float, self._means["mean_agent_return"])
+
+    @property
+    def mean_group_returns(self) -> dict[str, float]:
+        """Mean over episodes and the agents of each group, by group."""
+        return cast(dict[str, float], self._means["mean_group_returns"])
+
+    @property
+    def mean_returns(self) -> dict[str, list[float]]:
+        """Mean over episodes of each agent's return, by group."""
+        return cast(dict[str, list[float]], self._means["mean_returns"])
+
+    @property
+    def mean_length(self) -> float:
+        """Mean over episodes of the number of frames."""
+        return cast(float, self._means["mean_length"])
+
+    @property
+    def _means(self) -> dict[str, Any]:
+        return episode_means(self.episodes)
 
 
 @final

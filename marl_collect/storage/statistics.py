@@ -1,5 +1,6 @@
 """Statistics of a dataset: returns, lengths, ranges and moments of keys."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
@@ -74,6 +75,8 @@ class Summary:
 class Statistics:
     """Statistics of a dataset.
 
+    Its means have the names that ``Evaluation`` and ``collector.stats()`` have too.
+
     Attributes:
         episodes: number of complete episodes; without any, the next three are empty.
         team_return: sum of the rewards of all agents, per episode.
@@ -87,6 +90,36 @@ class Statistics:
     returns: Mapping[str, tuple[Summary, ...]]
     lengths: Summary | None
     ranges: Mapping[Key, Range]
+
+    @property
+    def mean_team_return(self) -> float:
+        """Mean over episodes of the sum over agents; NaN without episodes."""
+        return math.nan if self.team_return is None else self.team_return.mean
+
+    @property
+    def mean_agent_return(self) -> float:
+        """Mean over episodes and agents; NaN without episodes."""
+        count = sum(map(len, self.returns.values()))
+        return self.mean_team_return / count if count else math.nan
+
+    @property
+    def mean_group_returns(self) -> dict[str, float]:
+        """Mean over episodes and the agents of each group, by group."""
+        means = self.mean_returns.items()
+        return {group: sum(agents) / len(agents) for group, agents in means}
+
+    @property
+    def mean_returns(self) -> dict[str, list[float]]:
+        """Mean over episodes of each agent's return, by group."""
+        return {
+            group: [agent.mean for agent in agents]
+            for group, agents in self.returns.items()
+        }
+
+    @property
+    def mean_length(self) -> float:
+        """Mean over episodes of the number of frames; NaN without episodes."""
+        return math.nan if self.lengths is None else self.lengths.mean
 
     @classmethod
     def of(

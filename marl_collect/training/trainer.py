@@ -245,9 +245,9 @@ class Trainer:
         row: dict[str, float] = {
             "frames": frames,
             "episodes": stats["episodes"],
-            "return_team": stats.get("episode_return_team", float("nan")),
-            "return_agent": stats.get("episode_return_per_agent", float("nan")),
-            "episode_length": stats.get("episode_length", float("nan")),
+            "return_team": stats.get("mean_team_return", float("nan")),
+            "return_agent": stats.get("mean_agent_return", float("nan")),
+            "episode_length": stats.get("mean_length", float("nan")),
             **{f"seconds_{name}": round(s, 3) for name, s in self._seconds.items()},
             **metrics,
         }

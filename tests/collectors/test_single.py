@@ -107,11 +107,14 @@ def test_total_frames_are_collected_and_counted() -> None:
     assert running.next() is None
     stats = running.stats()
     assert stats["frames"] == 120
-    means = stats["episode_returns"]
+    means = stats["mean_returns"]
     assert list(map(len, means.values())) == [2, 3]
     team = sum(map(sum, means.values()))
-    assert stats["episode_return_team"] == pytest.approx(team)
-    assert stats["episode_return_per_agent"] == pytest.approx(team / 5)
+    assert stats["mean_team_return"] == pytest.approx(team)
+    assert stats["mean_agent_return"] == pytest.approx(team / 5)
+    assert stats["mean_group_returns"] == pytest.approx(
+        {group: sum(agents) / len(agents) for group, agents in means.items()}
+    )
 
 
 def test_rounding_up_causes_a_warning() -> None:

@@ -52,7 +52,7 @@ def test_worlds_give_the_data_of_single_environments(
             assert (expected_batch == actual_batch).all()
             assert expected_batch["next", "done"].any()
         first, second = expected.stats(), actual.stats()
-    assert first["episode_returns"] == second["episode_returns"]
+    assert first["mean_returns"] == second["mean_returns"]
 
 
 @pytest.mark.processes

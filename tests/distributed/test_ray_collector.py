@@ -78,7 +78,7 @@ def test_a_batch_equals_that_of_local_workers(
             train(local)
             train(pair)
     local_stats, ray_stats = local.stats(), pair.stats()
-    for name in ("frames", "batches", "episodes", "episode_returns", "policy_version"):
+    for name in ("frames", "batches", "episodes", "mean_returns", "policy_version"):
         assert ray_stats[name] == local_stats[name]
     assert ray_stats["seconds_in_rollouts"] > 0
 

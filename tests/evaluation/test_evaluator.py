@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from workloads.counting import CountingEnv
 
+from marl_collect import Collector, record
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.factories import build
 from marl_collect.errors import ClosedError
@@ -339,3 +341,49 @@ def test_a_closed_evaluator_raises_an_error() -> None:
     evaluator.close()
     with pytest.raises(ClosedError, match="Evaluator"):
         evaluator.evaluate(1)
+
+
+def means_by_hand(hunters: Any, prey: Any, lengths: Any) -> dict[str, Any]:
+    """Means over episodes, from the returns of agents ``[episodes, agents]``."""
+    return {
+        "mean_team_return": (hunters.sum(1) + prey.sum(1)).mean(),
+        "mean_agent_return": np.concatenate([hunters, prey], 1).mean(),
+        "mean_group_returns": {"hunter": hunters.mean(), "prey": prey.mean()},
+        "mean_returns": {"hunter": list(hunters.mean(0)), "prey": list(prey.mean(0))},
+        "mean_length": np.mean(lengths),
+    }
+
+
+def test_evaluations_collectors_and_datasets_have_means_of_the_same_names(
+    tmp_path: Path,
+) -> None:
+    with Collector(CountingEnv, frames_per_batch=200, seed=3) as collector:
+        collector.next()
+        stats = collector.stats()
+    evaluation = evaluate(None, CountingEnv, episodes=6, seeds=3)
+    dataset = record(tmp_path, CountingEnv, episodes=6, seed=3)
+    played = evaluation.episodes
+    recorded = dataset.trajectories
+    returns = [
+        (
+            evaluation,
+            *(np.array([e.returns[g] for e in played]) for g in ("hunter", "prey")),
+            [episode.length for episode in played],
+        ),
+        (
+            dataset.statistics,
+            *(recorded.agent_returns[g] for g in ("hunter", "prey")),
+            recorded.lengths,
+        ),
+    ]
+    for owner, hunters, prey, lengths in returns:
+        expected = means_by_hand(hunters, prey, lengths)
+        assert {name for name in stats if name.startswith("mean_")} == set(expected)
+        assert hunters.mean() != prey.mean()
+        for name, value in expected.items():
+            mean = getattr(owner, name)
+            if not isinstance(value, dict):
+                mean, value = {"all": mean}, {"all": value}
+            assert mean.keys() == value.keys()
+            for group, number in value.items():
+                assert mean[group] == pytest.approx(number), name

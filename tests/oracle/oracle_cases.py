@@ -411,15 +411,15 @@ class _Run:
                 for name in self.world.agents
             }
             expected |= {
-                "episode_length": sum(episode.length for episode in last) / count,
-                "episode_return_team": sum(means.values()),
-                "episode_return_per_agent": sum(means.values()) / len(means),
+                "mean_length": sum(episode.length for episode in last) / count,
+                "mean_team_return": sum(means.values()),
+                "mean_agent_return": sum(means.values()) / len(means),
             }
             for group, names in groups.items():
                 for i, name in enumerate(names):
                     expected[f"{group} {i}"] = means[name]
         actual = {name: stats.get(name) for name in expected}
-        for group, returns in stats.get("episode_returns", {}).items():
+        for group, returns in stats.get("mean_returns", {}).items():
             actual |= {f"{group} {i}": value for i, value in enumerate(returns)}
         self.require(
             actual == pytest.approx(expected),

@@ -78,7 +78,7 @@ def test_many_worlds_give_the_data_of_single_environments(
         batch = few_collector.next()
         assert batch["next", "hunter", "reward"].is_contiguous()
         first, second = expected.stats(), actual.stats()
-    for name in ("episodes", "episode_returns", "episode_length"):
+    for name in ("episodes", "mean_returns", "mean_length"):
         assert first[name] == second[name]
 
 
