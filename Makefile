@@ -9,8 +9,7 @@
 #   make test-fast  run the tests that start no process: at every change
 #   make test-versions  run the core tests with the oldest and the newest tensordict, and
 #                   with the newest releases of everything on newer Pythons
-#   make docs       build the documentation into build/docs
-#   make check-site     open every page of it in a headless browser
+#   make docs       install what the documentation needs, and build it into build/docs
 #   make check-package  build, install in clean environments, run the README's commands
 #   make fuzz       compare new random combinations with the reference (TIMES=20)
 #   make fuzz-storage  damage datasets at random, and kill their writers and readers;
@@ -39,6 +38,7 @@ SOURCES := pyproject.toml constraints.txt
 # An editable install need not be repeated when a source file changes.
 STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
+STAMP_DOCS := $(VENV)/.installed-docs
 STAMP_ALL := $(VENV)/.installed-all
 
 # The ends of the ranges in pyproject.toml. They are installed in front of the others, so
@@ -60,7 +60,7 @@ EXTRAS ?=
 # Otherwise every process that runs tests compiles them anew, in 6 to 8 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-random-order test-fast test-processes test-versions test-tensordict docs check-site check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo check test test-random-order test-fast test-processes test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -122,12 +122,8 @@ $(VERSIONS)/%/.made: $(STAMP_ALL) Makefile
 	touch $@
 
 # --strict makes broken links errors. NO_MKDOCS_2_WARNING hides a warning about mkdocs 2.
-docs: $(STAMP_ALL)
+docs: $(STAMP_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-
-# Opens every page of the built site in a headless chromium; see --help.
-check-site: docs
-	$(BIN)/python scripts/check_site.py $(ARGS)
 
 # Builds wheel and sdist, installs them in clean environments outside the checkout, and runs
 # the README's commands. EXTRAS="video ray" checks these extras, one after the other.
@@ -154,7 +150,9 @@ LOOSE := --follow-imports=silent --allow-untyped-decorators \
 typecheck: $(STAMP_ALL)
 	$(BIN)/mypy -p marl_collect
 	$(BIN)/mypy --follow-imports=silent scripts benchmarks
-	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples
+	mkdir -p build
+	sed -n '/^```python/,/^```$$/{/^```/!p}' README.md > build/readme.py
+	$(BIN)/mypy --follow-imports=silent --allow-untyped-defs examples build/readme.py
 	MYPYPATH=benchmarks:scripts:tests $(BIN)/mypy $(LOOSE) tests
 
 # Runs all benchmarks; see docs/benchmarks.md. benchmarks/peers/install.py installs the
@@ -210,6 +208,12 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 	@$(INSTALL) -e ".[datasets,pettingzoo]"
 	@touch $@
 
+# Some signatures in the reference are those of imported modules, one of which needs
+# PettingZoo itself.
+$(STAMP_DOCS): $(SOURCES) | $(STAMP_VENV)
+	@$(INSTALL) -e . mkdocs mkdocs-material mkdocstrings-python pettingzoo
+	@touch $@
+
 # MeltingPot is installed first: our installer can build it without a network, and pip
 # then finds the requirement satisfied. Overcooked-AI's dependencies would overwrite
 # pygame-ce, and it works without them. JaxMARL's would install an older gymnasium; with
@@ -219,4 +223,4 @@ $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@$(BIN)/python scripts/install_meltingpot.py $(CONSTRAINTS)
 	@$(INSTALL) -e ".[all]"
 	@$(INSTALL) --no-deps overcooked-ai jaxmarl flax jaxtyping
-	@touch $(STAMP_DEMO) $@
+	@touch $(STAMP_DEMO) $(STAMP_DOCS) $@

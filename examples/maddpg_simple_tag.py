@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from marl_collect import MultiSyncCollector, describe, evaluate
@@ -185,17 +184,11 @@ with (
     ) as checkpoint,
 ):
     n_batches = collector.stats()["batches"]
+    before = [(name, key) for name in groups for key in ("observation", "action")]
+    outcome = ("observation", "reward", "terminated")
+    after = [("next", name, key) for name in groups for key in outcome]
     for number, batch in enumerate(collector, n_batches + 1):
-        flat = batch.reshape(-1)
-        kept = ("observation", "action")
-        after = ("observation", "reward", "terminated")
-        buffer.extend(
-            TensorDict(
-                {name: flat[name].select(*kept) for name in groups}
-                | {"next": {n: flat["next", n].select(*after) for n in groups}},
-                flat.batch_size,
-            )
-        )
+        buffer.extend(batch.reshape(-1).select(*before, *after))
         left = 1 - collector.frames / (args.frames + args.batch)
         for optimizer in (actor_optimizer, critic_optimizer):
             optimizer.param_groups[0]["lr"] = args.lr * left

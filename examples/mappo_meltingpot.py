@@ -133,7 +133,7 @@ def loss_of(minibatch):
     """Return PPO's loss, summed over the groups, for sequences ``[S, T]``."""
     with set_recurrent_mode():
         critic(minibatch)
-        loss = 0
+        loss = torch.zeros(())
         for group in groups:
             dist = actor(group).get_dist(minibatch)
             log_prob = dist.log_prob(minibatch[group, "action"])

@@ -8,6 +8,7 @@ Three agents share one policy; a centralised critic sees all observations (MAPPO
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
@@ -49,7 +50,7 @@ env = to_torchrl(make_env())
 check_env_specs(env)
 n_agents = len(env.group_map["agent"])
 n_observations = env.observation_spec["agent", "observation"].shape[-1]
-action_spec = env.full_action_spec[env.action_key]
+action_spec: Any = env.full_action_spec[env.action_key]
 n_actions = action_spec.shape[-1]
 print("reward:", env.reward_key, "action:", env.action_key, "done:", env.done_keys)
 print("a rollout:", env.rollout(5).batch_size)

@@ -15,6 +15,7 @@ import argparse
 import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -106,11 +107,12 @@ class EpsilonGreedy(nn.Module):
 
 
 explore = EpsilonGreedy()
-policy = ProbabilisticTensorDictSequential(
+modules: list[Any] = [
     TensorDictModule(network, [(name, "observation")], [(name, "values")]),
     TensorDictModule(explore, [(name, "values")], [(name, "logits")]),
     make_head(group, HeadOptions(name, group.agents, return_log_prob=False)),
-)
+]
+policy = ProbabilisticTensorDictSequential(*modules)
 
 
 def mix(mixer, values, observation):
@@ -174,19 +176,19 @@ with (
     n_batches = collector.stats()["batches"]
     for number, batch in enumerate(collector, n_batches + 1):
         flat = batch.reshape(-1)
-        after = flat["next"]
         buffer.extend(
             TensorDict(
                 {
                     "observation": flat[name, "observation"],
                     "action": flat[name, "action"],
-                    "reward": 0.1 * after[name, "reward"].sum(-2),
-                    "next_observation": after[name, "observation"],
-                    "terminated": after["terminated"],
+                    "reward": 0.1 * flat["next", name, "reward"].sum(-2),
+                    "next_observation": flat["next", name, "observation"],
+                    "terminated": flat["next", "terminated"],
                 },
                 flat.batch_size,
             )
         )
+        loss = torch.zeros(())
         for _ in range(args.updates):
             loss = loss_of(buffer.sample())
             optimizer.zero_grad()

@@ -1,6 +1,6 @@
 """``make_policy``: builds a network and a head for each group of an environment."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -34,8 +34,16 @@ from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
 
+if TYPE_CHECKING:
 
-def make_policy(what: Any, **options: Any) -> TensorDictSequential:
+    class Policy(ProbabilisticTensorDictSequential):
+        """What type checkers know of a policy of ``make_policy``."""
+
+        def __getitem__(self, index: Any) -> Any:
+            """Return the policy of a group."""
+
+
+def make_policy(what: Any, **options: Any) -> "Policy":
     """Build a policy that fits an environment's observations and actions.
 
     Each group gets a network and a head. The network is a ``MultiAgentMLP``, or the
@@ -68,10 +76,10 @@ def make_policy(what: Any, **options: Any) -> TensorDictSequential:
         for name, group in description.groups.items()
     }
     if len(policies) == 1:
-        return next(iter(policies.values()))
+        return cast("Policy", next(iter(policies.values())))
     policy = TensorDictSequential(*policies.values())
     policy.module = ModulesByGroup(policies)
-    return policy
+    return cast("Policy", policy)
 
 
 def group_policy(

@@ -1,13 +1,14 @@
-"""Hooks of the documentation's build: examples as files, checks of the built site.
+"""Hooks of the documentation's build: pages from the source, checks of the built site.
 
-Pages link to ``examples/NAME.py`` in the checkout. The site has these files too, and
-its links lead to them. The changelog is a page too.
+Pages link to files of the checkout. The site has the examples too, and its links lead
+to them. Its reference leads to pages of signatures, and the changelog is a page.
 
 ``mkdocs build --strict`` fails if the built site has one of the ``problems``.
 """
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import reference  # noqa: E402 - of this folder
+
 _ROLE = re.compile(r":(class|meth|func|attr|mod):(`|<code>)")
 LARGEST_PAGE = 600_000
 """Characters. Browsers are slow to show more; a table belongs in a file then."""
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the examples to the files of the site."""
+    """Add the examples and the pages of signatures to the files of the site."""
     for path in sorted((ROOT / "examples").glob("*.py")):
         name = f"examples/{path.name}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, text in reference.signatures().items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 
@@ -33,6 +39,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri == "changelog.md":  # Its links start in the checkout.
         text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         return text.replace("](docs/", "](")
+    if page.file.src_uri == "reference.md":
+        return reference.on_site(markdown)
     return re.sub(r"\]\(\.\./((?:\.\./)*examples/)", r"](\1", markdown)
 
 

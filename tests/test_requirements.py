@@ -82,16 +82,24 @@ def test_a_first_run_installs_the_tested_versions(
     assert last in commands[-1]
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "format-check"])
+@pytest.mark.parametrize("target", ["demo", "docs", "test", "lint", "format-check"])
 def test_a_second_run_installs_nothing(target: str, tmp_path: Path) -> None:
-    for stamp in (".made", ".installed-demo", ".installed-all"):
+    for stamp in (".made", ".installed-demo", ".installed-docs", ".installed-all"):
         (tmp_path / stamp).touch()
     (command,) = plan(target, tmp_path)
     assert " install " not in command
 
 
 def test_tests_leave_the_demo_installed(tmp_path: Path) -> None:
-    assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 2
+    assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 3
+
+
+def test_the_documentation_installs_no_library_of_environments(tmp_path: Path) -> None:
+    (command,) = [c for c in plan("docs", tmp_path / "venv") if " install " in c]
+    _, packages = command.split(" -e ")
+    assert packages.split() == [
+        *(".", "mkdocs", "mkdocs-material", "mkdocstrings-python", "pettingzoo")
+    ]
 
 
 def test_each_extra_is_installed_alone_and_used() -> None:
@@ -105,7 +113,7 @@ def test_each_extra_is_installed_alone_and_used() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["ci", "daily", "release"])
+@pytest.mark.parametrize("name", ["ci", "daily", "docs", "release"])
 def test_the_workflows_run_commands_that_exist(name: str) -> None:
     yaml = pytest.importorskip("yaml", reason="needs the extra dev")
     path = ROOT / ".github" / "workflows" / f"{name}.yml"

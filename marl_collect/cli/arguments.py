@@ -13,15 +13,12 @@ Task = Annotated[
         "`module:name` needs the name, and `--policy RUN`."
     ),
 ]
-Policy = Annotated[
-    str | None,
-    typer.Option(
-        help="`random` (random actions), `mlp` (random weights), the folder of a "
-        "`compare` run, or a file with a `save_policy` policy or the `state_dict` of "
-        "an mlp.  [default: the run's, or random]",
-        show_default=False,
-    ),
-]
+POLICY_HELP = (
+    "`random` (random actions), `mlp` (one untrained network per group), the folder of "
+    "a `compare` run, or a file with a `save_policy` policy or the `state_dict` of an "
+    "mlp.  [default: the run's, or random]"
+)
+Policy = Annotated[str | None, typer.Option(help=POLICY_HELP, show_default=False)]
 AsInFile = Annotated[bool, typer.Option(help="Must match the policy in the file.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
 MaxFramesPerTraj = Annotated[

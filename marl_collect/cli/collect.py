@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import Settings
+from marl_collect.cli.arguments import POLICY_HELP, Settings
 from marl_collect.cli.collecting import batch_frames, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -79,10 +79,7 @@ def collect(  # noqa: PLR0913 - one argument per option
     policy: Annotated[
         str | None,
         typer.Option(
-            help="`mlp` (one MultiAgentMLP per group, random weights), `random` "
-            "(random actions), the folder of a `compare` run, or a file with a "
-            "`save_policy` policy or the `state_dict` of an mlp.  [default: the run's, "
-            "or mlp]",
+            help=POLICY_HELP,
             rich_help_panel=_ACTING,
             show_default=False,
         ),
@@ -135,7 +132,7 @@ def collect(  # noqa: PLR0913 - one argument per option
         if frames is not None and episodes is not None:
             raise ValueError("Pass either --frames or --episodes, not both.")
         acting = PolicyRequest(policy or "", centralised, share_params, seed)
-        what = what_to_play(task, acting, env, max_frames_per_traj, default="mlp")
+        what = what_to_play(task, acting, env, max_frames_per_traj)
     amount = None if episodes is not None else frames or _FRAMES
     settings = {
         "frames": amount,

@@ -1,5 +1,6 @@
 """``marl-collect envs`` and ``marl-collect info``: the tasks, and details of one."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +23,18 @@ def envs(
         str, typer.Argument(help="Show only tasks whose name contains this text.")
     ] = "",
 ) -> None:
-    """List all tasks, with install commands for tasks whose libraries are missing."""
+    """List all tasks, with install commands for tasks whose libraries are missing.
+
+    Small families come first.
+    """
     from marl_collect.cli.tasks import available_tasks
 
     with user_errors(ValueError):
         tasks = available_tasks()
-    chosen = {name: missing for name, missing in tasks.items() if text in name}
+    # A large family does not bury the others.
+    sizes = Counter(name.split("/")[0] for name in tasks)
+    by_size = sorted(tasks.items(), key=lambda task: sizes[task[0].split("/")[0]])
+    chosen = {name: missing for name, missing in by_size if text in name}
     if not chosen:
         families = ", ".join(sorted({name.split("/")[0] for name in tasks}))
         raise fail(

@@ -57,7 +57,7 @@ class PolicyRequest:
             policy = "random" if self.source == RANDOM else f"that of {self.source}"
             raise ValueError(
                 f"{' and '.join(options)}: these options describe the networks of mlp, "
-                f"but the policy is {policy}. Omit them."
+                f"but the policy is {policy}. Omit them, or pass --policy mlp."
             )
 
     def describe(self) -> dict[str, Any]:

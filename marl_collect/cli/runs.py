@@ -42,20 +42,17 @@ def what_to_play(
     policy: PolicyRequest,
     env: list[str] | None,
     max_frames_per_traj: int | None,
-    *,
-    default: str,
 ) -> Play:
     """Return what a command plays, with the settings of a run where there is one.
 
     Args:
         task: name of a task, or the folder of a run. A folder with the name of a task
             is given as ``./NAME``.
-        policy: without a source it is the run's, or the default. With the policy of a
+        policy: without a source it is the run's, or random. With the policy of a
             run of the same task, the run's settings apply.
         env: settings that replace the run's, as ``KEY=VALUE``. The run's are checked,
             and its task too, because its folder may come from anybody.
         max_frames_per_traj: replaces the run's; None leaves it.
-        default: the policy's source without a run.
 
     Raises:
         UntrustedTaskError: if the run names code, or a setting that is not safe.
@@ -86,7 +83,7 @@ def what_to_play(
             ),
         )
         max_frames_per_traj = max_frames_per_traj or config.max_frames_per_traj
-    policy = replace(policy, source=source or default)
+    policy = replace(policy, source=source or RANDOM)
     policy.check()
     return Play(task, settings, policy, max_frames_per_traj)
 
@@ -104,7 +101,7 @@ def playing(
 
     Args:
         task: as for ``what_to_play``, like the next three.
-        policy: random actions by default.
+        policy: as for ``what_to_play``.
         env: settings of the environment.
         max_frames_per_traj: limit of an episode.
         pictures: as for ``find_factory``.
@@ -116,7 +113,7 @@ def playing(
         typer.Exit: after an error, which has been printed.
     """
     with user_errors(ValueError, ImportError, OSError):
-        play = what_to_play(task, policy, env, max_frames_per_traj, default=RANDOM)
+        play = what_to_play(task, policy, env, max_frames_per_traj)
         factory = find_factory(play.task, play.env_kwargs, pictures=pictures)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     with environment_errors(play.task, play.env_kwargs):

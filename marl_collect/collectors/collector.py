@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from typing import Any, NoReturn, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import chosen_workers, listed_workers
@@ -156,12 +156,12 @@ class CollectorBase:
     # Collecting
 
     @final
-    def next(self) -> Any:
+    def next(self) -> TensorDict | None:
         """Return the next batch, or None when ``total_frames`` are collected."""
         batches = self._advance()
         return batches[0] if batches else None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorDict]:
         """Yield batches until ``total_frames`` are collected, then shut down.
 
         Breaking out of the loop leaves the collector open; a second loop continues.
@@ -172,7 +172,7 @@ class CollectorBase:
         self.shutdown()
 
     @final
-    def iterator(self) -> Iterator[Any]:
+    def iterator(self) -> Iterator[TensorDict]:
         """Return ``iter(self)``, by TorchRL's name."""
         return iter(self)
 
@@ -562,15 +562,19 @@ class CollectorBase:
         """Shut down; soon if the block has raised an error."""
         self.shutdown(CLOSE_SECONDS if error is None else ERROR_CLOSE_SECONDS)
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of an attribute of TorchRL's."""
-        if hasattr(type(self), name):
-            # A property raised an AttributeError: raise it again, as it is the cause.
-            return object.__getattribute__(self, name)
-        cls = type(self).__name__
-        if name in TORCHRL_ATTRIBUTES:
-            raise AttributeError(f"{cls} has no {name}: {TORCHRL_ATTRIBUTES[name]}.")
-        raise AttributeError(f"{cls!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # It raises: editors shall report a name that is missing.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error that names the replacement of TorchRL's attribute."""
+            if hasattr(type(self), name):
+                # A property raised an AttributeError: raise it again, it is the cause.
+                return object.__getattribute__(self, name)
+            cls = type(self).__name__
+            if name in TORCHRL_ATTRIBUTES:
+                raise AttributeError(
+                    f"{cls} has no {name}: {TORCHRL_ATTRIBUTES[name]}."
+                )
+            raise AttributeError(f"{cls!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
         """Shut down a collector that was not closed."""

@@ -188,12 +188,14 @@ class TensorDictEnv(Closing):
     def _inplace_update(self, _: bool) -> None:
         raise missing_attribute(type(self).__name__, "transform")
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of an attribute of TorchRL's."""
-        if hasattr(type(self), name):
-            # A property raised an AttributeError: raise it again, as it is the cause.
-            return object.__getattribute__(self, name)
-        raise missing_attribute(type(self).__name__, name)
+    if not TYPE_CHECKING:  # It raises: editors shall report a name that is missing.
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error that names the replacement of TorchRL's attribute."""
+            if hasattr(type(self), name):
+                # A property raised an AttributeError: raise it again, it is the cause.
+                return object.__getattribute__(self, name)
+            raise missing_attribute(type(self).__name__, name)
 
     @final
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:

@@ -226,7 +226,7 @@ class EnvWrapper(TensorDictEnv):
         """Return a public attribute of the wrapped environment."""
         env = self.__dict__.get("env")
         if env is None or name.startswith("_") or hasattr(type(self), name):
-            return super().__getattr__(name)
+            return super().__getattr__(name)  # type: ignore[misc]
         return getattr(env, name)
 
 

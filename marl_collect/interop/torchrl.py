@@ -22,7 +22,7 @@ from marl_collect.interop.torchrl_wrapper import TorchRLWrapper
 __all__ = ["TorchRLWrapper", "to_torchrl"]
 
 
-def to_torchrl(env: TensorDictEnv) -> EnvBase:
+def to_torchrl(env: TensorDictEnv) -> "_OurEnv":
     """Return a TorchRL environment that owns ``env``.
 
     Args:

@@ -30,7 +30,7 @@ class _Wrapper(TensorDictEnv):
         """Return an attribute of the wrapped environment that ``EnvBase`` lacks."""
         inside = self.__dict__.get("_env")
         if inside is None or name.startswith("_") or hasattr(EnvBase, name):
-            return super().__getattr__(name)
+            return super().__getattr__(name)  # type: ignore[misc]
         try:
             return getattr(inside, name)
         except AttributeError as error:

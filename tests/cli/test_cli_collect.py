@@ -79,9 +79,8 @@ def interrupt(command: Program) -> str:
 def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) -> None:
     pytest.importorskip("Box2D", reason="needs the extra pettingzoo")
     options = ["--workers", "2", "--frames", "400", "--frames-per-batch", "200"]
-    process = collect(
-        tmp_path, "multiwalker_v9", *options, "--seed", "3", "--centralised"
-    )
+    options += ["--seed", "3", "--policy", "mlp", "--centralised"]
+    process = collect(tmp_path, "multiwalker_v9", *options)
     assert process.returncode == 0, process.stderr
     dataset = open_dataset(tmp_path / "runs" / "multiwalker_v9-1")
     frames = dataset.transitions[:]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,26 @@ def test_envs_lists_tasks_of_every_family() -> None:
     assert "sisl/multiwalker_v9" in text
     assert "pursuit" not in text
     assert "Available tasks: 1." in text
+
+
+def test_envs_lists_small_families_before_large_ones() -> None:
+    code, text = run("envs")
+    assert code == 0
+    families = re.findall(r"(?:^| )(\w+)/\S+", text.partition(" After: ")[0])
+    totals = Counter(re.findall(r"(?:^| )(\w+)/\S+", text))
+    assert len(set(families)) > 1
+    sizes = [totals[family] for family in families]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("command", ["collect", "play", "render"])
+def test_commands_act_at_random_unless_a_policy_is_given(command: str) -> None:
+    code, text = run(command, "--help")
+    assert code == 0
+    assert "[default: the run's, or random]" in text
+    code, text = run(command, COUNTING, "--centralised")
+    assert code == 2
+    assert "the policy is random. Omit them, or pass --policy mlp" in text
 
 
 @pytest.mark.processes

@@ -71,9 +71,7 @@ def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
 
 
 def test_options_replace_those_of_the_run(trained: Path) -> None:
-    played = what_to_play(
-        str(trained), acting("random"), ["max_cycles=50"], 7, default="random"
-    )
+    played = what_to_play(str(trained), acting("random"), ["max_cycles=50"], 7)
     assert played.task == TASK
     assert played.policy.source == "random"
     assert played.max_frames_per_traj == 7
@@ -81,10 +79,10 @@ def test_options_replace_those_of_the_run(trained: Path) -> None:
 
 
 def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
-    played = what_to_play("other", acting(str(trained)), ["a=1"], None, default="mlp")
+    played = what_to_play("other", acting(str(trained)), ["a=1"], None)
     assert (played.env_kwargs, played.max_frames_per_traj) == ({"a": 1}, None)
-    played = what_to_play("other", acting(), None, None, default="mlp")
-    assert played.policy.source == "mlp"
+    played = what_to_play("other", acting(), None, None)
+    assert played.policy.source == "random"
 
 
 def test_collect_writes_data_of_a_run(trained: Path, tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "best.pt").touch()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        what_to_play(str(tmp_path), acting(), None, None, default="mlp")
+        what_to_play(str(tmp_path), acting(), None, None)
 
 
 def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
@@ -107,8 +105,8 @@ def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "simple_tag_v3")
     (tmp_path / "random").mkdir()
-    for policy, expected in (("", "mlp"), ("random", "random")):
-        play = what_to_play("simple_tag_v3", acting(policy), None, None, default="mlp")
+    for policy, expected in (("", "random"), ("mlp", "mlp")):
+        play = what_to_play("simple_tag_v3", acting(policy), None, None)
         assert (play.task, play.policy.source) == ("simple_tag_v3", expected)
-    play = what_to_play("./simple_tag_v3", acting(), None, None, default="mlp")
+    play = what_to_play("./simple_tag_v3", acting(), None, None)
     assert play.task == TASK

@@ -109,6 +109,32 @@ def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> Non
         assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
 
 
+def test_an_agent_that_dies_is_marked_with_its_last_frame(tmp_path: Path) -> None:
+    record(tmp_path, CountingEnv, None, episodes=6, seed=0)
+    dataset = open_dataset(tmp_path).trajectories
+    page, deaths = episodes(tmp_path), 0
+    for number in range(len(dataset)):
+        frames = dataset[number]
+        agents = zip(
+            page.about()["agents"], page.episode(number, 0)["agents"], strict=True
+        )
+        for about, agent in agents:
+            group = about["group"]
+            row = dataset.description.environment.groups[group].agents.index(
+                about["name"]
+            )
+            expected = [
+                {"frame": t, "kind": kind}
+                for kind in ("terminated", "truncated")
+                for t in range(len(frames) - 1)
+                if frames["next", group, kind][t, row, 0]
+                and not (t and frames["next", group, kind][t - 1, row, 0])
+            ]
+            assert agent["ends"] == expected
+            deaths += len(expected)
+    assert deaths
+
+
 def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
     with pytest.raises(ValueError, match="no environment here"):
         viewer.picture(0, 0, 0)
@@ -494,6 +520,7 @@ def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
     view = episodes(tmp_path / "data")
     sources = view.episode(0, 0)["sources"]
     assert [source["name"] for source in sources] == ["hunter/observation/image"] * 2
+    assert [source["agent"] for source in sources] == ["hunter_0", "hunter_1"]
     stacks = dataset.trajectories[0]["hunter", "observation", "image"]
     assert not torch.equal(stacks[2, 1, 0], stacks[2, 1, 1])
     assert view.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))

@@ -81,6 +81,16 @@ class Browser:
         self._command("Page.navigate", url=address)
         self.wait_for(f"location.href === {json.dumps(address)}")
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the window's contents a size in pixels."""
+        self._command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
     def value(self, expression: str) -> Any:
         """Return the JSON value of an expression of JavaScript on the page."""
         answer = self._command(

@@ -114,7 +114,8 @@ class Episodes:
             "seed": self._seeds[number],
             "run": run,
             "sources": [
-                {"name": "/".join(key), "agent": agent} for key, agent in self._stored
+                {"name": "/".join(key), "agent": self._agent_name(key[0], agent)}
+                for key, agent in self._stored
             ],
             # Without stored pictures: True if it is drawn, or why it is not.
             "drawn": not self._stored and (callable(self._factory) or self._factory),
@@ -231,6 +232,11 @@ class Episodes:
         kind = str(policy.get("kind", f"policy of run {run}"))
         return f"{kind} {str(policy.get('sha256', ''))[:8]}".strip()
 
+    def _agent_name(self, group: str, agent: int | None) -> str | None:
+        """Return the name of the agent that sees a picture; None if nobody owns it."""
+        groups = self._list.description.environment.groups
+        return None if agent is None else groups[group].agents[agent]
+
     @cached_property
     def _factory(self) -> Callable[[], Any] | str:
         return self._find_factory()
@@ -249,6 +255,11 @@ class Episodes:
             "reward": _plain(reward[begin:end]),
             "return": _plain(reward.cumsum()[begin:end]),
             "lines": self._lines(frames, (group,), row, begin, end),
+            "ends": [
+                {"frame": t, "kind": kind}
+                for kind in ("terminated", "truncated")
+                for t in self._ends(frames, group, kind, row)
+            ],
         }
         if (group, "mask") in self._shapes:
             agent["acts"] = _bits(frames[group, "mask"][begin:end, row])
@@ -263,6 +274,15 @@ class Episodes:
             name = {one: self._name(run, one) for one in set(ids)}
             agent["policy"] = [name[one] for one in ids]
         return agent
+
+    def _ends(
+        self, frames: Mapping[Any, NDArray[Any]], group: str, kind: str, row: int
+    ) -> list[int]:
+        """Return the frames in which an agent ends while the episode goes on."""
+        if ("next", group, kind) not in self._shapes:
+            return []
+        flags = frames["next", group, kind][:-1, row, 0]
+        return np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0) == 1).tolist()
 
     def _lines(
         self,
