@@ -176,6 +176,7 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert len(missing) < 7, missing
 
 
+@pytest.mark.processes
 def test_the_reference_is_that_of_the_source() -> None:
     process = run_python(DOCS.parent / "scripts" / "reference.py", "--check")
     assert process.returncode == 0, process.stdout + process.stderr

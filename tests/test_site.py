@@ -16,7 +16,7 @@ pytest.importorskip("mkdocs", reason="needs the extra dev")
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://example.org/team/project"
-pytestmark = pytest.mark.timeout(500)  # The build imports the package, and torch.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]  # It imports torch.
 
 
 @pytest.fixture(scope="module")
