@@ -79,15 +79,16 @@ class TrainerPolicy:
             ValueError: if tensors have another shape or dtype, or submodules another
                 type than at the start.
         """
+        if self.layout is None:
+            raise RuntimeError(
+                "The policy has no weights to update: the workers act with a policy "
+                "without parameters and buffers. Omit the update."
+            )
         if source is None and self.module is None:
             raise RuntimeError(
                 "The policy was built by policy_factory, so this process has no "
                 "weights of it: pass them to update_policy_weights_(weights)."
-                if self.layout is not None
-                else "The policy has no weights to update."
             )
-        if self.layout is None:
-            raise RuntimeError("The policy has no weights to update.")
         if source is None or source is self.module or source is self._wrapped:
             return self._own_tensors(self.layout)
         if self._walk is not None and self._walk.tensors() is not self._weights:

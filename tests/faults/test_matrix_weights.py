@@ -446,8 +446,8 @@ class StopsWhileCopying:
     def __call__(self) -> CountingEnv:
         request, waits = self.request, self.waits
 
-        def pull(reader: Any, place: int) -> None:
-            target, source = reader._vector, reader._places[place]
+        def pull(self: WeightReader, place: int) -> None:
+            target, source = self._vector, self._places[place]
             half = len(target) // 2
             target[:half] = source[:half]
             if request.exists():
@@ -466,7 +466,7 @@ def test_a_place_is_not_written_while_a_worker_copies_it(tmp_path: Path) -> None
     def update(worker: int | None) -> None:
         with torch.no_grad():
             for parameter in net.parameters():
-                parameter += 1
+                parameter.add_(1)
         collector.update_policy_weights_(worker_ids=worker)
 
     def versions() -> list[int]:

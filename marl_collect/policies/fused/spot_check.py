@@ -2,9 +2,9 @@
 
 A recording repeats what the module computed once. What the module's code reads from
 outside, such as a global, may change later, and no look at the module shows that. So
-now and then the module is called as well: in the first frame of ten slots, then in the
-first frame after its tensors changed, and about every 10,000 frames. Apart from the
-first ten, at most one frame in 5,000 is compared.
+now and then the module is called as well: in the first frame of ten slots, then about
+every 10,000 frames, or in the first frame after its tensors changed once 5,000 frames
+have passed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ logarithm of a density. Near a bound, the last bit of an action moves the latter
 
 @final
 class SpotCheck:
-    """Chooses frames and judges what the recording and the module computed."""
+    """Chooses the frames in which the module is called beside its recording."""
 
     def __init__(self) -> None:
         """Begin before the first frame."""
