@@ -4,10 +4,10 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,6 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from storage_streams import ABOUT, Frame, Stream, frames_of, read, write
-from support.scripts import run_python, start_python
 from support.stores import s3_server
 
 from marl_collect.storage import DatasetDescription, DatasetError
@@ -36,6 +35,7 @@ def server() -> Iterator[dict[str, Any]]:
 def nothing_at(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """Return where nothing is, and the options of its file system."""
     name = uuid.uuid4().hex
+    MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
     if kind == "s3":
         return f"s3://bucket/{name}", request.getfixturevalue("server")
     return (str(tmp_path / name) if kind == "folder" else f"memory://store/{name}"), {}
@@ -231,79 +231,44 @@ def test_a_cache_folder_keeps_several_urls(
     assert not caches.exists()
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import fsspec
-from marl_collect.storage.copying import copy
-
-source, target, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
-calls = []
-
-def count():
-    calls.append(1)
-    if len(calls) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-replace = Path.replace
-Path.replace = lambda *a: (count(), replace(*a))
-if options:
-    store = fsspec.get_filesystem_class("s3")
-    put_file = store._put_file
-
-    async def put(*a, **k):
-        count()
-        await put_file(*a, **k)
-
-    store._put_file = put
-copy(source, target, **options)
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_killed_copy_is_a_dataset_and_goes_on(
-    kind: str, local: Path, tmp_path: Path, request: pytest.FixtureRequest
+def test_a_copy_that_was_interrupted_is_a_dataset_and_goes_on(
+    store: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = nothing_at(kind, request, tmp_path)
-    process = run_python("-c", KILLED, local, target[0], repr(target[1]))
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    """Kills of a copy to a folder are in ``test_storage_kills.py``."""
+    url, options = store
+    place, root = fsspec.url_to_fs(url, **options)  # The same instance for all.
+    put_file, calls = place.put_file, iter(range(100))
+
+    def put(*arguments: Any, **settings: Any) -> None:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        put_file(*arguments, **settings)
+
+    monkeypatch.setattr(place, "put_file", put)
+    with pytest.raises(KeyboardInterrupt):
+        copy(local, url, **options)
     frames = read(local)
-    assert read(opened(target)) == frames[:48]
-    assert copy(local, target[0], **target[1]) == 2
-    assert read(opened(target)) == frames
+    assert read(opened(store)) == frames[:48]
+    last = names(store)[-1]  # As a store without atomic writes may leave it.
+    place.pipe_file(f"{root}/{last}", b"PAR1")
+    assert copy(local, url, **options) == 3
+    assert read(opened(store)) == frames
 
 
-COUNTED = """
-import sys
-import fsspec
-from marl_collect.storage.dataset import open_dataset
-
-options, calls = eval(sys.argv[2]), []
-store = fsspec.get_filesystem_class("s3")
-get_file = store._get_file
-
-async def get(*a, **k):
-    calls.append(1)
-    await get_file(*a, **k)
-
-store._get_file = get
-sys.stdin.readline()
-dataset = open_dataset(sys.argv[1], **options)
-print(len(calls), len(dataset))
-"""
-
-
-@pytest.mark.processes
 def test_readers_of_one_url_fetch_each_file_once(
-    local: Path, server: dict[str, Any]
+    store: Location,
+    local: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    url = f"s3://bucket/{uuid.uuid4().hex}"
-    copy(local, url, **server)
-    readers = [start_python("-c", COUNTED, url, repr(server)) for _ in range(3)]
-    outputs = [reader.communicate("\n", timeout=120)[0].split() for reader in readers]
-    assert [int(frames) for _, frames in outputs] == [72] * 3
-    assert sum(int(calls) for calls, _ in outputs) == 6
+    transfers = Transfers(monkeypatch, caplog)
+    copy(local, store[0], **store[1])
+    files = sorted(path.name for path in local.glob("*.parquet"))
+    assert transfers.take() == files
+    with ThreadPoolExecutor(3) as pool:
+        read_at_once = [pool.submit(opened, store) for _ in range(3)]
+    assert [len(reader.result()) for reader in read_at_once] == [72] * 3
+    assert transfers.take() == files
 
 
 def test_a_target_of_another_kind_is_refused(

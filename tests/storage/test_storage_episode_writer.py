@@ -125,6 +125,7 @@ def test_no_thread_sees_a_new_writer_as_complete(
     assert not any(seen)
 
 
+@pytest.mark.processes
 def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
     writers: list[Writer] = []
 

@@ -21,6 +21,7 @@ pytest.importorskip("pyarrow")
 import torch
 from storage_streams import ABOUT, Stream, frames_of, read, write
 
+from marl_collect.storage import copy
 from marl_collect.storage import writer as writing
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
@@ -99,6 +100,10 @@ def build_cache(folder: Path, _pipe: int) -> None:
     open_dataset(folder)
 
 
+def copy_files(origin: Path, target: Path, _pipe: int) -> None:
+    copy(origin, target)
+
+
 @pytest.mark.forks
 @AFTER
 def test_a_killed_writer_loses_no_acknowledged_batch(
@@ -127,7 +132,9 @@ def test_a_killed_writer_loses_no_acknowledged_batch(
 
 @pytest.mark.forks
 @AFTER
-@pytest.mark.parametrize("before", ["nothing", "a part", "another dataset", "more"])
+@pytest.mark.parametrize(
+    "before", ["nothing", "a part", "another dataset", "more", "what is deleted"]
+)
 def test_a_killed_reader_leaves_no_wrong_cache(
     tmp_path: Path, after: bool, before: str
 ) -> None:
@@ -135,19 +142,18 @@ def test_a_killed_reader_leaves_no_wrong_cache(
     stream = Stream(1, extras={"image": (torch.bool, (40, 60))})
     batches = stream.batches(2)
     origin = tmp_path / "origin"
+    write(origin, batches[:1])
     if before != "nothing":
-        write(origin, batches[:1])
         open_dataset(origin)
-        write(origin, batches[1:])
-    else:
-        write(origin, batches)
+    write(origin, batches[1:])
     if before == "another dataset":
-        for path in sorted(origin.glob("*.parquet"))[:1]:
-            path.unlink()
+        min(origin.glob("*.parquet")).unlink()
         del batches[0]
     elif before == "more":  # What the first file holds is copied.
         open_dataset(origin)
         max(origin.glob("*.parquet")).unlink()
+        del batches[1]
+    elif before == "what is deleted":  # Meanwhile, behind the first file.
         del batches[1]
     expected, more = frames_of(*batches), stream.batch()
     died, kills = True, 0
@@ -155,11 +161,35 @@ def test_a_killed_reader_leaves_no_wrong_cache(
         folder = tmp_path / "data"
         shutil.copytree(origin, folder)
         died, _ = in_fork(partial(build_cache, folder), kills, after=after)
+        if before == "what is deleted":
+            max(folder.glob("*.parquet")).unlink()
         for _ in range(2):
             assert read(folder) == expected
         write(folder, [more])
         assert read(folder) == expected + frames_of(more)
+        open_dataset(folder).verify()
         shutil.rmtree(folder)
         kills += died
     print(f"{kills} kills of a reader, 0 wrong")  # noqa: T201 - for make fuzz-storage
     assert kills > 8
+
+
+@pytest.mark.forks
+@AFTER
+def test_a_killed_copy_is_a_dataset_and_goes_on(tmp_path: Path, after: bool) -> None:
+    origin = tmp_path / "origin"
+    for seed in range(3):
+        write(origin, [Stream(seed).batch(1)])
+    frames = read(origin)
+    died, kills = True, 0
+    while died:
+        target = tmp_path / f"data-{kills}"
+        died, _ = in_fork(partial(copy_files, origin, target), kills, after=after)
+        if list(target.glob("[!.]*.parquet")):
+            found = read(target)
+            assert found == frames[: len(found)]
+        copy(origin, target)
+        assert read(target) == frames
+        kills += died
+    print(f"{kills} kills of a copy, 0 wrong")  # noqa: T201 - for make fuzz-storage
+    assert kills > 5
