@@ -19,6 +19,7 @@ from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (
     BatchFile,
     arranged,
+    check_file,
     check_target,
     read_schema,
     settled,
@@ -151,9 +152,8 @@ class _Location:
         for entry in entries:
             name = entry["name"].rpartition("/")[2]
             if name == _CARD or (name.endswith(".parquet") and name[0] != "."):
-                # Reading a pipe would wait for a writer.
-                if self.is_local and not Path(entry["name"]).is_file():
-                    raise DatasetError(f"{entry['name']} is not a file.")
+                if self.is_local:
+                    check_file(Path(entry["name"]))
                 sizes[name] = entry["size"]
         return sizes
 

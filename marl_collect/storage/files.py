@@ -85,11 +85,20 @@ def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     def list_once() -> list[BatchFile]:
         paths = list(folder.glob(PATTERN))
         for path in paths:
-            if not path.is_file():  # Opening a pipe would wait for a writer.
-                raise DatasetError(f"{path} is not a file: move it to another folder.")
+            check_file(path)
         return arranged(paths, folder, check=check)
 
     return settled(list_once)
+
+
+def check_file(path: Path) -> None:
+    """Check that a path is a file, unless it has vanished.
+
+    Raises:
+        DatasetError: if it is a pipe, which is not read but waited for, or a folder.
+    """
+    if not path.is_file() and path.exists():
+        raise DatasetError(f"{path} is not a file: move it to another folder.")
 
 
 def settled(list_once: Callable[[], Listing]) -> Listing:

@@ -77,12 +77,12 @@ def test_damage_is_an_error_or_does_not_matter(
             dataset = open_dataset(folder)
             if where == "cache":
                 dataset.verify()
-            found = read(dataset)
+            actual = read(dataset)
         except DatasetError as error:
             assert (name if where == "files" else str(folder)) in str(error)  # noqa: PT017
             errors += 1
         else:
-            assert found == expected, f"trial {trial}"
+            assert actual == expected, f"trial {trial}"
             assert dataset.trajectories.lengths.sum() == whole
         shutil.rmtree(folder)
     print(f"{TRIALS} damages to {where}, {errors} errors, 0 wrong")  # noqa: T201 - for make fuzz-storage

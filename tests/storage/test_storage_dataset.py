@@ -35,7 +35,7 @@ from marl_collect.storage import (
     trajectories,
 )
 from marl_collect.storage import dataset as opening
-from marl_collect.storage.files import BatchFile, list_files
+from marl_collect.storage.files import BatchFile, list_files, read_table
 from marl_collect.storage.frames import Frames
 from marl_collect.storage.statistics import Range, ranges_of
 
@@ -371,7 +371,6 @@ def test_what_a_cache_has_in_front_of_a_change_is_not_decoded_again(
         second.unlink()
         pq.write_table(table, second)
     decoded: list[Any] = []
-    read_table = cache.read_table
 
     def counted(file: Any, name: Path) -> Any:
         decoded.append(name)
@@ -383,6 +382,17 @@ def test_what_a_cache_has_in_front_of_a_change_is_not_decoded_again(
     assert first not in decoded
     assert read(dataset) == frames
     dataset.verify()
+
+
+def test_parts_that_are_deleted_while_they_are_listed_are_no_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glob = Path.glob
+    joined = min(path.glob("*.parquet"))
+    part = joined.with_name(joined.name.replace(".000000-000001.", ".000001-000001."))
+    assert part != joined
+    monkeypatch.setattr(Path, "glob", lambda *_: [*glob(path, "*.parquet"), part])
+    assert len(open_dataset(path)) == 240
 
 
 @pytest.mark.parametrize("use", [open_dataset, lambda p: copy(p, p.parent / "copy")])

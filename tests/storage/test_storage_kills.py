@@ -117,12 +117,12 @@ def test_a_killed_writer_loses_no_acknowledged_batch(
         died, text = in_fork(partial(add_batches, folder), kills, after=after)
         acknowledged = len(text)
         if acknowledged or list(folder.glob("[!.]*.parquet")):
-            found = read(folder)
+            actual = read(folder)
             # The batch that was being written may be there, as a whole.
-            assert len(found) // 2 // FRAMES in (acknowledged, acknowledged + 1)
-            assert found == frames[: len(found)]
+            assert len(actual) // 2 // FRAMES in (acknowledged, acknowledged + 1)
+            assert actual == frames[: len(actual)]
             write(folder, [more])
-            assert read(folder) == found + frames_of(more)
+            assert read(folder) == actual + frames_of(more)
             assert len(list(folder.glob("[!.]*.parquet"))) <= 1 + BATCHES
         kills += died
     print(f"{kills} kills of a writer, 0 wrong")  # noqa: T201 - for make fuzz-storage

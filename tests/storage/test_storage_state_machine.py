@@ -223,11 +223,11 @@ class Folder(RuleBasedStateMachine):
         before = path.read_bytes()
         damage(path, random.Random(number))
         try:
-            found = read(self.folder)
+            actual = read(self.folder)
         except DatasetError as error:
             assert path.name in str(error)  # noqa: PT017
         else:
-            assert found == self.expected()
+            assert actual == self.expected()
         path.write_bytes(before)
 
     def expected(self) -> list[Frame]:
