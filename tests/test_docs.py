@@ -103,6 +103,12 @@ def test_messages_name_pages_of_the_documentation_by_their_titles() -> None:
     assert named <= titles
 
 
+def test_the_page_of_examples_links_to_every_script() -> None:
+    text = (DOCS / "examples.md").read_text()
+    linked = set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", text))
+    assert linked == {path.stem for path in (DOCS.parent / "examples").glob("*.py")}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

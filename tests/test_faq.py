@@ -108,6 +108,15 @@ def other_files(folder: Path) -> None:
     command("collect", "simple_spread_v3", "--out", str(folder))
 
 
+def without_pyarrow() -> None:
+    def imported_anew() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delitem(sys.modules, "marl_collect.storage.arrow", raising=False)
+            importlib.import_module("marl_collect.storage.arrow")
+
+    without("pyarrow", imported_anew)
+
+
 PROVOKED: dict[str, Callable[[Path], Any]] = {
     "There is no task": lambda _: find_factory("simple_spraed_v3", {}),
     "No task contains": lambda _: command("envs", "zzz"),
@@ -147,6 +156,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
         "compare", "simple_spread_v3", "--set", "lr=3"
     ),
     "has runs already": runs_already,
+    "A dataset needs pyarrow": lambda _: without_pyarrow(),
     "holds no dataset, but": other_files,
     "A video needs imageio": lambda _: without(
         "imageio", lambda: write_video("x.mp4", iter([]))
@@ -157,7 +167,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
 
 def test_every_quoted_message_is_provoked() -> None:
     assert sorted(QUOTES) == sorted(PROVOKED)
-    assert len(QUOTES) == 21
+    assert len(QUOTES) == 22
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
