@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.datasets import record_here
 from support.packages import skip_without
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
@@ -272,6 +273,32 @@ def test_a_dataset_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     code, text = run("export", str(tmp_path / "d"), "--format", "csv", "--out", "y-v0")
     assert code == 2
     assert "error: 'csv' is not a format of export: use minari." in text
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("inspect", ()),
+        ("view", ("--save", "x.html", "--task", COUNTING)),
+        ("export", ("--out", "mine/x-v0")),
+    ],
+)
+def test_frames_are_decoded_where_the_user_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    options: tuple[str, ...],
+) -> None:
+    if command == "export":
+        pytest.importorskip("minari", reason="needs the extra minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    record_here(tmp_path / "d", CountingEnv, episodes=2)
+    shutil.rmtree(tmp_path / "d" / ".cache")
+    code, text = run(command, "d", *options, "--cache", "decoded")
+    assert code == 0, text
+    assert list((tmp_path / "decoded").glob("*/*.records"))
+    assert not (tmp_path / "d" / ".cache").exists()
 
 
 def test_a_vault_is_imported(tmp_path: Path) -> None:
