@@ -183,6 +183,8 @@ class AECDriver:
                 rows.write_observations({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
             env.step(None)
+            if self._sums is not None:  # It begins anew if it comes back.
+                self._sums.pop(agent, None)
             self._read()
             # Removing an agent may end others, or let them join or come back.
             before = set(rows.alive)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.internals import Around, lab2d_world
 from support.scripts import run_python
 
 if importlib.util.find_spec("dmlab2d") is None:
@@ -146,49 +147,6 @@ def test_an_episode_is_the_same_in_another_process() -> None:
         assert out.stdout.split()[-1] == play(env, 5, 40)
 
 
-def test_the_data_equal_those_of_dmlab2d() -> None:
-    import dmlab2d
-    from dmlab2d import runfiles_helper
-
-    settings = {"levelName": "commons_harvest", "numPlayers": "2"}
-    lab = dmlab2d.Lab2d(runfiles_helper.find(), settings)
-    stock = dmlab2d.Environment(lab, lab.observation_names())
-    env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB", "LAYER"])
-    row = allocate(env.description.row())
-    env.bind(row)
-    env.reset_row(3)
-    stock.reset()
-    lab.start(0, 3)  # the stock environment chooses its own seeds
-    rng = np.random.default_rng(0)
-    minima = np.array([0, -1, 0])
-    rewarded = 0
-    for _ in range(200):
-        action = rng.integers(0, [5, 3, 2], (2, 3))
-        row["agents", "action"][...] = action
-        env.step_row()
-        names = [f"{i}.{name}" for i in (1, 2) for name in ("move", "turn", "zap")]
-        action_values = dict(zip(names, (action + minima).reshape(-1), strict=True))
-        observation = stock.step(action_values).observation
-        for i in range(2):
-            for name in ("RGB", "LAYER"):
-                ours = row["agents", "observation", name][i]
-                assert np.array_equal(ours, observation[f"{i + 1}.{name}"])
-            assert row["agents", "reward"][i, 0] == observation[f"{i + 1}.REWARD"]
-            rewarded += abs(row["agents", "reward"][i, 0])
-    assert rewarded > 0
-    env.close()
-
-
-class Around:
-    """Passes everything on to a Lab2d."""
-
-    def __init__(self, lab: Any) -> None:
-        self._lab = lab
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lab, name)
-
-
 @pytest.mark.parametrize("status", ["TERMINATED", "INTERRUPTED"])
 def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
     """Levels in Lua cannot interrupt; a level in C++ can."""
@@ -203,7 +161,7 @@ def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
         row = allocate(env.description.row())
         env.bind(row)
         env.reset_row(0)
-        env._world._lab = Ends(env._world.lab)
+        Ends(env)
         env.step_row()
         interrupted = status == "INTERRUPTED"
         for key in (), ("agents",):
@@ -221,7 +179,7 @@ def test_only_requested_observations_are_computed() -> None:
             requested.append(name)
             return self._lab.observation(name)
 
-    env._world._lab = Spy(env._world.lab)
+    Spy(env)
     env.rollout(3)
     assert set(requested) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
     env.close()
@@ -314,16 +272,11 @@ def test_an_action_table_combines_several_actions() -> None:
         env.reset_row(0)
         row["agents", "action"][...] = [1, 0]
         env.step_row()
-        action_values = {
-            name: env._world.discrete[i] for name, i in _index(env).items()
-        }
+        world = lab2d_world(env)
+        action_values = {n: world.discrete[i] for n, i in world.discrete_index.items()}
         assert action_values["1.turn"] == -1
         assert action_values["1.zap"] == 1
         assert action_values["2.move"] == 0
-
-
-def _index(env: Any) -> Any:
-    return env._world.discrete_index
 
 
 @pytest.mark.parametrize(
@@ -374,7 +327,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(duel: Any, wrong: Any) -> N
             env.step_row()
         row["agents", "action"][...] = 1
         env.step_row()
-        assert env._world.frames == 1
+        assert lab2d_world(env).frames == 1
 
 
 def test_the_levels_frame_limit_truncates() -> None:

@@ -5,10 +5,7 @@ Most tests use small substrates, because large ones take seconds to reset.
 
 import contextlib
 import copy
-import hashlib
 import importlib.util
-import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,8 @@ import pytest
 
 if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
+
+from support.internals import Around, lab2d_world
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import allocate
@@ -41,103 +40,12 @@ def bound(env: Any) -> Any:
     return row
 
 
-def stock_around(env: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return MeltingPot's own wrappers around the Lab2d that ``env`` has started."""
-    import dmlab2d
-
-    lab = env._world._lab2d.lab
-    raw = dmlab2d.Environment(lab, lab.observation_names(), seed=1)
-    raw._reset_next_step = False
-    with meltingpot_modules():
-        from meltingpot.configs import substrates as configs
-        from meltingpot.utils.substrates import substrate
-
-        config = configs.get_config(env.description.name)
-        monkeypatch.setattr(substrate.builder, "builder", lambda settings: raw)
-        return substrate.build_substrate(
-            lab2d_settings=None,
-            individual_observations=config.individual_observation_names,
-            global_observations=config.global_observation_names,
-            action_table=config.action_set,
-        )
-
-
-def in_a_fork(function: Any) -> Any:
-    """Return the bytes that ``function`` returns in a forked copy of this process."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        # Forking warns about threads, which the copy does not use.
-        warnings.simplefilter("ignore")
-        child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.close(read)
-            os.write(write, function())
-        os._exit(0)
-    os.close(write)
-    with open(read, "rb") as stream:
-        result = stream.read()
-    os.waitpid(child, 0)
-    assert result, "the forked copy failed"
-    return result
-
-
-STEPS = 60
-
-
-@pytest.mark.processes
-@pytest.mark.forks
-@pytest.mark.parametrize(
-    "name", ["commons_harvest__open", "clean_up", "coins", SMALL, TALKATIVE]
-)
-def test_the_data_equal_those_of_meltingpots_wrappers(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = MeltingpotEnv(name, world_rgb=True)
-    row = bound(env)
-    stock = stock_around(env, monkeypatch)
-    agents = env.description.groups["agents"]
-    rng = np.random.default_rng(0)
-    actions = rng.integers(0, agents.n_actions, (STEPS, agents.n_agents))
-    names = list(agents.observation.spaces)  # type: ignore[attr-defined]
-
-    def ours() -> Any:
-        digests = b""
-        for action in actions:
-            row["agents", "action"][...] = action
-            env.step_row()
-            digest = hashlib.md5(row["RGB",].tobytes())
-            digest.update(row["agents", "reward"].tobytes())
-            for key in names:
-                digest.update(row["agents", "observation", key].tobytes())
-            digests += digest.digest()
-        return digests
-
-    def theirs() -> Any:
-        digests = b""
-        for action in actions:
-            timestep = stock.step(action.tolist())
-            digest = hashlib.md5(timestep.observation[0]["WORLD.RGB"].tobytes())
-            digest.update(np.array(timestep.reward, np.float32).tobytes())
-            for key in names:
-                for player in timestep.observation:
-                    digest.update(np.asarray(player[key]).tobytes())
-            digests += digest.digest()
-        return digests
-
-    first, repeated, other = in_a_fork(ours), in_a_fork(ours), in_a_fork(theirs)
-    assert first == repeated  # otherwise the comparison is meaningless
-    assert first == other
-    assert len({first[i : i + 16] for i in range(0, len(first), 16)}) > STEPS / 2
-    env.close()
-
-
 def test_every_substrate_is_described_without_being_built() -> None:
     names = MeltingpotEnv.available_envs()
     assert len(names) == 49
     for name in names:
         with MeltingpotEnv(name, world_rgb=True, group_map="role") as env:
-            assert env._world._lab2d._lab is None
+            assert lab2d_world(env)._lab is None
             described = env.description
             roles = {
                 agent for group in described.groups.values() for agent in group.agents
@@ -162,28 +70,6 @@ def test_every_substrate_is_described_without_being_built() -> None:
 def test_check_env_passes(name: str, options: Any) -> None:
     # Episodes are not repeated, and starting them takes most of the time.
     check_env(lambda: MeltingpotEnv(name, **options), episodes=1, steps=30)
-
-
-def test_keys_shapes_and_dtypes_are_those_of_torchrl() -> None:
-    import torch
-
-    with MeltingpotEnv(TALKATIVE, world_rgb=True) as env:
-        assert env.group_map == {"agents": ["player_0", "player_1"]}
-        rollout = env.rollout(3)
-        assert rollout["RGB"].dtype == torch.uint8
-        assert rollout["RGB"].shape == (3, 120, 184, 3)
-        observation = rollout["next", "agents", "observation"]
-        assert observation["RGB"].shape == (3, 2, 40, 40, 3)
-        assert observation["RGB"].dtype == torch.uint8
-        assert observation["INVENTORY"].shape == (3, 2, 2)
-        assert observation["INVENTORY"].dtype == torch.float64
-        assert observation["READY_TO_SHOOT"].shape == (3, 2, 1)
-        assert observation["COLLECTIVE_REWARD"].shape == (3, 2, 1)
-        assert rollout["agents", "action"].shape == (3, 2)
-        assert rollout["next", "agents", "reward"].shape == (3, 2, 1)
-        assert rollout["next", "agents", "reward"].dtype == torch.float32
-        assert np.array_equal(env.render(), rollout["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
-        assert np.array_equal(env.get_rgb_image(), env.render())  # type: ignore[arg-type]
 
 
 def test_the_collective_reward_is_the_sum_over_all_players() -> None:
@@ -212,29 +98,15 @@ def test_only_requested_observations_are_computed() -> None:
     bound(env)
     requested = []
 
-    class Spy:
-        def __init__(self, lab: Any) -> None:
-            self._lab = lab
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._lab, name)
-
+    class Spy(Around):
         def observation(self, name: str) -> Any:
             requested.append(name)
             return self._lab.observation(name)
 
-    env._world._lab2d._lab = Spy(env._world._lab2d.lab)
+    Spy(env)
     env.step_row()
     assert sorted(requested) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
     env.close()
-
-
-def test_commons_harvest_runs_with_seven_players() -> None:
-    with MeltingpotEnv("commons_harvest__open", observations=["RGB"]) as env:
-        rollout = env.rollout(30)
-        images = rollout["next", "agents", "observation", "RGB"]
-        assert images.shape == (30, 7, 88, 88, 3)
-        assert len({image.numpy().tobytes() for image in images.flatten(0, 1)}) > 30
 
 
 def test_an_episode_is_never_stepped_after_its_end() -> None:
@@ -346,8 +218,8 @@ def test_truncate_without_reset_continues_the_episode(
     config = _config(SMALL, maxEpisodeLengthFrames=12)
     with MeltingpotEnv(config, max_steps=5, truncate_without_reset=True) as env:
         row = bound(env)
-        world: Any = env._world
-        lab = world._lab2d.lab
+        world = lab2d_world(env)
+        lab = world.lab
         rng = np.random.default_rng(0)
         lengths: list[int] = []
         while len(lengths) < 4:
@@ -363,11 +235,11 @@ def test_truncate_without_reset_continues_the_episode(
             assert not row["done",][0]
             if len(lengths) < 3:
                 # The episode continues: same Lab2d and same observations.
-                assert world._lab2d.lab is lab
+                assert world.lab is lab
                 assert all(np.array_equal(row[key], last[key]) for key in last)
         # The substrate's episode has 12 frames, 5 + 5 + 2; then a new one begins.
         assert lengths == [5, 5, 2, 5]
-        assert world._lab2d.lab is not lab
+        assert world.lab is not lab
         assert len(builds) == 2
 
 
@@ -377,7 +249,7 @@ def test_a_reset_in_an_episode_continues_it() -> None:
         for frames in range(1, 4):
             env.step_row()
             env.reset_row(9)
-            assert env._world._lab2d.frames == frames
+            assert lab2d_world(env).frames == frames
             assert not row["done",][0]
 
 
@@ -469,7 +341,7 @@ def test_rows_follow_the_group_map() -> None:
         row["two", "action"][...] = [5, 3]
         row["one", "action"][...] = [1]
         env.step_row()
-        lab2d = env._world._lab2d
+        lab2d = lab2d_world(env)
         action_values = {
             name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()
         }
@@ -509,7 +381,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong: Any) -> None:
             env.step_row()
         row["agents", "action"][...] = 0
         env.step_row()
-        assert env._world._lab2d.frames == 1
+        assert lab2d_world(env).frames == 1
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ Environments written for RLlib list in ``agents`` only those that act next.
 
 import re
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("pettingzoo")
 
@@ -285,108 +282,6 @@ def test_an_agent_that_is_dead_after_the_reset_does_not_wait() -> None:
     raw._accumulate_rewards = lambda: None
     env.step()
     assert env["agents", "reward"].ravel().tolist() == [0, 0, 10]
-
-
-def test_an_agent_that_ends_while_others_wait_is_dead() -> None:
-    script = Script(ends={"agent_0": (2, "terminated")}, waits={"agent_1": range(1, 9)})
-    wrapper = PettingZooWrapper(
-        ScriptedEnv(script), done_on_any=False, absent="waiting"
-    )
-    env = BoundEnv(wrapper)
-    env.step()
-    env.step()
-    assert env.flags("agent")[0] == [True, False, False]
-    assert env["agent", "mask"].tolist() == [False, False, True]
-    env.step()
-    assert env["agent", "observation"].tolist() == [[0, 0, 0], [1, 1, 0], [2, 3, 0]]
-    assert env["agent", "reward"].ravel().tolist() == [0, 0, 23]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What rows contain after a step."""
-
-    mask: list[bool]
-    done: list[bool]
-    observation: list[list[float]]
-    reward: list[float]
-    over: bool
-
-
-def play_by_hand(script: Script, *, done_on_any: bool) -> Any:
-    """Yield what rows must contain after the reset and each step.
-
-    An independent reading of the rules. Agents that are listed act; others that have
-    not ended wait with their last observations; an end needs a flag.
-    """
-    agents = script.agents
-    dead: set[str] = set()
-    seen = {a: [0.0, 0.0, 0.0] for a in agents}
-    for agent in script.present(0):
-        seen[agent] = [agents.index(agent), 0, 0]
-    for step in range(script.max_cycles + 1):
-        listed = script.present(step)
-        actors = script.present(step - 1) if step else []
-        rewards = dict.fromkeys(agents, 0.0)
-        ended: set[str] = set()
-        for agent in dead - set(listed):
-            seen[agent] = [0, 0, 0]
-        if step:
-            rewards |= {a: 10.0 * agents.index(a) + step for a in actors}
-            vanished = {a for a, (_, why) in script.ends.items() if why == "vanished"}
-            named = {a for a in actors if a not in vanished} | set(listed)
-            named |= {a for a in agents if script.arrives(a, step)}
-            back = dead & set(listed)
-            dead -= back
-            for agent in named - dead:
-                seen[agent] = [agents.index(agent), step, 0]
-            ended = {a for a in named - dead if any(script.reason(a, step))}
-        dead |= ended
-        over = not listed or len(dead) == len(agents) or (done_on_any and bool(dead))
-        yield Expected(
-            [a in listed and a not in dead and not over for a in agents],
-            [over or a in dead for a in agents],
-            [seen[a] for a in agents],
-            [rewards[a] for a in agents],
-            over,
-        )
-        if over:
-            return
-
-
-AGENTS = [f"agent_{i}" for i in range(4)]
-STEPS = st.integers(0, 9)
-SCRIPTS = st.builds(
-    Script,
-    n_agents=st.just(4),
-    ends=st.dictionaries(
-        st.sampled_from(AGENTS),
-        st.tuples(st.integers(1, 6), st.sampled_from(["terminated", "truncated"])),
-        max_size=3,
-    ),
-    joins=st.dictionaries(st.sampled_from(AGENTS[1:]), st.integers(1, 9), max_size=2),
-    waits=st.dictionaries(st.sampled_from(AGENTS[1:]), st.frozensets(STEPS)),
-    max_cycles=st.integers(1, 10),
-)
-
-
-@settings(max_examples=60)
-@given(script=SCRIPTS, done_on_any=st.booleans())
-def test_rows_equal_those_of_a_reference(script: Any, *, done_on_any: bool) -> None:
-    def factory() -> PettingZooWrapper:
-        raw = ScriptedEnv(script)
-        return PettingZooWrapper(raw, done_on_any=done_on_any, absent="waiting")
-
-    env = BoundEnv(factory())
-    for step, expected in enumerate(play_by_hand(script, done_on_any=done_on_any)):
-        if step:
-            env.step()
-            assert env["agent", "reward"].ravel().tolist() == expected.reward
-        assert env["agent", "mask"].tolist() == expected.mask
-        assert env.flags("agent")[0] == expected.done
-        assert env["agent", "observation"].tolist() == expected.observation
-        assert bool(env["done"][0]) == expected.over
-    check_env(factory, episodes=1)
 
 
 def test_an_episode_ends_when_nobody_is_listed() -> None:

@@ -8,10 +8,8 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script, ScriptedEnv
+from support.zoo import Script
 from zoo_tools import legal, scripted
-
-from marl_collect.envs import PettingZooWrapper
 
 
 @pytest.mark.parametrize(
@@ -48,13 +46,6 @@ def test_actions_are_converted_to_their_space(
     assert [np.asarray(a).tolist() for a in actions.values()] == received
     if not isinstance(space, spaces.Box):
         assert all(space.contains(action) for action in actions.values())
-
-
-def test_one_hot_actions_are_converted_to_numbers() -> None:
-    env = scripted(categorical_actions=False)
-    assert env["agent", "action"].shape == (3, 5)
-    env.step(agent=np.eye(5, dtype=np.int64)[[4, 0, 2]])
-    assert env.env.env.received == [{"agent_0": 4, "agent_1": 0, "agent_2": 2}]
 
 
 @pytest.mark.parametrize(
@@ -152,21 +143,3 @@ def test_action_masks_come_from_observations() -> None:
             expected[0] = np.ones(5, dtype=np.int8)  # it no longer acts
         assert (env["agent", "action_mask"] == expected).all()
         env.step()
-
-
-def test_action_masks_come_from_infos() -> None:
-    script = Script(info=lambda i, step: {"action_mask": legal(i, step)})
-    env = scripted(script)
-    for step in range(3):
-        assert (env["agent", "action_mask"] == [legal(i, step) for i in range(3)]).all()
-        env.step()
-
-
-def test_random_actions_are_legal() -> None:
-    script = Script(info=lambda i, step: {"action_mask": legal(i, step)}, max_cycles=40)
-    env = PettingZooWrapper(ScriptedEnv(script))
-    rollout = env.rollout(40)
-    mask = rollout["agent", "action_mask"].gather(
-        -1, rollout["agent", "action"].unsqueeze(-1)
-    )
-    assert bool(mask.all())

@@ -64,22 +64,6 @@ def test_rewards_may_have_any_order_and_number_type() -> None:
         assert rewards == [step, 10 + step, 20 + step]
 
 
-def test_dead_agents_get_no_reward_if_the_environment_returns_all_rewards() -> None:
-    class Telling(ScriptedEnv):  # type: ignore[misc]
-        def step(self, actions: Any) -> Any:
-            observations, rewards, *flags = super().step(actions)
-            everyone = dict.fromkeys(self.possible_agents, 0.0)
-            return observations, everyone | rewards, *flags
-
-    script = Script(ends={"agent_1": (2, "terminated")})
-    raw = Telling(script)
-    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False, episode_reward=True))
-    for _ in range(4):
-        env.step()
-    assert env["agent", "reward"].ravel().tolist() == [4, 0, 24]
-    assert env["agent", "episode_reward"].ravel().tolist() == [10, 11 + 12, 90]
-
-
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
     """An environment whose results can be changed before it returns them."""
 
@@ -218,38 +202,10 @@ def test_a_missing_entry_of_an_observation_is_an_error_that_names_it() -> None:
         scripted(script)
 
 
-def test_agent_ids_are_appended_to_flat_observations_of_every_group() -> None:
-    env = scripted(
-        agent_ids=True, group_map={"x": ["agent_2", "agent_1"], "y": ["agent_0"]}
-    )
-    assert env["x", "observation"].tolist() == [[2, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
-    assert env["y", "observation"].tolist() == [[0, 0, 0, 1]]
-    env.step()
-    assert (env["x", "observation"][:, 3:] == np.eye(2)).all()
-    space = env.env.description.groups["x"].observation
-    assert space.shape == (5,)
-    assert all(space.contains(row) for row in env["x", "observation"])
-
-
 def test_agent_ids_of_an_image_are_an_error() -> None:
     script = Script(observation=spaces.Box(0, 255, (2, 2), np.uint8))
     with pytest.raises(ValueError, match="agent_ids"):
         scripted(script, agent_ids=True)
-
-
-def test_infos_are_written_on_request() -> None:
-    def info(i: int, step: int) -> dict[str, Any]:
-        late = {"late": step} if step > 1 else {}
-        return {"speed": np.array([i, step]), "text": "ignored", **late}
-
-    script = Script(info=info, ends={"agent_2": (1, "terminated")})
-    env = scripted(script, info_keys=["speed", "late"], done_on_any=False)
-    assert env["agent", "info", "speed"].tolist() == [[0, 0], [1, 0], [2, 0]]
-    env.step()
-    env.step()
-    assert env["agent", "info", "speed"].tolist() == [[0, 2], [1, 2], [0, 0]]
-    assert env["agent", "info", "late"].tolist() == [2, 2, 0]
-    assert env["agent", "info", "late"].dtype == np.float32
 
 
 def test_the_shape_of_an_info_may_be_given() -> None:
@@ -262,13 +218,6 @@ def test_the_shape_of_an_info_may_be_given() -> None:
 def test_an_info_that_is_not_a_number_is_an_error_that_names_it() -> None:
     with pytest.raises(TypeError, match="'text' of agent agent_0.*'hello'"):
         scripted(Script(info=lambda i, s: {"text": "hello"}), info_keys=["text"])
-
-
-def test_the_state_is_at_the_root() -> None:
-    env = scripted(return_state=True)
-    assert env["state"].tolist() == [0, 0]
-    env.step()
-    assert env["state"].tolist() == [1, 1]
 
 
 def test_return_state_without_a_state_is_an_error() -> None:
@@ -291,17 +240,6 @@ def test_a_state_of_several_arrays_is_an_error_with_advice(
     problem = r"state\(\) returned \{'a'" if space is None else "state_space is"
     with pytest.raises(TypeError, match=rf"single array .*{problem}.*flatten_space"):
         PettingZooWrapper(raw, return_state=True)
-
-
-def test_the_episode_reward_is_the_sum_since_the_reset() -> None:
-    script = Script(ends={"agent_0": (2, "terminated")})
-    env = scripted(script, episode_reward=True, done_on_any=False)
-    for _ in range(3):
-        env.step()
-    assert env["agent", "episode_reward"].ravel().tolist() == [1 + 2, 36, 66]
-    env.env.reset_row(0)
-    env.step()
-    assert env["agent", "episode_reward"].ravel().tolist() == [1, 11, 21]
 
 
 def test_a_space_without_arrays_is_an_error_that_names_the_key() -> None:

@@ -241,37 +241,6 @@ def test_rows_are_zeros_until_their_agents_join() -> None:
     check_env(factory)
 
 
-@RAW
-@pytest.mark.parametrize("why", ["terminated", "truncated"])
-def test_an_agent_may_join_and_end_in_the_same_step(raw: Any, why: str) -> None:
-    script = Script(joins={"agent_1": 2}, ends={"agent_1": (2, why)})
-    env = wrapped(raw, script, done_on_any=False)
-    env.step()
-    assert env.flags("agents")[0] == [False] * 3
-    env.step()
-    done, terminated, truncated = env.flags("agents")
-    assert done == [False, True, False]
-    assert terminated == [False, why == "terminated", False]
-    assert truncated == [False, why == "truncated", False]
-    assert env["agents", "observation"][1].tolist() == [1, 2, 0]
-    assert not env["agents", "mask"][1]
-    env.step()
-    assert not env["agents", "observation"][1].any()
-    assert env.flags("agents")[0] == [False, True, False]
-    check_env(
-        lambda: PettingZooWrapper(raw(script), group_map=IN_ONE, done_on_any=False)
-    )
-
-
-def test_with_done_on_any_an_agent_that_joins_and_ends_ends_the_episode() -> None:
-    script = Script(joins={"agent_1": 2}, ends={"agent_1": (2, "terminated")})
-    env = scripted(script)
-    env.step()
-    assert env.flags() == [[False]] * 3
-    env.step()
-    assert env.flags() == [[True], [True], [False]]
-
-
 def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
     raw = ScriptedTurns()
     reset = raw.reset

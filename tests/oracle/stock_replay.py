@@ -62,6 +62,7 @@ class Trial:
         options: of our environment.
         cut: ``max_frames_per_traj`` of the collector.
         seed: of the collector.
+        script: what a scripted environment of ``support.zoo`` plays, instead of a task.
     """
 
     task: str
@@ -70,6 +71,7 @@ class Trial:
     options: Mapping[str, Any] = field(default_factory=dict)
     cut: int | None = None
     seed: int = 0
+    script: Any = None
 
 
 def replay(trial: Trial, frames: int) -> int:
@@ -253,11 +255,18 @@ def small_trials() -> list[Trial]:
             "classic/tictactoe_v3", parallel=False, options={"group_map": all_in_one}
         ),
         Trial("classic/leduc_holdem_v4", parallel=False),
+        Trial("classic/texas_holdem_v4", parallel=False),
         Trial("classic/rps_v2", kwargs={"max_cycles": 5}),
         Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),
         Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
         Trial("lab2d/commons_harvest", kwargs={"numPlayers": 2}, cut=11),
+        Trial("lab2d/clean_up", kwargs={"numPlayers": 2}),
         Trial("meltingpot/coins", options={"world_rgb": True}, cut=10),
+        Trial("meltingpot/collaborative_cooking__cramped"),
+        Trial(
+            "meltingpot/prisoners_dilemma_in_the_matrix__repeated",
+            options={"group_map": per_agent, "max_steps": 20},
+        ),
     ]
 
 

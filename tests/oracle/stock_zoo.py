@@ -18,12 +18,23 @@ MASK = "action_mask"
 
 def build(trial: Trial) -> Any:
     """Build the stock environment of a trial."""
+    if trial.script is not None:
+        from support.zoo import ScriptedEnv, ScriptedTurns
+
+        return (ScriptedEnv if trial.parallel else ScriptedTurns)(trial.script)
     family, _, name = trial.task.partition("/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = importlib.import_module(f"{PACKAGES[family]}.{name}")
     make = module.parallel_env if trial.parallel else module.env
     return make(**trial.kwargs)
+
+
+def wrap(trial: Trial, **options: Any) -> Any:
+    """Return our environment around that of a trial."""
+    from marl_collect.envs import PettingZooWrapper
+
+    return PettingZooWrapper(build(trial), **options)
 
 
 def stock_of(trial: Trial) -> "Stock":
@@ -110,8 +121,13 @@ class Agent:
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
         """End."""
-        self.done, self.mask = True, False
+        self.done, self.mask, self.buried = True, False, False
         self.terminated, self.truncated = terminated, truncated
+
+    def come_back(self) -> None:
+        """Take part again, after an end in an earlier step."""
+        self.done = self.terminated = self.truncated = False
+        self.join()
 
     def taken(self, actions: Frame, *, one_hot: bool) -> Any:
         """Return the action for the stock environment."""
@@ -160,14 +176,19 @@ class Stock:
         group_map = self.options.get("group_map")
         if isinstance(group_map, str):
             self.options["group_map"] = MarlGroupMapType(group_map)
-        self.factory = partial(
-            PettingZooEnv,
-            trial.task,
-            trial.parallel,
-            **self.options,
-            info_keys=dict(numbers),
-            **trial.kwargs,
+        self.factory = (
+            partial(wrap, trial, **self.options, info_keys=dict(numbers))
+            if trial.script is not None
+            else partial(
+                PettingZooEnv,
+                trial.task,
+                trial.parallel,
+                **self.options,
+                info_keys=dict(numbers),
+                **trial.kwargs,
+            )
         )
+        self.waits = self.options.get("absent") == "waiting"
         with self.factory() as ours:
             self.groups = ours.group_map
             self.masked = {
@@ -193,10 +214,12 @@ class Stock:
         for agent in self.agents.values():
             agent.begin()
         self.root = dict.fromkeys(FLAGS, False)
+        self.steps = 0
         self.last_state: Array | None = None
 
     def step(self, actions: Frame, *, cut: bool) -> tuple[Frame, Frame, bool]:
         """Step; return what is observed, what came of it, and whether it is over."""
+        self.steps += 1
         for agent in self.agents.values():
             agent.reward = np.float32(0)
             if agent.done and not agent.buried:
@@ -217,13 +240,26 @@ class Stock:
         """Step the environment and update the agents."""
         raise NotImplementedError
 
+    @property
+    def at_limit(self) -> bool:
+        """Whether the time limit cuts the episode in this step."""
+        return self.steps == self.options.get("time_limit")
+
+    def end(self, agent: Agent, *, terminated: bool, truncated: bool) -> None:
+        """End an agent; a termination at the limit is that of the limit."""
+        if self.at_limit and not truncated:
+            terminated, truncated = False, True
+        agent.end(terminated=terminated, truncated=truncated)
+
     def settle(self, *, cut: bool) -> None:
         """Determine whether the episode is over, for which agents, and why."""
         agents = self.agents.values()
         alive = [agent for agent in agents if not agent.done]
         combine = any if self.on_any else all
-        if not self.env.agents:
-            truncated = any(agent.truncated for agent in agents)
+        if not self.env.agents or self.at_limit:
+            terminated = any(agent.terminated for agent in agents)
+            truncated = self.at_limit or not terminated
+            truncated = truncated or any(agent.truncated for agent in agents)
             if not combine(agent.done for agent in agents):
                 for agent in alive:
                     agent.end(terminated=not truncated, truncated=truncated)
@@ -300,6 +336,9 @@ class Together(Stock):
             agent.mask = True
             agent.see(observations[name])
             agent.inform(infos.get(name))
+        if self.waits:
+            for agent in self.agents.values():
+                agent.join()
         return self.frame()
 
     def act(self, actions: Frame) -> None:
@@ -316,6 +355,8 @@ class Together(Stock):
             terminated = bool(terminations.get(name, False))
             truncated = bool(truncations.get(name, False))
             present = name in self.env.agents
+            if agent.done and present and not (terminated or truncated):
+                agent.come_back()
             if agent.done or not (agent.joined or present or terminated or truncated):
                 continue
             if not agent.joined:
@@ -324,11 +365,11 @@ class Together(Stock):
                 agent.see(observations[name])
             agent.earn(rewards.get(name, 0))
             agent.inform(infos.get(name))
-            agent.mask = True
+            agent.mask = present
             if terminated or truncated:
-                agent.end(terminated=terminated, truncated=truncated)
-            elif not present:
-                agent.end(terminated=False, truncated=True)
+                self.end(agent, terminated=terminated, truncated=truncated)
+            elif not (present or self.waits):
+                self.end(agent, terminated=False, truncated=True)
 
 
 class Turns(Stock):
@@ -353,6 +394,8 @@ class Turns(Stock):
         self.agents[name].mask = False
         for other in env.agents:
             agent = self.agents[other]
+            if agent.buried and not self._dead(other):
+                agent.come_back()
             if not agent.done:
                 if not agent.joined:
                     agent.join()
@@ -378,9 +421,9 @@ class Turns(Stock):
             terminated = bool(env.terminations.get(name, False))
             truncated = bool(env.truncations.get(name, False))
             if terminated or truncated:
-                agent.end(terminated=terminated, truncated=truncated)
+                self.end(agent, terminated=terminated, truncated=truncated)
             elif name not in env.agents:
-                agent.end(terminated=False, truncated=True)
+                self.end(agent, terminated=False, truncated=True)
 
     def _next(self) -> None:
         env = self.env

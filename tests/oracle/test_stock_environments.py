@@ -20,6 +20,7 @@ NEEDED = {
     "meltingpot": ["dmlab2d", "meltingpot"],
     "sisl/multiwalker_v9": ["pygame", "Box2D"],
     "classic/leduc_holdem_v4": ["pygame", "rlcard"],
+    "classic/texas_holdem_v4": ["pygame", "rlcard"],
 }
 
 

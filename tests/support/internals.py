@@ -1,4 +1,4 @@
-"""How tests reach what collectors keep to themselves."""
+"""How tests reach what collectors and environments keep to themselves."""
 
 from typing import Any
 
@@ -16,3 +16,22 @@ def workers_of(collector: Any) -> Any:
 def pool_of(collector: Any) -> Any:
     """Return the pool of a collector's workers."""
     return workers_of(collector)._pool
+
+
+def lab2d_world(env: Any) -> Any:
+    """Return the Lab2d of an environment of Lab2d or MeltingPot."""
+    return getattr(env._world, "_lab2d", env._world)
+
+
+class Around:
+    """Passes everything on to a Lab2d."""
+
+    def __init__(self, env: Any) -> None:
+        """Take the place of the Lab2d in the world of ``env``."""
+        world = lab2d_world(env)
+        self._lab = world.lab
+        world._lab = self
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what Lab2d has."""
+        return getattr(self._lab, name)
