@@ -21,7 +21,6 @@ from pettingzoo import ParallelEnv
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.collectors import collector as collector_module
-from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import MultiAgentMLP
 
@@ -81,37 +80,6 @@ class Line(ParallelEnv[str, Any, Any]):
 
 def line(bug: str = "") -> Callable[[], PettingZooWrapper]:
     return lambda: PettingZooWrapper(Line(bug))
-
-
-def test_a_batch_holds_what_a_bare_loop_with_its_seeds_and_actions_gives() -> None:
-    frames, seed = 40, 3
-    with MultiSyncCollector(
-        [line()] * 2, frames_per_batch=2 * frames, seed=seed
-    ) as collector:
-        batch = collector.next()
-    for env_index in range(2):
-        env_batch = batch[env_index]
-        env, episode, observations = Line(), 0, {}
-        for t in range(frames):
-            if not env.__dict__.get("agents"):
-                observations, _ = env.reset(seed=episode_seed(seed, env_index, episode))
-                episode += 1
-            agents = list(env.agents)
-            for i, agent in enumerate(agents):
-                expected = torch.from_numpy(observations[agent].astype(np.float32))
-                assert torch.equal(env_batch["a", "observation"][t, i], expected)
-            actions = {
-                a: int(env_batch["a", "action"][t, i]) for i, a in enumerate(agents)
-            }
-            observations, rewards, ends, _, _ = env.step(actions)
-            after = env_batch["next"][t]
-            for i, agent in enumerate(agents):
-                expected = torch.from_numpy(observations[agent].astype(np.float32))
-                assert torch.equal(after["a", "observation"][i], expected)
-                assert after["a", "reward"][i].item() == np.float32(rewards[agent])
-                assert after["a", "terminated"][i].item() == ends[agent]
-            assert after["done"].item() == all(ends.values())
-        assert episode == 6
 
 
 def network(

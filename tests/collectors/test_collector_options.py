@@ -339,38 +339,6 @@ def test_kwargs_reach_the_factories() -> None:
         assert collector.next() is not None
 
 
-def test_restarted_worker_fills_its_rows_and_is_counted(tmp_path: Any) -> None:
-    marker = tmp_path / "failed"
-
-    def make() -> CountingEnv:
-        if marker.exists():
-            return CountingEnv()
-        marker.touch()
-        return CountingEnv(fault=Fault("kill", "step", 15))
-
-    collector = MultiSyncCollector(
-        [CountingEnv, make],
-        frames_per_batch=20,
-        total_frames=80,
-        on_worker_failure="restart",
-        seed=0,
-    )
-    frames = join(collector)
-    assert frames.shape == (2, 40)
-    stats = collector.stats()
-    assert stats["restarts"] == 1
-    ids = frames["collector", "traj_ids"][1]
-    assert (ids >> 32 == 1).all()
-    assert (ids[1:] >= ids[:-1]).all(), "a trajectory's number came back"
-    cut_ids = stats["cut_trajectories"]
-    assert len(cut_ids) == 1
-    assert cut_ids[0] in ids.tolist()
-    reference = join(
-        Collector([CountingEnv] * 2, frames_per_batch=20, total_frames=80, seed=0)
-    )
-    assert (frames[0] == reference[0]).all(), "the other worker was disturbed"
-
-
 def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],

@@ -325,20 +325,6 @@ def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:
             collector.update_policy_weights_()
 
 
-def test_a_restarted_worker_has_the_settings() -> None:
-    import os
-    import signal
-
-    module = Sum()
-    with KINDS["sync"](policy_of(module), on_worker_failure="restart") as collector:
-        collector.next()
-        module.epsilon = 1.0
-        collector.update_policy_weights_()
-        assert action(collector) == 1.0
-        os.kill(collector.worker_pids[0], signal.SIGKILL)
-        assert action(collector) == 1.0
-
-
 # Weights computed from other weights
 
 

@@ -181,15 +181,3 @@ def test_every_worker_resumes_with_its_own_version() -> None:
             assert versions(batch) == [0, 1, 2]
             assert levels(batch) == [0.0, 0.0, 4.0]
             assert resumed.policy_version == 2
-
-
-def test_policies_of_factories_have_versions_too() -> None:
-    factories = [at_level(float(n)) for n in range(WORKERS)]
-    with sync(None, policy_factory=factories) as collector:
-        batch = collector.next()
-        assert versions(batch) == [0, 0, 0]
-        assert levels(batch) == [0.0, 1.0, 2.0]
-        collector.update_policy_weights_(weight(8.0), worker_ids=[1, 2])
-        batch = collector.next()
-        assert versions(batch) == [0, 1, 1]
-        assert levels(batch) == [0.0, 8.0, 8.0]

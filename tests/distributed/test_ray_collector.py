@@ -83,48 +83,6 @@ def test_a_batch_equals_that_of_local_workers(
     assert ray_stats["seconds_in_rollouts"] > 0
 
 
-class Scales:
-    """Overwrites an observation, changes another in place, and has a private state."""
-
-    def __call__(self, td: Any) -> Any:
-        td["prey", "observation"] = td["prey", "observation"] / 4
-        td["hunter", "observation"].mul_(100)
-        age = td.get(("prey", "_age"), None)
-        age = torch.zeros(*td["prey"].batch_size, 2) if age is None else age
-        td["next", "prey", "_age"] = age + 1
-        td["prey", "action"] = (td["prey", "observation"][..., :2] + age).sin()
-        observation = td["hunter", "observation"].abs().sum(-1, keepdim=True).long() % 7
-        legal = td["hunter", "action_mask"] * torch.arange(1, 5)
-        td["hunter", "action"] = ((legal * 31 + observation) % 37 * (legal > 0)).argmax(
-            -1
-        )
-        return td
-
-
-def test_policies_may_change_their_input_in_actors(cluster: Any) -> None:
-    del cluster
-    options: Any = {"envs_per_worker": 2, "frames_per_batch": 60, **SHARED}
-    with (
-        RayCollector(
-            masked, Scales(), num_collectors=2, sync=True, **options
-        ) as ray_collector,
-        MultiSyncCollector(
-            masked, Scales(), num_workers=2, **options
-        ) as local_collector,
-    ):
-        for _ in range(2):
-            assert_same(ray_collector.next(), local_collector.next())
-
-
-def test_a_seed_repeats_the_data(pair: RayCollector) -> None:
-    following = pair.set_seed(5)
-    first = pair.next().clone()
-    assert pair.set_seed(5) == following
-    assert_same(pair.next(), first)
-    pair.set_seed(6)
-    assert not (pair.next()["hunter", "action"] == first["hunter", "action"]).all()
-
-
 def test_a_state_can_be_loaded_into_ray_and_local_collectors(
     pair: RayCollector,
 ) -> None:
@@ -159,28 +117,6 @@ def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
         batch["next", "hunter", "reward"] == copy["next", "hunter", "reward"] + 1
     ).all()
     assert (batch["hunter", "action"] == copy["hunter", "action"]).all()
-
-
-def test_some_workers_can_get_different_weights(pair: RayCollector) -> None:
-    version = pair.policy_version
-    pair.update_policy_weights_(biased(10.0))
-    pair.update_policy_weights_(biased(20.0), worker_ids=1)
-    batch = pair.next()
-    assert batch["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
-    versions = batch["policy_version"]
-    assert (versions == version + torch.tensor([[1], [1], [2], [2]])).all()
-    assert torch.equal(versions, batch["next", "policy_version"])
-    del versions  # It holds its slot.
-    pair.update_policy_weights_(biased(30.0))
-    batch = pair.next()
-    assert (batch["hunter", "bias"] == 30).all()
-    assert (batch["policy_version"] == version + 3).all()
-    pair.update_policy_weights_({0: biased(1.0), 1: biased(2.0)})
-    batch = pair.next()
-    assert batch["hunter", "bias"][:, 0, 0].tolist() == [1, 1, 2, 2]
-    assert (batch["policy_version"] == version + 4).all()
-    with pytest.raises(ValueError, match="worker 2 of 2"):
-        pair.update_policy_weights_(biased(), worker_ids=[2])
 
 
 def test_actors_resume_with_the_weights_that_they_acted_with(
@@ -276,16 +212,6 @@ def test_attributes_of_environments_and_policies_can_be_read(
     with pytest.raises(AttributeError, match="colour"):
         pair.getattr_env("colour")
     pair.next()  # A wrong name does not affect the actors.
-
-
-def test_new_episodes_begin_in_the_selected_workers(pair: RayCollector) -> None:
-    pair.set_seed(1)
-    before = pair.next()["collector", "traj_ids"][:, -1].clone()
-    last = pair.next()["collector", "traj_ids"][:, -1].clone()
-    assert (last > before).all()
-    pair.reset([False, True])
-    after = pair.next()["collector", "traj_ids"][:, 0]
-    assert (after[2:] > last[2:]).all()
 
 
 def test_the_number_of_actors_is_chosen_at_the_start(pair: RayCollector) -> None:
@@ -509,31 +435,6 @@ def test_a_replay_buffer_is_filled_in_the_background() -> None:
             assert buffer.frames == frames
         wait_until(lambda: not collector.is_running())
         assert buffer.frames == collector.frames == 100
-
-
-def test_several_policies_act_as_in_local_workers() -> None:
-    def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
-        return {agent: ("a", "b")[(seed + i) % 2] for i, agent in enumerate(agents)}
-
-    def given() -> dict[str, Any]:
-        return {"policies": {"a": biased(), "b": biased(1)}, "assign": assign}
-
-    actor_options = {"frames_per_batch": 60, "envs_per_worker": 2, **SHARED}
-    with (
-        RayCollector(
-            masked, num_collectors=2, sync=True, **actor_options, **given()
-        ) as ray,
-        MultiSyncCollector(masked, num_workers=2, **actor_options, **given()) as local,
-    ):
-        for _ in range(2):
-            batch = ray.next()
-            assert_same(batch, local.next())
-            assert set(batch["hunter", "policy_id"].unique().tolist()) == {0, 1}
-            for collector in (ray, local):
-                with torch.no_grad():
-                    for weight in collector.policy["b"].parameters():
-                        weight += 1
-                collector.update_policy_weights_(model_id="b")
 
 
 def failing_at_close() -> CountingEnv:

@@ -82,20 +82,6 @@ def test_a_pool_on_ray_gives_the_data_of_one_process_and_resumes() -> None:
         same(batches(resumed, 3), expected[:, 30:])
 
 
-def test_worlds_on_ray_give_the_data_of_single_environments() -> None:
-    worlds = {"num_collectors": 2, "sync": True}
-    factory = partial(CountingWorlds, 2)
-    with start(Collector, [CountingEnv] * 4) as local:
-        expected = batches(local, 3)
-    with start(RayCollector, factory, **worlds) as uninterrupted:
-        same(batches(uninterrupted, 1), expected[:, :15])
-        state = copy.deepcopy(uninterrupted.state_dict())
-        same(batches(uninterrupted, 2), expected[:, 15:])
-    with start(RayCollector, factory, **worlds) as resumed:
-        resumed.load_state_dict(state)
-        same(batches(resumed, 2), expected[:, 15:])
-
-
 def test_several_batches_of_an_actor_are_refused_with_the_way() -> None:
     with pytest.raises(TypeError, match="Build one batch with more worlds"):
         start(RayCollector, partial(CountingWorlds, 2), **RAY)

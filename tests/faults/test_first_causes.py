@@ -480,28 +480,6 @@ def tempered() -> TensorDictModule:
     )
 
 
-@every_kind
-def test_a_restarted_worker_has_the_current_settings(kind: Any) -> None:
-    acting = tempered()
-    with kind(
-        CountingEnv,
-        acting,
-        policy_factory=tempered,
-        frames_per_batch=10,
-        on_worker_failure="restart",
-    ) as collector:
-        collector.next()
-        acting.module.temperature = 5.0
-        collector.update_policy_weights_()
-        collector.next()
-        assert float(collector.next()["temperature"][0, -1]) == 5
-        (pid,) = collector.worker_pids
-        os.kill(pid, signal.SIGKILL)
-        wait_until_gone([pid])
-        collector.next()
-        assert float(collector.next()["temperature"][0, 0]) == 5
-
-
 class Other(Tempered):
     """Has the same weights, and one more submodule."""
 

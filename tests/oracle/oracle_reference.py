@@ -354,13 +354,13 @@ class ReferenceWorker:
         self.reads_init, self.lingers = reads_init, lingers
         self.given = given  # Episodes have the seed itself.
         self.envs = [ReferenceEnv(world) for _ in indices]
-        self.generation = 0
         self.ended: list[Ended] = []
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Begin with episode 0 and fresh noise."""
+        """Begin with episode 0 and fresh noise, as if there had been no restart."""
         self.seed = seed
+        self.generation = 0
         self.discovered = self.policy is None
         self.episodes = [-1] * len(self.envs)
         self.lengths = [0] * len(self.envs)

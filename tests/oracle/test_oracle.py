@@ -152,6 +152,15 @@ def test_compact_observations_that_a_policy_changes(name: str) -> None:
     assert check(case) == 24
 
 
+@pytest.mark.parametrize("event", [("seed", 7), ("reset",), ("resume",)])
+def test_a_replacement_continues_what_its_worker_was_told(event: Any) -> None:
+    """With the seed, the numbers and the draws of the last reset or state."""
+    events = ((("kill", 1),), (event,), (), (("kill", 1),), ())
+    case = Case(WORLDS[0], "random", collector="sync", workers=2, frames=5)
+    options = {"on_worker_failure": "restart"}
+    assert check(replace(case, events=events, options=options)) == 60
+
+
 def resumed(
     world: World, policy: str, collector: str = "Collector", **options: Any
 ) -> Any:

@@ -1,5 +1,7 @@
 """The same comparison with actors on Ray."""
 
+from dataclasses import replace
+
 import pytest
 from oracle_cases import Case, check
 from oracle_worlds import Group, World
@@ -42,10 +44,9 @@ DYING = World(
         ),
         Case(DYING, "assigned_weights", events=((("update", 1),), (("resume",),), ())),
         Case(World(length=4), "assigned_pool", events=((("update",),), (("resume",),))),
+        Case(replace(DYING, batched=True, joins=False, respawns=False), each=2),
     ],
     ids=lambda case: case.policy,
 )
 def test_ray_collector(case: Case) -> None:
-    from dataclasses import replace
-
     check(replace(case, collector="ray", workers=2, frames=7))
