@@ -56,15 +56,7 @@ class RayCollector(CollectorBase):
     @property
     def actors(self) -> list[dict[str, Any]]:
         """Index, process id, node id and host of each actor, as of its start."""
-        return [
-            {
-                "index": actor.index,
-                "pid": actor.location.pid,
-                "node": actor.location.node,
-                "host": actor.location.host,
-            }
-            for actor in self._actors
-        ]
+        return [{"index": actor.index, **actor.location} for actor in self._actors]
 
 
 def deal(

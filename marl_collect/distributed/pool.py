@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
@@ -30,7 +30,6 @@ from marl_collect.distributed.relay import (
     RECEIVE,
     SEND,
     WEIGHTS,
-    ActorLocation,
     Bytes,
     Name,
     Relay,
@@ -67,7 +66,7 @@ class Actor:
         assignments: of its workers.
         handle: Ray's.
         started: reference to the result of its start.
-        location: where it runs.
+        location: its process id, node and host, once it has started.
         reply: reference to the next reply of a worker.
         sent: references to calls that return nothing, but may fail.
         copies: copies what a worker has filled, by worker and name.
@@ -86,7 +85,7 @@ class Actor:
     assignments: Sequence[messages.Assignment]
     handle: Any = None
     started: Any = None
-    location: ActorLocation = field(default_factory=lambda: ActorLocation(0, "", ""))
+    location: Mapping[str, Any] = field(default_factory=dict)
     reply: Any = None
     sent: list[Any] = field(default_factory=list)
     copies: dict[tuple[int, Name], Callable[[Bytes], None]] = field(
@@ -543,7 +542,7 @@ class RayPool:
         if isinstance(message, bytes):
             return pickle.loads(message)
         actor.failed[reply.worker] = reply
-        note = f"Raised in actor {actor.index} on {actor.location.host}."
+        note = f"Raised in actor {actor.index} on {actor.location['host']}."
         if isinstance(message, Failure):
             raise_failure(replace(message, notes=(*message.notes, note)), index)
         error = WorkerError(index, *message.args[1:])

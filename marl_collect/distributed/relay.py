@@ -44,16 +44,6 @@ _PAUSE: Final = 0.2  # Seconds between two checks for workers that hang.
 
 @final
 @dataclass(frozen=True)
-class ActorLocation:
-    """Where an actor runs: process id, Ray's id of its node, and the machine."""
-
-    pid: int
-    node: str
-    host: str
-
-
-@final
-@dataclass(frozen=True)
 class Reply:
     """What a worker sent, or how it failed.
 
@@ -108,8 +98,12 @@ class Relay:
 
     def start(
         self, main: bytes, assignments: Sequence[bytes], options: Mapping[str, Any]
-    ) -> ActorLocation | Failure:
-        """Start a worker for each pickled assignment; return where this actor runs."""
+    ) -> dict[str, Any] | Failure:
+        """Start a worker for each pickled assignment; return where this actor runs.
+
+        Returns:
+            The actor's ``pid``, Ray's id of its ``node``, and the name of its ``host``.
+        """
         import ray
 
         try:
@@ -117,8 +111,8 @@ class Relay:
             self._pool = WorkerPool(cast(Main, _Pickled(main)), arguments, **options)
         except Exception as error:  # noqa: BLE001 - the trainer raises it
             return Failure.capture(error, os.getpid())
-        node: str = ray.get_runtime_context().get_node_id()
-        return ActorLocation(os.getpid(), node, platform.node())
+        node = ray.get_runtime_context().get_node_id()
+        return {"pid": os.getpid(), "node": node, "host": platform.node()}
 
     def restart(self, worker: int, assignment: bytes) -> Failure | None:
         """Replace a worker."""
