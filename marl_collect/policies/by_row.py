@@ -135,8 +135,7 @@ class OwnRows:
         bound: Row,
         description: EnvDescription,
         memory: Row,
-        parts: Mapping[str, "_Part"],
-        flops: float,
+        groups: Mapping[str, "_GroupRows"],
         state: ModuleState,
     ) -> None:
         """Prepare the policy for one agent at a time.
@@ -146,8 +145,7 @@ class OwnRows:
             bound: the memory to which it is bound, with outputs of its own.
             description: of the environments.
             memory: of the step loop, ``[K, ...]`` per key.
-            parts: what acts for each group.
-            flops: floating-point operations for one agent.
+            groups: what acts for each group.
             state: of the policy.
         """
         self._module = module
@@ -155,10 +153,7 @@ class OwnRows:
         self._bound = bound
         self._memory = memory
         self._state = state
-        self._groups = {
-            group: _GroupRows(part, group, description, memory, module.how, flops)
-            for group, part in parts.items()
-        }
+        self._groups = groups
 
     @property
     def is_current(self) -> bool:
@@ -258,19 +253,24 @@ class OwnRows:
 
 @final
 class _GroupRows:
-    """Runs the part of a policy that acts for one group."""
+    """Runs the part of a policy that acts for one group, with its copies for one agent.
+
+    Attributes:
+        alike: whether one copy computes the rows of all agents.
+    """
 
     def __init__(
         self,
-        part: "_Part",
+        policy: nn.Module,
         group: str,
         description: EnvDescription,
         memory: Row,
         how: InteractionType | None,
-        flops: float,
     ) -> None:
-        self._flops = flops
-        self._part = part
+        self._policy = policy
+        self._copies: dict[int, nn.Module] = {}
+        self.alike = is_by_row(policy)
+        self._flops = 0.0
         about = description.groups[group]
         one = replace(about, agents=about.agents[:1])
         self._description = replace(description, groups={group: one})
@@ -280,6 +280,23 @@ class _GroupRows:
         self._frames = 0
         self._runs: dict[tuple[int, int], _Run] = {}
         self._probed: dict[int, ProbeResult] = {}
+
+    def can_be_split(self) -> bool:
+        """Return whether the copies together compute what the policy does."""
+        # A copy with one agent mixes none, whatever the policy does with several.
+        known = self.alike or _tells_agents_apart(self._policy)
+        return known and is_by_row(self.alone(0))
+
+    def alone(self, agent: int) -> nn.Module:
+        """Return the copy for one agent, which shares the policy's tensors."""
+        if agent not in self._copies:
+            with _code_of_users():
+                self._copies[agent] = _for_one_agent(self._policy, agent)
+        return self._copies[agent]
+
+    def prepare(self, flops: float) -> None:
+        """Make the first run, for rows of so many floating-point operations."""
+        self._flops = flops
         self._run(0, 1)
 
     def begin(self, frames: int) -> None:
@@ -292,7 +309,7 @@ class _GroupRows:
     ) -> list[Call]:
         by_copy: dict[int, list[tuple[int, int]]] = {}
         for k, i in rows:
-            by_copy.setdefault(0 if self._part.alike else i, []).append((k, i))
+            by_copy.setdefault(0 if self.alike else i, []).append((k, i))
         calls: list[Call] = []
         for number, rows_of_copy in by_copy.items():
             first = 0
@@ -310,7 +327,7 @@ class _GroupRows:
         """
         n_agents = self._memory[self._group, "done"].shape[1]
         rows = np.zeros((n_envs, n_agents), np.bool_)
-        rows[0, :: 1 if self._part.alike else max(n_agents - 1, 1)] = True
+        rows[0, :: 1 if self.alike else max(n_agents - 1, 1)] = True
         return rows
 
     def explain(self) -> str:
@@ -319,7 +336,7 @@ class _GroupRows:
     def _run(self, number: int, size: int) -> "_Run":
         if (number, size) not in self._runs:
             module = ModuleRunner(
-                self._part.alone(number), self._description, size, how=self._how
+                self.alone(number), self._description, size, how=self._how
             )
             probed = self._probed.get(number)
             run = _Run(module, self._description, self._memory, probed)
@@ -457,14 +474,19 @@ def own_rows(
         return None
     with torch.no_grad(), set_interaction_type(module.how):
         try:
-            parts = {g: _Part(part) for g, part in _parts(policy, description).items()}
-            if not parts or not all(part.can_be_split() for part in parts.values()):
+            groups = {
+                group: _GroupRows(part, group, description, memory, module.how)
+                for group, part in _parts(policy, description).items()
+            }
+            if not groups or not all(rows.can_be_split() for rows in groups.values()):
                 return None
-            flops = _flops_per_row(module, description, parts)
-            alike = {group: part.alike for group, part in parts.items()}
+            flops = _flops_per_row(module, description, groups)
+            alike = {group: rows.alike for group, rows in groups.items()}
             if not is_worth_it(episodes, alike, module.size, flops):
                 return None
-            copies = OwnRows(module, bound, description, memory, parts, flops, state)
+            for rows in groups.values():
+                rows.prepare(flops)
+            copies = OwnRows(module, bound, description, memory, groups, state)
             return copies if copies.equals_all_rows() else None
         except _CannotBeSplitError:
             return None
@@ -498,33 +520,6 @@ def is_worth_it(
             cost += count * _ROW
             cost += sum(_RUN + size * flops for size in sizes_of_runs(count, flops))
     return cost < cost_of_all
-
-
-@final
-class _Part:
-    """What acts for a group, with its copies for one agent.
-
-    Attributes:
-        alike: whether one copy computes the rows of all agents.
-    """
-
-    def __init__(self, policy: nn.Module) -> None:
-        self._policy = policy
-        self._copies: dict[int, nn.Module] = {}
-        self.alike = is_by_row(policy)
-
-    def can_be_split(self) -> bool:
-        """Return whether the copies together compute what the policy does."""
-        # A copy with one agent mixes none, whatever the policy does with several.
-        known = self.alike or _tells_agents_apart(self._policy)
-        return known and is_by_row(self.alone(0))
-
-    def alone(self, agent: int) -> nn.Module:
-        """Return the copy for one agent, which shares the policy's tensors."""
-        if agent not in self._copies:
-            with _code_of_users():
-                self._copies[agent] = _for_one_agent(self._policy, agent)
-        return self._copies[agent]
 
 
 def sizes_of_runs(rows: int, flops: float) -> list[int]:
@@ -568,7 +563,7 @@ def _calls_module(module: nn.Module) -> bool:
 
 
 def _flops_per_row(
-    module: ModuleRunner, description: EnvDescription, parts: Mapping[str, _Part]
+    module: ModuleRunner, description: EnvDescription, groups: Mapping[str, _GroupRows]
 ) -> float:
     """Return the floating-point operations for one agent.
 
@@ -581,7 +576,7 @@ def _flops_per_row(
         module.call()
     acts = {key[0] for key in module.signature.outputs}
     rows = sum(g.n_agents for name, g in description.groups.items() if name in acts)
-    alone = nn.ModuleList(part.alone(0) for part in parts.values())
+    alone = nn.ModuleList(group.alone(0) for group in groups.values())
     weights = sum(parameter.numel() for parameter in alone.parameters())
     return max(counter.get_total_flops() / (rows * module.size) - 2 * weights, 0.0)
 
