@@ -212,19 +212,6 @@ def test_torchrls_values_for_off_are_accepted(kind: Any) -> None:
                 len(collector)
 
 
-@pytest.mark.torchrl_defect("D17")
-@pytest.mark.parametrize("kind", KINDS)
-def test_reset_at_each_iter_begins_new_trajectories(kind: Any) -> None:
-    collector = kind(
-        CountingEnv, frames_per_batch=3, total_frames=12, reset_at_each_iter=True
-    )
-    ids = []
-    for batch in collector:
-        assert (batch["hunter", "observation"][:, 0, :, 1] == 0).all()
-        ids += batch["collector", "traj_ids"][:, 0].tolist()
-    assert len(set(ids)) == len(ids)
-
-
 @pytest.mark.torchrl_defect("D3b")
 def test_preempted_frames_are_marked(tmp_path: Path) -> None:
     with MultiSyncCollector(

@@ -14,12 +14,9 @@ from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.errors import WorkerError
-from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.parallel_env import ParallelEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-ENVIRONMENTS = 4
-Twin = tuple[Any, TensorDictBase]
 
 
 def make() -> CountingEnv:
@@ -43,28 +40,9 @@ def collect(kind: Any, factory: Any, policy: Any = None) -> TensorDictBase:
         collector.shutdown()
 
 
-@pytest.fixture(scope="module", params=[None, elementwise], ids=["random", "policy"])
-def twin(request: pytest.FixtureRequest) -> Twin:
-    """A policy, and the data of four environments in this process."""
-    return request.param, collect(Collector, [make] * ENVIRONMENTS, request.param)
-
-
-@pytest.mark.parametrize(
-    "factory",
-    [
-        lambda: SerialEnv(ENVIRONMENTS, make),
-        lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=2),
-        lambda: ParallelEnv(ENVIRONMENTS, make, num_processes=3, groups=2),
-    ],
-    ids=["serial", "parallel", "groups"],
-)
-def test_a_collector_over_it_gives_the_same_data(factory: Any, twin: Twin) -> None:
-    policy, expected = twin
-    assert (collect(Collector, factory, policy) == expected).all()
-
-
-def test_inside_workers_it_gives_the_same_data(twin: Twin) -> None:
-    policy, expected = twin
+@pytest.mark.parametrize("policy", [None, elementwise], ids=["random", "policy"])
+def test_inside_workers_it_gives_the_same_data(policy: Any) -> None:
+    expected = collect(Collector, [make] * 4, policy)
     factories = [lambda: ParallelEnv(2, make, num_processes=2)] * 2
     assert (collect(MultiSyncCollector, factories, policy) == expected).all()
 
