@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
@@ -19,17 +22,19 @@ with imports_of("vmas", "VmasEnv"):
     import vmas
     from vmas.simulator.environment import Environment
 
+    from marl_collect.envs.vmas.reset import FEW, MASKED, renew
+
 _Space = spaces.Space[Any]
 
 _NOT_TAKEN = frozenset(
-    {"device", "dict_spaces", "grad_enabled", "seed", "terminated_truncated", "wrapper"}
+    {"dict_spaces", "grad_enabled", "seed", "terminated_truncated", "wrapper"}
 )
 """Arguments of ``vmas.make_env`` that change what it returns, or that are set here."""
 
 
 @final
 class VmasEnv(BatchedEnv):
-    """Worlds of a VMAS scenario, such as ``"navigation"``, on the CPU.
+    """Worlds of a VMAS scenario, such as ``"navigation"``, on the CPU or a GPU.
 
     Observations and continuous actions are float32. Agents called ``agent_0``,
     ``agent_1``, ... are the group ``agent``; groups whose agents have different spaces
@@ -39,6 +44,9 @@ class VmasEnv(BatchedEnv):
     does not determine the episode of a world: the description has ``repeats=False``.
     The generator is seeded, with the seed of the first world that begins, whenever
     worlds begin. Equal seeds of a collector thus give equal data.
+
+    On a GPU, a frame is one copy of the actions of each group to the device, and one
+    copy of everything else to pinned memory.
 
     Example:
         >>> from functools import partial
@@ -53,6 +61,7 @@ class VmasEnv(BatchedEnv):
         continuous_actions: bool = True,
         multidiscrete_actions: bool = False,
         max_steps: int | None = 100,
+        device: str | torch.device | None = None,
         group_map: MarlGroupMapType | GroupMap | None = None,
         **kwargs: Any,
     ) -> None:
@@ -65,6 +74,7 @@ class VmasEnv(BatchedEnv):
             multidiscrete_actions: MultiDiscrete instead of Discrete actions.
             max_steps: frames after which an episode is truncated. VMAS has no default,
                 and most scenarios never terminate. None for no limit.
+            device: on which the worlds are computed; None means the CPU.
             group_map: group to agents; None groups by names and spaces.
             kwargs: arguments of the scenario, such as ``n_agents=4``.
 
@@ -74,24 +84,37 @@ class VmasEnv(BatchedEnv):
         """
         if refused := sorted(_NOT_TAKEN & kwargs.keys()):
             raise TypeError(
-                f"VmasEnv does not take {', '.join(refused)}: it runs on the CPU, and "
-                "collectors seed it. Expected arguments of the scenario."
+                f"VmasEnv does not take {', '.join(refused)}: collectors seed it, and "
+                "convert what it returns. Expected arguments of the scenario."
             )
         if multidiscrete_actions and continuous_actions:
             raise ValueError(
                 "multidiscrete_actions=True needs continuous_actions=False."
             )
+        self._device = torch.device(device or "cpu")
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"device is {device}, but torch finds no GPU: use 'cpu', or install "
+                "torch with CUDA."
+            )
+        self._pinned: torch.Tensor | None = None
         # VMAS has one list of generator states for all environments of a process.
         self._generators: list[Any] = list(Environment.vmas_random_state)
+        self._cuda_generator: torch.Tensor | None = None
+        self._make = partial(
+            vmas.make_env,
+            scenario,
+            num_envs,
+            continuous_actions=continuous_actions,
+            multidiscrete_actions=multidiscrete_actions,
+            device=self._device,
+            seed=0,
+            **kwargs,
+        )
+        self._twin: Environment | None = None
+        self._masked = scenario in MASKED
         with self._random():
-            self._env: Environment = vmas.make_env(
-                scenario,
-                num_envs,
-                continuous_actions=continuous_actions,
-                multidiscrete_actions=multidiscrete_actions,
-                seed=0,
-                **kwargs,
-            )
+            self._env: Environment = self._make()
             first = self._observations()
         specs = [
             AgentSpec(agent.name, agent.name, "", 0, _observed(seen), _action(space))
@@ -116,37 +139,45 @@ class VmasEnv(BatchedEnv):
     ) -> dict[str, Any]:
         first = 0 if which is None else int(which.argmax())
         with self._random():
+            together = self._masked and which is not None and which.sum() > FEW
+            if together and self._twin is None:
+                self._twin = self._make()
             self._env.seed(int(seeds[first]) % 2**32)  # numpy's generator takes 32 bits
             if which is None:
-                return self._by_group(self._env.reset())
-            for world in np.flatnonzero(which).tolist():
-                # It would return the observations of all worlds.
-                self._env.reset_at(world, return_observations=False)
-            return self._by_group(self._observations())
+                return self._by_group(self._arrays(self._env.reset()))
+            if together:
+                assert self._twin is not None
+                self._twin.reset(return_observations=False)
+                due = torch.from_numpy(which).to(self._device)
+                renew(self._env, self._twin, due)
+            else:
+                for world in np.flatnonzero(which).tolist():
+                    # It would return the observations of all worlds.
+                    self._env.reset_at(world, return_observations=False)
+            return self._by_group(self._arrays(self._observations()))
 
     @override
     def advance(self, actions: Mapping[str, NDArray[Any]]) -> Step:
-        import torch
-
         agents: list[Any] = [None] * len(self._env.agents)
         for group, members in self._groups.items():
             # VMAS copies what it changes.
-            tensor = torch.from_numpy(actions[group])
+            tensor = torch.from_numpy(actions[group]).to(self._device)
             if tensor.ndim == 2:
                 tensor = tensor[..., None]
             for row, agent in enumerate(members):
                 agents[agent] = tensor[:, row]
         with self._random():
             observations, rewards, done, _ = self._env.step(agents)
+            observations, rewards, done = self._arrays((observations, rewards, done))
         # Scenarios return rewards of shape [K], but "wheel" returns [K, 1].
-        by_agent = [reward.numpy().reshape(self.worlds) for reward in rewards]
+        by_agent = [reward.reshape(self.worlds) for reward in rewards]
         return Step(
             self._by_group(observations),
             {
                 group: np.stack([by_agent[agent] for agent in members], 1)
                 for group, members in self._groups.items()
             },
-            done.numpy(),
+            done.astype(np.bool_, copy=False),
         )
 
     def _observations(self) -> Any:
@@ -154,6 +185,21 @@ class VmasEnv(BatchedEnv):
             get_observations=True, get_rewards=False, get_infos=False, get_dones=False
         )
         return observations
+
+    def _arrays(self, tree: Any) -> Any:
+        """Return the same lists and mappings, with arrays instead of tensors."""
+        tensors = list(_leaves(tree))
+        if self._device.type == "cpu":
+            return _with_leaves(tree, (tensor.numpy() for tensor in tensors))
+        flat = [tensor.reshape(self.worlds, -1).float() for tensor in tensors]
+        packed = torch.cat(flat, 1)
+        if self._pinned is None or self._pinned.shape != packed.shape:
+            self._pinned = torch.empty(packed.shape, pin_memory=True)
+        self._pinned.copy_(packed)
+        ends = accumulate(columns.shape[1] for columns in flat)
+        parts = np.split(self._pinned.numpy(), list(ends)[:-1], 1)
+        shaped = zip(parts, tensors, strict=True)
+        return _with_leaves(tree, (part.reshape(t.shape) for part, t in shaped))
 
     def _by_group(self, observations: list[Any]) -> dict[str, Any]:
         return {
@@ -168,24 +214,48 @@ class VmasEnv(BatchedEnv):
         VMAS consists of many small operations. Without the counters of autograd, which
         ``torch.no_grad`` keeps, a step takes about a tenth less.
         """
-        import torch
-
         shared = Environment.vmas_random_state
         others = shared[:]
         shared[:] = self._generators
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            of_others = torch.cuda.get_rng_state(self._device)
+            if self._cuda_generator is not None:
+                torch.cuda.set_rng_state(self._cuda_generator, self._device)
         try:
             with torch.inference_mode():
                 yield
         finally:
             self._generators = shared[:]
             shared[:] = others
+            if on_gpu:
+                self._cuda_generator = torch.cuda.get_rng_state(self._device)
+                torch.cuda.set_rng_state(of_others, self._device)
+
+
+def _leaves(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested lists, tuples and mappings."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+        return
+    for value in tree.values() if isinstance(tree, Mapping) else tree:
+        yield from _leaves(value)
+
+
+def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
+    """Return the same nested lists and mappings with other leaves, in their order."""
+    if isinstance(tree, torch.Tensor):
+        return next(leaves)
+    if isinstance(tree, Mapping):
+        return {key: _with_leaves(value, leaves) for key, value in tree.items()}
+    return [_with_leaves(value, leaves) for value in tree]
 
 
 def _stacked(agents: list[Any]) -> Any:
-    """Return arrays ``[K, n, ...]`` of the observations of n agents."""
+    """Return arrays ``[K, n, ...]`` of the arrays of n agents."""
     if isinstance(agents[0], Mapping):
         return {key: _stacked([seen[key] for seen in agents]) for key in agents[0]}
-    return np.stack([seen.numpy() for seen in agents], 1)
+    return np.stack(agents, 1)
 
 
 def _observed(seen: Any) -> _Space:

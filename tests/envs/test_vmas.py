@@ -1,5 +1,6 @@
 """VMAS gives the data of its own rollout, also after worlds have begun alone."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas.provider import FAMILY
+from marl_collect.envs.vmas.reset import MASKED, renew
 
 WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 1
 DISCRETE = {"continuous_actions": False}
@@ -174,17 +176,97 @@ def test_other_environments_of_the_process_draw_other_numbers() -> None:
         assert torch.equal(observation, expected_observation)
 
 
-def test_a_world_that_begins_alone_changes_no_other() -> None:
-    env = VmasEnv("navigation", 4)
-    before = env.begin(None, np.arange(4))["agent"]
-    after = env.begin(np.array([False, True, False, True]), np.arange(4))["agent"]
-    worlds_changed = (before != after).any((1, 2))
-    assert worlds_changed.tolist() == [False, True, False, True]
+@pytest.mark.parametrize("period", [2, 16])  # Together, and one by one.
+def test_worlds_that_begin_change_no_others(period: int) -> None:
+    env = VmasEnv("navigation", 32, device="cpu")
+    before = env.begin(None, np.arange(32))["agent"].copy()
+    which = np.arange(32) % period == 1
+    after = env.begin(which, np.arange(32))["agent"]
+    assert (before != after).any((1, 2)).tolist() == which.tolist()
     env.close()
 
 
+def stepped(env: Any, actions: list[torch.Tensor]) -> torch.Tensor:
+    """Return what a step of VMAS gives, ``[K, D]``; its random numbers are fixed."""
+    env.seed(1)
+    observations, rewards, done, _ = env.step([tensor.clone() for tensor in actions])
+    parts = [*leaves(observations), *rewards, done]
+    return torch.cat([part.reshape(len(done), -1).double() for part in parts], 1)
+
+
+def leaves(observations: Any) -> list[torch.Tensor]:
+    seen = [o.values() if isinstance(o, dict) else [o] for o in observations]
+    return [part for parts in seen for part in parts]
+
+
+@pytest.mark.parametrize("scenario", sorted(MASKED))
+def test_worlds_that_begin_together_go_on_like_those_of_a_twin(scenario: str) -> None:
+    """The others go on as if nothing had happened; all bits are equal."""
+    for seed in range(3):  # Some choices are made once for all worlds.
+        check_renewal(scenario, seed)
+
+
+def check_renewal(scenario: str, seed: int) -> None:
+    env, twin = (vmas.make_env(scenario, 6, seed=s) for s in (seed, seed + 50))
+    env.reset()
+    for _ in range(4):
+        env.step(env.get_random_actions())
+    twin.reset()
+    untouched, which = copy.deepcopy(env), torch.arange(6) % 3 == 0
+    renew(env, copy.deepcopy(twin), which)
+    for _ in range(4):
+        actions = env.get_random_actions()
+        actual, new, old = (stepped(e, actions) for e in (env, twin, untouched))
+        assert torch.equal(actual, torch.where(which[:, None], new, old))
+
+
+@pytest.mark.parametrize("scenario", ["discovery", "football", "simple_push"])
+def test_worlds_of_other_scenarios_begin_as_in_the_library(scenario: str) -> None:
+    """Their state is not in tensors alone, so each begins alone."""
+    assert scenario not in MASKED
+    env, stock = VmasEnv(scenario, 12), vmas.make_env(scenario, 12, seed=0)
+    env.begin(None, np.full(12, 3))
+    which = np.arange(12) % 2 == 0
+    observed = env.begin(which, np.full(12, 4))
+    stock.seed(3)
+    stock.reset()
+    stock.seed(4)
+    for world in np.flatnonzero(which).tolist():
+        expected = stock.reset_at(world)
+    expected = stock.get_from_scenario(
+        get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+    )[0]
+    numbers = {agent.name: k for k, agent in enumerate(stock.agents)}
+    for group, names in env.group_map.items():
+        rows = torch.stack([expected[numbers[name]] for name in names], 1)
+        assert (observed[group] == rows.numpy()).all()
+    env.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_device_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="device is cuda, but torch finds no GPU"):
+        VmasEnv("navigation", 2, device="cuda")
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("scenario", ["navigation", "balance", "football"])
+def test_worlds_on_a_gpu_repeat_and_leave_its_generator_alone(scenario: str) -> None:
+    factory = partial(VmasEnv, scenario, 16, max_steps=5, device="cuda")
+    check_env(factory, episodes=2, steps=7)
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(3)
+    _, first = collected(factory, 12)
+    _, second = collected(factory, 12)
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
+    # Sums over many threads may differ in the last bits.
+    for key in first.keys(True, True):
+        assert torch.allclose(first[key].double(), second[key].double(), atol=1e-4)
+
+
 def test_arguments_that_change_what_vmas_returns_are_refused() -> None:
-    with pytest.raises(TypeError, match="does not take seed, wrapper: it runs"):
+    with pytest.raises(TypeError, match="does not take seed, wrapper: collectors"):
         VmasEnv("navigation", 2, wrapper="gym", seed=1)
     with pytest.raises(ValueError, match="needs continuous_actions=False"):
         VmasEnv("navigation", 2, multidiscrete_actions=True)
