@@ -137,11 +137,12 @@ def test_no_wake_up_is_lost(spin: float) -> None:
         assert not thread.is_alive()
 
 
-def test_the_trainer_does_not_sleep_when_a_worker_has_failed() -> None:
+@pytest.mark.parametrize("group", [0, 1])
+def test_the_trainer_does_not_sleep_when_a_worker_has_failed(group: int) -> None:
     trainer, worker = both_ends()
-    trainer.command(0, EnvOperation.STEP, [0])
+    trainer.command(group, EnvOperation.STEP, [0])
     worker.fail(0)
     begin = time.monotonic()
-    assert not trainer.sleep(0, SOON)
+    assert not trainer.sleep(group, SOON)
     assert time.monotonic() - begin < SOON / 2
     assert trainer.failed[0]
