@@ -24,7 +24,6 @@ NEEDS = {
     "quickstart.md": "imageio_ffmpeg",
     "rendering.md": "imageio_ffmpeg",
     "tutorials/evaluate.md": "imageio_ffmpeg",
-    "tutorials/meltingpot.md": "dmlab2d",
     "tutorials/own_network.md": "torchrl",
 }
 
