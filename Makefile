@@ -3,6 +3,7 @@
 # installs nothing unless pyproject.toml or constraints.txt has changed.
 #
 #   make demo       install the example's requirements, and collect 20,000 frames
+#   make try        install the core and pytest alone, and run tests that need no more
 #   make check      everything that CI runs, cheapest first; nothing if it has passed before
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make test-random-order  run them in a random order: SEED=7 repeats one
@@ -39,6 +40,7 @@ SOURCES := pyproject.toml constraints.txt
 STAMP_VENV := $(VENV)/.made
 STAMP_DEMO := $(VENV)/.installed-demo
 STAMP_DOCS := $(VENV)/.installed-docs
+STAMP_TRY := $(VENV)/.installed-try
 STAMP_ALL := $(VENV)/.installed-all
 
 # The ends of the ranges in pyproject.toml. They are installed in front of the others, so
@@ -60,11 +62,15 @@ EXTRAS ?=
 # Otherwise every process that runs tests compiles them anew, in 6 to 8 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-random-order test-fast test-processes test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo try check test test-random-order test-fast test-processes test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage equality environments constraints clean
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
+
+# With other tests in ARGS, it is the way to a first change.
+try: $(STAMP_TRY)
+	$(BIN)/python -m pytest -n 0 $(or $(ARGS),tests/core/test_flags.py tests/core/test_batch.py)
 
 test test-random-order test-processes: JOBS ?= 3
 test-fast test-tensordict fuzz: JOBS ?= 2
@@ -208,6 +214,10 @@ $(STAMP_DEMO): $(SOURCES) | $(STAMP_VENV)
 	@$(INSTALL) -e ".[datasets,pettingzoo]"
 	@touch $@
 
+$(STAMP_TRY): $(SOURCES) | $(STAMP_VENV)
+	@$(INSTALL) -e . hypothesis pytest pytest-random-order pytest-timeout pytest-xdist
+	@touch $@
+
 # Some signatures in the reference are those of imported modules, one of which needs
 # PettingZoo itself.
 $(STAMP_DOCS): $(SOURCES) | $(STAMP_VENV)
@@ -223,4 +233,4 @@ $(STAMP_ALL): $(SOURCES) scripts/install_meltingpot.py | $(STAMP_VENV)
 	@$(BIN)/python scripts/install_meltingpot.py $(CONSTRAINTS)
 	@$(INSTALL) -e ".[all]"
 	@$(INSTALL) --no-deps overcooked-ai jaxmarl flax jaxtyping
-	@touch $(STAMP_DEMO) $(STAMP_DOCS) $@
+	@touch $(STAMP_DEMO) $(STAMP_DOCS) $(STAMP_TRY) $@

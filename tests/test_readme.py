@@ -44,6 +44,15 @@ def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:
     assert len([line for line in script.splitlines() if line.strip()]) <= 17
 
 
+def test_its_table_uses_the_words_of_its_chart() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra bench")
+    from reporting.chart import _COLOURS
+
+    heads = [line for line in README.splitlines() if line.startswith("| times as fast")]
+    for name in set(_COLOURS) - {"marl_collect", "PufferLib"}:
+        assert f" {name} |" in heads[0]
+
+
 def test_its_commands_exist() -> None:
     commands = re.findall(r"^(make \w+|marl-collect \w+)", README, re.MULTILINE)
     assert len(commands) >= 6

@@ -67,7 +67,9 @@ def test_all_means_every_extra() -> None:
     assert everything | bench == set(EXTRAS) - {"all"} - OTHER_VERSIONS - CLASHES
 
 
-@pytest.mark.parametrize(("target", "last"), [("demo", "marl-collect"), ("test", "-m")])
+@pytest.mark.parametrize(
+    ("target", "last"), [("demo", "marl-collect"), ("try", "-m"), ("test", "-m")]
+)
 def test_a_first_run_installs_the_tested_versions(
     target: str, last: str, tmp_path: Path
 ) -> None:
@@ -82,16 +84,21 @@ def test_a_first_run_installs_the_tested_versions(
     assert last in commands[-1]
 
 
-@pytest.mark.parametrize("target", ["demo", "docs", "test", "lint", "format-check"])
+@pytest.mark.parametrize(
+    "target", ["demo", "docs", "try", "test", "lint", "format-check"]
+)
 def test_a_second_run_installs_nothing(target: str, tmp_path: Path) -> None:
-    for stamp in (".made", ".installed-demo", ".installed-docs", ".installed-all"):
+    for stamp in (
+        ".made",
+        *(f".installed-{name}" for name in ("demo", "docs", "try", "all")),
+    ):
         (tmp_path / stamp).touch()
     (command,) = plan(target, tmp_path)
     assert " install " not in command
 
 
 def test_tests_leave_the_demo_installed(tmp_path: Path) -> None:
-    assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 3
+    assert plan("test", tmp_path / "venv")[-2].count(".installed-") == 4
 
 
 def test_the_documentation_installs_no_library_of_environments(tmp_path: Path) -> None:

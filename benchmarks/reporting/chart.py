@@ -21,8 +21,8 @@ _PANELS = {
 _NAMES = {"torchrl": "TorchRL", "PufferLib": "PufferLib"}
 _COLOURS = {
     "marl_collect": "C0",
-    "loop, library's env": "C7",
-    "bare loop": "C2",
+    "stock loops": "C7",
+    "direct loops": "C2",
     "TorchRL": "C1",
     "PufferLib": "C3",
 }
@@ -40,7 +40,7 @@ def draw(reading: Reading) -> Figure:
 
 def _panel(axes: Any, reading: Reading, name: str, other_label: str) -> None:
     ours = OURS_LARGE if OURS_LARGE in reading.labels(name) else OURS
-    bars = {"bare loop": DIRECT, "marl_collect": ours, "loop, library's env": STOCK}
+    bars = {"direct loops": DIRECT, "marl_collect": ours, "stock loops": STOCK}
     with suppress(MissingError):
         bars[_NAMES[other_label]] = reading.fastest(name, other_label)
     rates = {}
