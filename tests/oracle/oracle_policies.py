@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from oracle_worlds import CHOICES, FEATURES, Group, World
 from tensordict import TensorDict, TensorDictBase
@@ -713,6 +714,15 @@ class Config:
     inner: dict[str, Any] = field(default_factory=dict)
 
 
+class Slotted:
+    """Has a setting in a slot."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = 0.0
+
+
 class WithSettings(nn.Module):
     """Adds its settings to the numbers; one of them changes in each training step."""
 
@@ -720,39 +730,63 @@ class WithSettings(nn.Module):
         super().__init__()
         self.noise = 0.0
         self.table = torch.zeros(2)
+        self.array = np.zeros(2, np.float32)
         self.config = Config(inner={"a": [{"b": {"step": 0.0}}]})
+        self.space, self.slotted = SimpleNamespace(step=0.0), Slotted()
         self.nested: dict[str, Any] = {"a": {"b": [({"c": 0.0},)]}}
+        self.some = {0.0}
 
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers + self.table.sum() + self.total()
 
     def total(self) -> float:
         deep = self.config.inner["a"][0]["b"]["step"] + self.nested["a"]["b"][0][0]["c"]
-        total: float = self.noise + self.config.step + deep
-        return total
+        total: float = self.noise + self.config.step + self.space.step + deep
+        total += self.slotted.step + max(self.some) + float(self.array.sum())
+        return total + 0.5 * (not self.training)
 
     def change(self) -> None:
         """Change one setting. No count of the changes may reveal that there was one."""
-        way = int(2 * (self.total() + float(self.table.sum()))) % 6
-        if way == 0:
-            self.noise += 0.5
-        elif way == 1:
-            self.config.step += 0.5
-        elif way == 2:
-            self.nested["a"]["b"][0][0]["c"] += 0.5
-        elif way == 3:
-            self.config.inner["a"][0]["b"]["step"] += 0.5
-        elif way == 4:
-            self.config = Config(self.config.step + 0.5, self.config.inner)
-        else:
-            self.table += 0.25
+        total = self.total() + float(self.table.sum())
+        CHANGES[int(2 * total) % len(CHANGES)](self)
 
     def settings(self) -> dict[str, Any]:
-        names = ("noise", "table", "config", "nested")
-        return {name: getattr(self, name) for name in names}
+        names = ("noise", "table", "array", "config", "space", "slotted", "nested")
+        return {name: getattr(self, name) for name in (*names, "some", "training")}
 
     def restore(self, settings: dict[str, Any]) -> None:
         vars(self).update(settings)
+
+
+def _raise(owner: Any, name: Any = "step", by: float = 0.5) -> None:
+    if isinstance(owner, dict):
+        owner[name] += by
+    else:
+        setattr(owner, name, getattr(owner, name) + by)
+
+
+def _switch_mode(module: WithSettings) -> None:
+    if not module.training:
+        module.noise += 1
+    module.train(not module.training)
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    lambda module: _raise(module, "noise"),
+    lambda module: _raise(module.config),
+    lambda module: _raise(module.nested["a"]["b"][0][0], "c"),
+    lambda module: _raise(module.config.inner["a"][0]["b"]),
+    lambda module: setattr(
+        module, "config", Config(module.config.step + 0.5, module.config.inner)
+    ),
+    lambda module: module.table.add_(0.25),
+    lambda module: _raise(module.space),
+    lambda module: _raise(module.slotted),
+    lambda module: module.some.add(max(module.some) + 0.5),
+    lambda module: np.add(module.array, 0.25, out=module.array),
+    _switch_mode,
+]
+"""Each makes what a module computes larger by one half."""
 
 
 class PureWithSettings(WithSettings):

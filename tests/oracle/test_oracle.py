@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from oracle_cases import Case, check
-from oracle_policies import KINDS
+from oracle_policies import CHANGES, KINDS
 from oracle_strategies import cases, replacements
 from oracle_worlds import Group, World
 
@@ -209,7 +209,7 @@ SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants"
 def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> None:
     if KINDS[name].outside and kind == "sync":
         return  # Constants of the trainer's process do not reach workers.
-    events = ((("update",),),) * 8
+    events = ((("update",),),) * (len(CHANGES) + 1)
     case = Case(WORLDS[0], name, kind, each=2, frames=4, events=events)
     assert check(case) > 0
 

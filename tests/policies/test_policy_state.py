@@ -1,9 +1,8 @@
-"""Settings of every kind act in the next batch, fused, called, and in workers."""
+"""What a recording cannot see, repeat or compare; rows of single agents.
 
-import types
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+That settings of every kind act in the next batch is tested by the oracle.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -13,166 +12,15 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, MultiSyncCollector
+from marl_collect import Collector
 from marl_collect.policies import by_row
 
 OBSERVATION, ACTION = ("prey", "observation"), ("prey", "action")
-CONFIG: Any = types.ModuleType("config_of_this_test")
-CONFIG.SCALE = 0.0
-FACTOR = 0.0
-
-
-@dataclass
-class Config:
-    level: float = 0.0
-    inner: dict[str, Any] = field(default_factory=lambda: {"a": {"b": [{"c": 0.0}]}})
-
-
-class Slotted:
-    __slots__ = ("level",)
-
-    def __init__(self) -> None:
-        self.level = 0.0
-
-
-class Sum(nn.Module):
-    """Acts with the sum of its settings, wherever they are."""
-
-    level = 0.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise = 0.0
-        self.config = Config()
-        self.space = types.SimpleNamespace(level=0.0)
-        self.slotted = Slotted()
-        self.nested: dict[str, Any] = {"a": {"b": {"c": [(0.0,), {0.0}]}}}
-        self.array = np.zeros(2, np.float32)
-        self.table = torch.zeros(2)
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        deep = self.nested["a"]["b"]["c"]
-        total = self.noise + self.config.level + self.space.level + self.slotted.level
-        total += self.config.inner["a"]["b"][0]["c"] + deep[0][0] + max(deep[1])
-        total += float(self.array.sum()) + self.level + self.outside()
-        action = self.table.sum() + self.weight + total + 100.0 * (not self.training)
-        n = x.shape[0]
-        # Depends on the input, so it is no constant of a recording.
-        return action + 0 * x[..., :2], torch.zeros(n, 2, dtype=torch.int64)
-
-    def outside(self) -> float:
-        scale: float = CONFIG.SCALE
-        return FACTOR + scale
-
-
-class Pure(Sum):
-    pure_forward = True
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(x)
 
 
 def acting(net: nn.Module) -> TensorDictModule:
     out_keys = [ACTION, ("hunter", "action")]
     return TensorDictModule(net, in_keys=[OBSERVATION], out_keys=out_keys)
-
-
-def eval_mode(net: Sum) -> None:
-    net.eval()
-    net.noise = -99.0
-
-
-CHANGES: dict[str, Callable[[Any], Any]] = {
-    "an attribute called noise": lambda net: setattr(net, "noise", 1.0),
-    "an object": lambda net: setattr(net.config, "level", 1.0),
-    "another object": lambda net: setattr(net, "config", Config(1.0)),
-    "a namespace": lambda net: setattr(net.space, "level", 1.0),
-    "slots": lambda net: setattr(net.slotted, "level", 1.0),
-    "nested in an object": lambda net: net.config.inner["a"]["b"][0].update(c=1.0),
-    "nested": lambda net: net.nested["a"]["b"].update(c=[(1.0,), {0.0}]),
-    "a set": lambda net: net.nested["a"]["b"]["c"][1].add(1.0),
-    "an array in place": lambda net: net.array.fill(0.5),
-    "a tensor in place": lambda net: net.table.fill_(0.5),
-    "the mode": eval_mode,
-    "the class": lambda net: setattr(Sum, "level", 1.0),
-}
-OUTSIDE: dict[str, Callable[[Any], Any]] = {
-    "a constant of a module": lambda net: setattr(CONFIG, "SCALE", 1.0),
-    "a global": lambda net: globals().update(FACTOR=1.0),
-}
-
-
-@pytest.fixture(autouse=True)
-def _outside() -> Any:
-    yield
-    globals().update(FACTOR=0.0)
-    Sum.level = CONFIG.SCALE = 0.0
-
-
-def first(collector: Any) -> float:
-    action = collector.next()["prey", "action"]
-    assert (action == action.flatten()[0]).all()
-    return float(action.flatten()[0])
-
-
-@pytest.mark.parametrize("kind", [Sum, Pure])
-@pytest.mark.parametrize("change", CHANGES | OUTSIDE)
-def test_a_changed_setting_acts_at_once(kind: Any, change: str) -> None:
-    net = kind()
-    with Collector(CountingEnv, acting(net), frames_per_batch=8) as collector:
-        assert first(collector) == 0.0
-        assert collector.explain()[0].startswith("Fused") == (kind is Pure)
-        (CHANGES | OUTSIDE)[change](net)
-        collector.update_policy_weights_()
-        assert first(collector) == 1.0
-        assert collector.explain()[0].startswith("Fused") == (kind is Pure)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", [Sum, Pure])
-def test_workers_get_every_setting(kind: Any) -> None:
-    net = kind()
-    with MultiSyncCollector(
-        [CountingEnv] * 2, acting(net), frames_per_batch=8
-    ) as collector:
-        assert first(collector) == 0.0
-        assert all(
-            text.startswith("Fused") == (kind is Pure) for text in collector.explain()
-        )
-        for number, change in enumerate(CHANGES):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                CHANGES[change](net)
-                collector.update_policy_weights_()
-            assert first(collector) == called(net), (number, change)
-        with torch.no_grad():
-            net.weight += 5
-        net.config = Config(3.0)
-        net.config.inner["self"] = net.config
-        collector.update_policy_weights_()
-        assert first(collector) == called(net)
-
-
-@torch.no_grad()
-def called(net: nn.Module) -> float:
-    """Return the action of a call in this process."""
-    outputs = acting(net)(CountingEnv().reset().unsqueeze(0))
-    return float(outputs["prey", "action"].flatten()[0])
-
-
-def test_values_that_cannot_be_compared_are_never_repeated() -> None:
-    class Draws(Pure):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rng = np.random.default_rng(0)
-
-    Draws.pure_forward = True
-    with Collector(CountingEnv, acting(Draws()), frames_per_batch=8) as collector:
-        collector.next()
-        (text,) = collector.explain()
-        assert "module.rng (" in text
-        assert "cannot be seen" in text
 
 
 class DrawsWithoutUse(nn.Module):
@@ -182,6 +30,21 @@ class DrawsWithoutUse(nn.Module):
         torch.rand(3)
         action = torch.randn(x.shape[0], 3, 2) + 0 * x[..., :2]
         return action, torch.zeros(x.shape[0], 2, dtype=torch.int64)
+
+
+def test_values_that_cannot_be_compared_are_never_repeated() -> None:
+    class Draws(DrawsWithoutUse):
+        pure_forward = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(0)
+
+    with Collector(CountingEnv, acting(Draws()), frames_per_batch=8) as collector:
+        collector.next()
+        (text,) = collector.explain()
+        assert "module.rng (" in text
+        assert "cannot be seen" in text
 
 
 class DrawsAndCalls(DrawsWithoutUse):
