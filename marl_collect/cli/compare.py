@@ -45,7 +45,7 @@ def compare(  # noqa: PLR0913 - one argument per option
     seeds: Annotated[
         int,
         typer.Option(min=1, help="Runs per setup.", rich_help_panel=_WHAT),
-    ] = 3,
+    ] = 5,
     first_seed: Annotated[
         int, typer.Option(min=0, help="Seed of the first run.", rich_help_panel=_WHAT)
     ] = 0,

@@ -4,6 +4,7 @@ Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 Precipice", arXiv 2108.13264, section 4.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its confidence interval."""
+    """An estimate and its confidence interval, whose ends are NaN if there is none."""
 
     value: float
     low: float
@@ -25,17 +26,21 @@ class Interval:
     def __str__(self) -> str:
         """Return text such as ``-52.3 (-54.0 to -50.9)`` or ``0.75 (0.74 to 0.76)``."""
         value, low, high = self.parts
-        return f"{value} ({low} to {high})"
+        return f"{value} ({low} to {high})" if low else value
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """The value, the low and the high end, with equally many digits."""
-        digits = 1 if max(abs(self.low), abs(self.high)) >= 10 else 2
-        return (
-            f"{self.value:.{digits}f}",
-            f"{self.low:.{digits}f}",
-            f"{self.high:.{digits}f}",
-        )
+        """The value, the low and the high end, with equally many digits.
+
+        Without an interval, its ends are empty.
+        """
+        alone = math.isnan(self.low)
+        ends = (self.value,) if alone else (self.low, self.high)
+        digits = 1 if max(map(abs, ends)) >= 10 else 2
+        value = f"{self.value:.{digits}f}"
+        if alone:
+            return value, "", ""
+        return value, f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
 
 
 def rank_sum_p(one: ArrayLike, two: ArrayLike) -> float:

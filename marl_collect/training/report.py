@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
-from marl_collect.evaluation.intervals import Interval, rank_sum_p
+from marl_collect.evaluation.intervals import Interval, bootstrap, rank_sum_p
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import (
     AGENT,
@@ -89,9 +90,11 @@ LEGEND = (
     "training. This selection biases it upwards.\n"
     "- Values are interquartile means over seeds with 95 % stratified bootstrap "
     "intervals (Agarwal et al. 2021). With few seeds, an interval is little more than "
-    "the range of the seeds.\n"
+    "the range of the seeds, and one seed has none.\n"
     "- Setups with five seeds or more are compared by exact rank-sum tests of the best "
-    "weights. Their p-values are multiplied by the number of pairs of setups.\n"
+    "weights. Their p-values are multiplied by the number of pairs of setups. They "
+    "exceed random actions if a sign test says so of the best weights and the upper "
+    "end of the interval over random episodes.\n"
     "- Gradient steps: number per run. It may differ between setups with equal "
     "frames.\n"
     "- Collected frames/s, trained frames/s: frames per second of time spent "
@@ -204,7 +207,7 @@ def findings(
     """
     paragraphs = []
     if random is not None:
-        returns = f"team {random.team:.1f}, per agent {random.agent:.1f}"
+        returns = f"team {_random_return(random)}, per agent {random.agent:.1f}"
         length = f"{random.length:.0f} frames per episode"
         paragraphs.append(f"Return of random actions: {returns}; {length}.")
     if len(summaries) > 1:
@@ -248,10 +251,23 @@ def conclusion(
         if close and _least_p(scores) * pairs >= _LEVEL:
             text += f" So many setups need more than {_SEEDS} seeds."
     if random is not None:
-        low = [setup for setup in (best, *others) if returns[setup].low <= random.team]
+        chance = _random_return(random).high
+        low = [s for s in (best, *others) if not _exceeds(scores[s], chance)]
         if low:
             text += f" Not shown to exceed random actions: {_listed(low)}."
     return text
+
+
+def _random_return(random: EvaluationRecord) -> Interval:
+    """Return the team's mean return over the episodes of random actions."""
+    return bootstrap([random.team_returns], estimate=np.mean)
+
+
+def _exceeds(scores: Sequence[float], chance: float) -> bool:
+    """Return whether a sign test shows scores to be higher than chance."""
+    above = sum(score > chance for score in scores)
+    ways = sum(comb(len(scores), k) for k in range(above, len(scores) + 1))
+    return ways / 2 ** len(scores) < _LEVEL
 
 
 def _least_p(scores: Mapping[str, Sequence[float]]) -> float:

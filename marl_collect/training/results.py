@@ -108,8 +108,13 @@ class Run:
 
     @property
     def peak(self) -> EvaluationRecord:
-        """The best evaluation during training; of equal ones the newest."""
-        return max(reversed(self.evaluations), key=lambda record: record.team)
+        """The best evaluation during training; of equal ones the newest.
+
+        Untrained weights count if nothing else was evaluated yet.
+        """
+        trained = [record for record in self.evaluations if record.frames]
+        evaluations = trained or self.evaluations
+        return max(reversed(evaluations), key=lambda record: record.team)
 
     @property
     def collected_per_second(self) -> float:
@@ -235,16 +240,22 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
             [getattr(run.peak, whose) for run in runs],
         ]
         for name, scores in zip(RETURNS, values, strict=True):
-            nothing = Interval(*[math.nan] * 3)
-            returns[whose, name] = bootstrap([scores]) if scores else nothing
+            returns[whose, name] = _over_seeds(scores)
     return Summary(
         setup,
         len(runs),
         returns,
-        length=bootstrap([[record.length for record in best]]),
+        length=_over_seeds([record.length for record in best]),
         collected=sum(run.collected_per_second for run in runs) / len(runs),
         trained=sum(run.trained_per_second for run in runs) / len(runs),
         policy_parameters=runs[0].policy_parameters,
         scores=[record.team for record in best],
         updates=runs[0].updates,
     )
+
+
+def _over_seeds(scores: Sequence[float]) -> Interval:
+    """Return the interquartile mean of scores; a single one has no interval."""
+    if len(scores) > 1:
+        return bootstrap([scores])
+    return Interval(scores[0] if scores else math.nan, math.nan, math.nan)

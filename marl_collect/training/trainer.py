@@ -260,7 +260,9 @@ class Trainer:
         before = time.perf_counter()
         record = self._evaluated_by(job.evaluator, frames)
         self._seconds["evaluating"] += time.perf_counter() - before
-        best = max((w.team for w in self._evaluations), default=float("-inf"))
+        # Untrained weights are the best as long as there are no others.
+        trained = [w.team for w in self._evaluations if w.frames]
+        best = max(trained, default=float("-inf"))
         self._evaluations.append(record)
         # Of equal returns the newest weights: in a zero-sum game all are equal.
         if record.team >= best:

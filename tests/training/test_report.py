@@ -25,7 +25,7 @@ def scored(setup: str, *scores: float) -> Any:
     return SimpleNamespace(setup=setup, returns=returns, scores=list(scores))
 
 
-RANDOM: Any = SimpleNamespace(team=0.5)
+RANDOM: Any = EvaluationRecord(0, 2, [0.4, 0.6] * 50, [25] * 100)
 
 
 def test_nothing_is_claimed_below_five_seeds() -> None:
@@ -49,6 +49,40 @@ def test_the_conclusion_tells_setups_apart_by_a_corrected_test() -> None:
     text = conclusion([low, near, best, *further])
     assert "Shown to be" not in text
     assert text.endswith("So many setups need more than 5 seeds.")
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5, 10])
+def test_setups_that_act_at_random_are_rarely_said_to_exceed_it(seeds: int) -> None:
+    rng = np.random.default_rng(0)
+    n_claims = 0
+    for _ in range(400):
+        episodes = rng.normal(size=200).tolist()
+        random = EvaluationRecord(0, 2, episodes, [25] * 200)
+        text = conclusion([scored("a", *rng.normal(size=seeds))], random)
+        n_claims += "Not shown to exceed random actions: a." not in text
+    assert n_claims <= 0.05 * 400
+
+
+def test_setups_that_exceed_random_actions_are_told_with_five_seeds() -> None:
+    assert "random" not in conclusion([scored("a", 1, 2, 1, 2, 3)], RANDOM)
+    text = conclusion([scored("a", 1, 2, 1, 2)], RANDOM)
+    assert text.endswith("Not shown to exceed random actions: a.")
+
+
+def test_one_seed_has_no_interval() -> None:
+    page = markdown([finished_run()], "a task", RANDOM, None)
+    assert "| 10.0 | 20.0 | 30.0 | 90.0 |" in page
+    assert "Return of random actions: team 0.50 (0.48 to 0.52), per agent 0.2" in page
+    assert "nan" not in page
+    two = [finished_run(), replace(finished_run(), seed=1)]
+    assert "| 10.0 (10.0 to 10.0) |" in markdown(two, "a task", None, None)
+
+
+def test_untrained_weights_are_not_the_best_evaluation() -> None:
+    first, *others = finished_run().evaluations
+    run = replace(finished_run(), evaluations=[evaluation(0, 1_000), *others])
+    assert run.peak.frames == 100
+    assert replace(run, evaluations=[first]).peak == first
 
 
 def test_identical_setups_are_rarely_told_apart() -> None:
@@ -142,7 +176,7 @@ def test_two_tables_fit_a_terminal_of_80_columns() -> None:
         policy_parameters=1_234_567,
         updates=123_456,
     )
-    tables = rich_tables([run], "a_task")
+    tables = rich_tables([run, replace(run, seed=1)], "a_task")
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     with console.capture() as captured:
         console.print(*tables)
@@ -153,6 +187,6 @@ def test_two_tables_fit_a_terminal_of_80_columns() -> None:
     ]
     best = ["-1234.5"] * 3
     assert rows == [
-        ["1", *best, "-2345.6", "30.0"],
+        ["2", *best, "-2345.6", "30.0"],
         ["1,234,567", "123,456", "200", "200"],
     ]

@@ -335,6 +335,18 @@ def test_evaluations_are_written_again_from_the_checkpoint(
     assert (folder / EVALUATIONS).read_text() == before
 
 
+def test_untrained_weights_are_never_the_best(tmp_path: Path) -> None:
+    settings = {"reward_scale": -1.0, "ppo.lr": 0.05, "gamma": 0.0}  # Learns to lose.
+    options = COUNTING.with_settings(settings | {"eval_episodes": 100})
+    setup = Setup.parse("mappo-centralised-own")
+    result = Trainer(task_of(pair), setup, options, 0, tmp_path).run()
+    windows = torch.load(tmp_path / LAST, weights_only=False)["windows"]
+    untrained, *trained = [EvaluationRecord(**window) for window in windows]
+    assert untrained.team > max(record.team for record in trained)
+    assert result["best"]["frames"] > 0
+    assert torch.load(tmp_path / BEST)["frames"] == result["best"]["frames"]
+
+
 def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path) -> None:
     pytest.importorskip("pygame", reason="needs the extra pettingzoo")
     game = partial(PettingZooEnv, "rps_v2", max_cycles=5)  # Its returns sum to zero.
