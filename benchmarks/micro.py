@@ -33,6 +33,7 @@ TABLE = (
     "policy_step",
     "torchrl_policies",
     "models",
+    "learners",
     "convolutions",
     "assignment",
     "envs",
