@@ -296,10 +296,10 @@ def _about(
         with naming(file.path, "a file of a dataset"):
             about = json_of(read_schema(file.path))
             described.append(RunDescription.from_json(about["run"]))
+            says = about["description"]
             if expected is None:
-                expected = about["description"]
-                description = DatasetDescription.from_json(expected)
-        text = difference(expected, about["description"])
+                expected, description = says, DatasetDescription.from_json(says)
+        text = difference(expected, says)
         if text:
             raise DatasetError(
                 f"{file.path} does not fit {files[0].path}: {text}. A dataset has one "

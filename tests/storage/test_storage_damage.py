@@ -109,10 +109,14 @@ def test_a_cache_without_one_of_its_files_is_built_again(
     dataset.verify()
 
 
-def rewritten(folder: Path, change: Any) -> None:
+def rewritten(path: Path, change: Any) -> None:
     """Replace a file by another one that Parquet's readers accept."""
-    path = next(folder.glob("*.parquet"))
     pq.write_table(change(pq.read_table(path)), path)
+
+
+def metadata(table: pa.Table) -> dict[bytes, bytes]:
+    about: dict[bytes, bytes] = table.schema.metadata
+    return about
 
 
 def with_metadata(table: pa.Table, name: str, key: bytes, value: bytes) -> pa.Table:
@@ -124,6 +128,9 @@ def with_metadata(table: pa.Table, name: str, key: bytes, value: bytes) -> pa.Ta
 
 HOSTILE = {
     "no description": lambda t: t.replace_schema_metadata(None),
+    "another entry": lambda t: t.replace_schema_metadata(
+        {k: v.replace(b"description", b"descriptioN") for k, v in metadata(t).items()}
+    ),
     "no JSON": lambda t: t.replace_schema_metadata({"marl_collect": "{"}),
     "another version": lambda t: t.replace_schema_metadata(
         {"marl_collect": '{"version": 99}'}
@@ -166,13 +173,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("which", [min, max])
 def test_a_file_that_says_something_impossible_is_refused(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, which: Any
 ) -> None:
-    write(tmp_path, [Stream(extras=EXTRAS).batch()])
-    rewritten(tmp_path, HOSTILE[kind])
-    (name,) = [path.name for path in tmp_path.glob("*.parquet")]
-    with pytest.raises(DatasetError, match=name):
+    write_two(tmp_path)
+    path = which(tmp_path.glob("*.parquet"))
+    rewritten(path, HOSTILE[kind])
+    with pytest.raises(DatasetError, match=path.name):
         open_dataset(tmp_path)
     for path in (tmp_path / ".cache").glob("*"):
         assert path.stat().st_size < 10_000_000
@@ -183,7 +191,9 @@ def test_rows_without_the_ones_behind_them_are_refused(
     tmp_path: Path, rows: slice
 ) -> None:
     write(tmp_path, [Stream(extras=EXTRAS).batch(10)])
-    rewritten(tmp_path, lambda t: t.take(list(range(len(t)))[rows]))
+    rewritten(
+        next(tmp_path.glob("*.parquet")), lambda t: t.take(list(range(len(t)))[rows])
+    )
     with pytest.raises(DatasetError, match="a null too many"):
         open_dataset(tmp_path)
 

@@ -13,11 +13,10 @@ pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
-from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.training.advantages import TRAINED, write_advantages
+from marl_collect.training.advantages import TRAINED
 from marl_collect.training.learner import team_reward
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -26,12 +25,6 @@ from marl_collect.training.value_decomposition import ValueLearner
 GAMMA = 0.99
 LENGTH = 20
 LAMBDAS = (0.0, 0.95, 1.0)
-SETUPS = [
-    f"{algorithm}-{seeing}-{sharing}"
-    for algorithm in ("ippo", "mappo")
-    for seeing in ("local", "centralised")
-    for sharing in ("shared", "own")
-]
 
 
 def shown(step: int) -> np.ndarray:
@@ -277,38 +270,6 @@ def test_the_closed_forms_give_the_numbers_known_by_hand() -> None:
     assert value_with_deaths(3, 2, team=False) == 1.0
 
 
-@pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("case", ["turns", "one listed", "deaths"])
-def test_every_setup_regards_the_values_of_acting_agents_only(
-    case: str, name: str
-) -> None:
-    """What a critic says about other rows changes no advantage and no target."""
-    factory = CASES[case][0]
-    for reward in ("agent", "team"):
-        learner = learner_of(factory, name, 0.95, reward=reward)
-        batch = batch_of(factory, learner, 50)
-        (group,) = learner.description.groups
-        critic, results = learner.critic, []
-        for garbage in (0.0, 1e6, float("nan")):
-            learner.critic = partial(_overwrite, critic, group, garbage)
-            flat = learner.prepare(batch)
-            rows = flat[group, TRAINED]
-            results.append(
-                (flat[group, "advantage"][rows], flat[group, "value_target"][rows])
-            )
-        for advantage, target in results[1:]:
-            torch.testing.assert_close(advantage, results[0][0])
-            torch.testing.assert_close(target, results[0][1])
-
-
-def _overwrite(critic: Any, group: str, garbage: Any, data: Any) -> Any:
-    critic(data)
-    idle = ~data[group, "mask"] & ~data[group, "done"].squeeze(-1)
-    if idle.any():
-        data[group, "state_value"][idle] = garbage
-    return data
-
-
 @pytest.mark.parametrize("reward", ["agent", "team"])
 @pytest.mark.parametrize("lmbda", [0.0, 1.0])
 def test_a_decision_that_a_limit_cuts_is_left_out(lmbda: float, reward: str) -> None:
@@ -333,54 +294,6 @@ def test_a_decision_that_a_limit_cuts_is_left_out(lmbda: float, reward: str) -> 
         else geometric(0.5, 3) + GAMMA**3 * (LENGTH - 1),
     }
     assert target == pytest.approx(expected[reward], rel=1e-5)
-
-
-@pytest.mark.parametrize("mask", [True, False])
-def test_agents_of_other_policies_do_not_wait(mask: bool) -> None:
-    factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
-    with Collector(
-        [factory] * 2,
-        policies={"main": None, "rival": None},
-        assign=lambda seed, agents: dict(zip(agents, ("main", "rival"), strict=True)),
-        frames_per_batch=60,
-        seed=0,
-    ) as collector:
-        batch = collector.next().clone()
-        assert batch["next", "truncated"].any()
-        values = torch.rand(2, 31, 2, 1)
-        batch["hunter", "state_value"] = values[:, :-1]
-        batch["next", "hunter", "state_value"] = values[:, 1:]
-        main_batch = collector.policy.batch_of(batch, "main")
-        for td in (batch, main_batch):
-            write_advantages(
-                td, collector.description, gamma=0.9, lmbda=0.8, team=False
-            )
-    assert main_batch["hunter", TRAINED][..., 0].all()
-    assert not main_batch["hunter", TRAINED][..., 1].any()
-    targets = [td["hunter", "value_target"][..., 0, :] for td in (main_batch, batch)]
-    torch.testing.assert_close(*targets)
-
-
-def test_a_network_learns_the_values_of_turns() -> None:
-    settings = {
-        "num_cells": (32,),
-        "ppo.lr": 0.03,
-        "ppo.epochs": 1,
-        "reward_scale": 0.1,
-        "ppo.max_grad_norm": 100.0,
-        "ppo.critic_coeff": 10.0,
-        "ppo.minibatch_frames": 10_000,
-    }
-    learner = learner_of(alternating, "ippo-local-shared", 0.95, **settings)
-    batch = batch_of(alternating, learner)
-    (name,) = learner.description.groups
-    for _ in range(300):
-        learner.update(batch, progress=0.0)
-    with torch.no_grad():
-        values = learner.critic(batch.clone())[name, "state_value"][0, :LENGTH, :, 0]
-    for step in (0, 1, 10, 19):
-        expected = 0.1 * value_in_turn(step, step % 2, team=False, waiting=0.0)
-        assert float(values[step, step % 2]) == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""PPO for several agents: advantages, masks and rewards."""
+"""PPO for several agents: what the reference of ``reference/`` does not compute."""
 
 from functools import partial
 from typing import Any, final
@@ -17,7 +17,6 @@ from marl_collect import Collector, MultiAgentEnv, describe
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import RESERVED
-from marl_collect.models import set_recurrent_mode
 from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.options import Setup, TrainingOptions
@@ -46,105 +45,6 @@ def batch_of(factory: Any, learner: Any, frames: int = 60) -> Any:
         factory, learner.policy, frames_per_batch=frames, total_frames=frames, seed=1
     ) as collector:
         return collector.next().clone()
-
-
-def advantages_by_hand(
-    reward: Any, value: Any, following: Any, done: Any, terminated: Any
-) -> Any:
-    """Generalised advantages, one agent at a time (Schulman et al. 2015)."""
-    out = torch.zeros_like(reward)
-    for env in range(reward.shape[0]):
-        for agent in range(reward.shape[2]):
-            running = 0.0
-            for t in reversed(range(reward.shape[1])):
-                at = (env, t, agent, 0)
-                continues = 1 - float(terminated[at])
-                error = reward[at] + GAMMA * following[at] * continues - value[at]
-                running = error + GAMMA * LMBDA * running * (1 - float(done[at]))
-                out[at] = running
-    return out
-
-
-def follows(batch: Any, group: str) -> Any:
-    """Return which agents act next, or would if no limit had ended the episode."""
-    after = batch["next", group]
-    cut = (after["truncated"] & ~after["terminated"]).squeeze(-1)
-    return after["mask"] | (batch[group, "mask"] & cut)
-
-
-def share_values(td: Any, valid: Any) -> None:
-    """Give every other agent the mean value of those that act in the frame."""
-    for frame in range(60):
-        acting = [
-            td[group, "state_value"][0, frame][valid_rows[0, frame]]
-            for group, valid_rows in valid.items()
-        ]
-        for group, valid_rows in valid.items():
-            td[group, "state_value"][0, frame][~valid_rows[0, frame]] = (
-                torch.cat(acting).mean().nan_to_num()
-            )
-
-
-@pytest.mark.parametrize("team", [False, True], ids=["agent", "team"])
-@pytest.mark.parametrize("name", ["ippo-local-own", "mappo-local-shared"])
-def test_advantages_equal_those_computed_agent_by_agent(name: str, team: bool) -> None:
-    learner = learner_of(CountingEnv, name, reward="team" if team else "agent")
-    batch = batch_of(CountingEnv, learner)
-    before = batch.clone()
-    flat = learner.prepare(batch)
-    assert (batch == before).all()  # The collector's memory is not modified.
-
-    with torch.no_grad():
-        values = learner.critic(batch.clone())
-        nexts = learner.critic(batch["next"].clone())
-    if team:
-        share_values(values, {g: batch[g, "mask"] for g in learner.description.groups})
-        share_values(nexts, {g: follows(batch, g) for g in learner.description.groups})
-    actual, expected = [], []
-    total = sum(batch["next", g, "reward"].sum(-2) for g in learner.description.groups)
-    agents = sum(g.n_agents for g in learner.description.groups.values())
-    for group in learner.description.groups:
-        after = batch["next", group]
-        reward, done, terminated = after["reward"], after["done"], after["terminated"]
-        if team:
-            reward = (total / agents).unsqueeze(-2).expand_as(reward)
-            done = batch["next", "done"].unsqueeze(-2).expand_as(reward)
-            terminated = batch["next", "terminated"].unsqueeze(-2).expand_as(reward)
-        by_hand = advantages_by_hand(
-            reward * 0.5,
-            values[group, "state_value"],
-            nexts[group, "state_value"],
-            done,
-            terminated,
-        )
-        assert bool(batch["next", group, "done"].any())
-        acting = by_hand[batch[group, "mask"]]
-        by_hand = (by_hand - acting.mean()) / acting.std(correction=0)
-        mask = flat[group, "mask"]
-        actual.append(flat[group, "advantage"][mask])
-        expected.append(by_hand.reshape(-1, *by_hand.shape[2:])[mask])
-    torch.testing.assert_close(torch.cat(actual), torch.cat(expected))
-
-
-def test_rows_of_inactive_agents_do_not_change_gradients() -> None:
-    learner = learner_of(CountingEnv)
-    minibatch = learner.prepare(batch_of(CountingEnv, learner))
-    dead = [g for g in learner.description.groups if not minibatch[g, "mask"].all()]
-    assert dead
-    gradients = []
-    for value in (0.0, 1e6):
-        for group in dead:
-            idle = ~minibatch[group, "mask"]
-            minibatch[group, "advantage"][idle] = value
-            minibatch[group, "value_target"][idle] = value
-            minibatch[group, "action_log_prob"][idle] = -value / 1e6
-        torch.manual_seed(0)
-        loss, _ = learner.loss(minibatch)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        gradients.append([p.grad.clone() for p in learner.parameters()])
-    for low, high in zip(*gradients, strict=True):
-        torch.testing.assert_close(low, high)
 
 
 def test_minibatches_have_a_seed_of_their_own() -> None:
@@ -178,18 +78,6 @@ def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
     assert hunter["kl_approx"] != pytest.approx(prey["kl_approx"])
 
 
-@pytest.mark.parametrize("name", ["ippo-centralised-own", "mappo-local-shared"])
-def test_an_update_changes_every_parameter(name: str) -> None:
-    learner = learner_of(CountingEnv, name)
-    before = [p.clone() for p in learner.parameters()]
-    metrics = learner.update(batch_of(CountingEnv, learner), progress=0.0)
-    assert {"loss_objective", "loss_critic", "entropy", "grad_norm"} <= set(metrics)
-    moved = [
-        not torch.equal(p, b) for p, b in zip(learner.parameters(), before, strict=True)
-    ]
-    assert all(moved)
-
-
 IMAGES = partial(CountingEnv, image=(32, 32, 3))
 
 
@@ -205,24 +93,6 @@ def test_images_and_memory_are_trained(name: str, recurrent: bool) -> None:
     for part_name, module in modules.items():
         idle = [n for n, p in module.named_parameters() if not p.grad.any()]
         assert not idle, part_name
-
-
-def test_sequences_begin_with_the_stored_states() -> None:
-    """A network that is not trained repeats its values and log-probabilities."""
-    learner = learner_of(
-        CountingEnv, recurrent="gru", **{"ppo.sequence_frames": 8, "gamma": 1.0}
-    )
-    batch = batch_of(CountingEnv, learner)
-    prepared = learner.prepare(batch)
-    assert prepared.shape == (10, 6)  # 60 frames; 6 is the largest divisor up to 8.
-    with torch.no_grad(), set_recurrent_mode():
-        values = learner.critic(prepared.clone())
-        for group in learner.description.groups:
-            torch.testing.assert_close(
-                values[group, "state_value"], prepared[group, "state_value"]
-            )
-            _, logged = learner.loss(prepared)
-    assert float(logged["kl_approx"]) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_recurrent_critic_goes_on_where_the_last_batch_ended() -> None:

@@ -122,7 +122,9 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     learner, batch, settings = case(seed)
     policy, critic = weights_of(learner.policy), weights_of(learner.critic)
     prepared = reference.prepare(critic, batch, settings)
+    before = batch.clone()
     learner_data = learner.prepare(batch)
+    assert (batch == before).all()  # The collector's memory is not modified.
     shape = (-1, settings.length)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-5)
     for group in settings.groups:
