@@ -100,7 +100,9 @@ def test_messages_name_pages_of_the_documentation_by_their_titles() -> None:
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
             }
             for node in ast.walk(tree):
-                text = node.value if isinstance(node, ast.Constant) else None
+                if not isinstance(node, ast.Constant):
+                    continue
+                text = node.value
                 if isinstance(text, str) and text not in docstrings:
                     # Whoever installed the package has no folder of pages.
                     assert "docs/" not in text, f"{path}:{node.lineno}"

@@ -124,7 +124,6 @@ def test_what_the_error_advises_plays_the_run(
         *("os:system", PolicyRequest("random", False, True, 0)),
         [shlex.split(advice)[-1]],
         None,
-        default="random",
     )
     assert (played.task, played.env_kwargs) == (
         "os:system",
@@ -260,7 +259,7 @@ def test_plain_settings_of_a_run_are_used(tmp_path: Path) -> None:
     )
     for task in (str(folder), "simple_spread_v3"):
         policy = PolicyRequest(str(folder), False, True, 0)
-        played = what_to_play(task, policy, ["N=4"], None, default="random")
+        played = what_to_play(task, policy, ["N=4"], None)
         assert played.task == "simple_spread_v3"
         assert played.env_kwargs == settings | {"N": 4}
         assert played.max_frames_per_traj == 3

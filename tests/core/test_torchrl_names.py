@@ -156,7 +156,8 @@ def test_an_error_within_a_property_is_not_hidden() -> None:
     class Unfinished(CountingEnv):  # type: ignore[misc]
         @property
         def description(self) -> Any:
-            return self.never_set
+            unfinished: Any = self
+            return unfinished.never_set
 
     with pytest.raises(AttributeError, match="no attribute 'never_set'"):
         _ = Unfinished().observation_space

@@ -16,7 +16,7 @@ class BoundEnv:
     """An environment and its row, stepped as the engine does."""
 
     def __init__(self, env: MultiAgentEnv) -> None:
-        self.env = env
+        self.env: Any = env  # The tests read what wrappers keep, too.
         self.row = allocate(env.description.row())
         for array in self.row.values():
             array.fill(1)  # before the reset memory may contain anything

@@ -364,7 +364,7 @@ def test_evaluations_collectors_and_datasets_have_means_of_the_same_names(
     dataset = record(tmp_path, CountingEnv, episodes=6, seed=3)
     played = evaluation.episodes
     recorded = dataset.trajectories
-    returns = [
+    returns: list[tuple[Any, ...]] = [
         (
             evaluation,
             *(np.array([e.returns[g] for e in played]) for g in ("hunter", "prey")),

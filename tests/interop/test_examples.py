@@ -60,7 +60,7 @@ def test_the_documentation_shows_what_a_torchrl_script_changes() -> None:
         for end in ("_torchrl", "")
     )
     codes = [text.partition('"""\n\n')[2].splitlines() for text in (theirs, ours)]
-    lines = list(unified_diff(*codes, n=0, lineterm=""))[2:]
+    lines = list(unified_diff(codes[0], codes[1], n=0, lineterm=""))[2:]
     expected = [re.sub("^@@.*", "@@", line) for line in lines if line[1:].strip()]
     page = (ROOT / "docs" / "coming_from_torchrl.md").read_text("utf-8")
     (shown_diff,) = re.findall(r"```diff\n(@@.*?)```", page, re.DOTALL)

@@ -71,7 +71,7 @@ def test_one_policy_acts_for_every_group(
     centralised: bool, share_params: bool, device: str
 ) -> None:
     description = describe()
-    policy = make_policy(
+    policy: Any = make_policy(
         description,
         centralised=centralised,
         share_params=share_params,
@@ -288,7 +288,7 @@ def test_a_custom_network_acts_for_every_group(
     centralised: bool, share_params: bool, device: str
 ) -> None:
     description = describe()
-    policy = make_policy(
+    policy: Any = make_policy(
         description,
         network=GatedNet,
         centralised=centralised,

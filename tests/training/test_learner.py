@@ -53,7 +53,7 @@ def test_an_argument_of_another_kind_is_an_error_that_says_what_to_pass(
 ) -> None:
     arguments: list[Any] = [DESCRIPTION, Setup(algorithm), TINY]
     arguments[position] = wrong
-    kind = learner_of(algorithm)
+    kind: Any = learner_of(algorithm)
     with pytest.raises(TypeError, match=cure) as excinfo:
         kind(*arguments, seed=0)
     assert kind.__name__ in str(excinfo.value)

@@ -47,7 +47,8 @@ def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None
     class Bounded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.level, self.bound = nn.Parameter(torch.zeros(())), nn.Tanh()
+            self.level = nn.Parameter(torch.zeros(()))
+            self.bound: nn.Module = nn.Tanh()
 
         def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
             level = self.bound(self.level.expand(len(observation), 3, 2))
