@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
@@ -17,6 +16,9 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
+
+if TYPE_CHECKING:
+    import torch
 
 with imports_of("vmas", "VmasEnv"):
     import vmas
@@ -61,7 +63,7 @@ class VmasEnv(BatchedEnv):
         continuous_actions: bool = True,
         multidiscrete_actions: bool = False,
         max_steps: int | None = 100,
-        device: str | torch.device | None = None,
+        device: "str | torch.device | None" = None,
         group_map: MarlGroupMapType | GroupMap | None = None,
         **kwargs: Any,
     ) -> None:
@@ -91,6 +93,8 @@ class VmasEnv(BatchedEnv):
             raise ValueError(
                 "multidiscrete_actions=True needs continuous_actions=False."
             )
+        import torch
+
         self._device = torch.device(device or "cpu")
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(
@@ -137,6 +141,8 @@ class VmasEnv(BatchedEnv):
     def begin(
         self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
     ) -> dict[str, Any]:
+        import torch
+
         first = 0 if which is None else int(which.argmax())
         with self._random():
             together = self._masked and which is not None and which.sum() > FEW
@@ -158,6 +164,8 @@ class VmasEnv(BatchedEnv):
 
     @override
     def advance(self, actions: Mapping[str, NDArray[Any]]) -> Step:
+        import torch
+
         agents: list[Any] = [None] * len(self._env.agents)
         for group, members in self._groups.items():
             # VMAS copies what it changes.
@@ -188,6 +196,8 @@ class VmasEnv(BatchedEnv):
 
     def _arrays(self, tree: Any) -> Any:
         """Return the same lists and mappings, with arrays instead of tensors."""
+        import torch
+
         tensors = list(_leaves(tree))
         if self._device.type == "cpu":
             return _with_leaves(tree, (tensor.numpy() for tensor in tensors))
@@ -214,6 +224,8 @@ class VmasEnv(BatchedEnv):
         VMAS consists of many small operations. Without the counters of autograd, which
         ``torch.no_grad`` keeps, a step takes about a tenth less.
         """
+        import torch
+
         shared = Environment.vmas_random_state
         others = shared[:]
         shared[:] = self._generators
@@ -233,9 +245,9 @@ class VmasEnv(BatchedEnv):
                 torch.cuda.set_rng_state(of_others, self._device)
 
 
-def _leaves(tree: Any) -> Iterator[torch.Tensor]:
+def _leaves(tree: Any) -> "Iterator[torch.Tensor]":
     """Yield the tensors of nested lists, tuples and mappings."""
-    if isinstance(tree, torch.Tensor):
+    if not isinstance(tree, Mapping | list | tuple):
         yield tree
         return
     for value in tree.values() if isinstance(tree, Mapping) else tree:
@@ -244,11 +256,11 @@ def _leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
     """Return the same nested lists and mappings with other leaves, in their order."""
-    if isinstance(tree, torch.Tensor):
-        return next(leaves)
     if isinstance(tree, Mapping):
         return {key: _with_leaves(value, leaves) for key, value in tree.items()}
-    return [_with_leaves(value, leaves) for value in tree]
+    if isinstance(tree, list | tuple):
+        return [_with_leaves(value, leaves) for value in tree]
+    return next(leaves)
 
 
 def _stacked(agents: list[Any]) -> Any:

@@ -6,9 +6,10 @@ worlds together, and the worlds that begin take their state from it.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 MASKED = frozenset(
     [
@@ -40,10 +41,10 @@ MASKED = frozenset(
 FEW = 5
 """So many worlds are reset one by one in less time than all of the twin's together."""
 
-_Setter = Callable[[torch.Tensor], None]
+_Setter = Callable[[Any], None]
 
 
-def renew(env: Any, twin: Any, which: torch.Tensor) -> None:
+def renew(env: Any, twin: Any, which: "torch.Tensor") -> None:
     """Give worlds of an environment the state that they have in its twin.
 
     Args:
@@ -51,6 +52,8 @@ def renew(env: Any, twin: Any, which: torch.Tensor) -> None:
         twin: of the same scenario, with the same arguments, and just reset.
         which: the worlds, bool ``[K]``.
     """
+    import torch
+
     masks = {1: which}
     roots = [(env.scenario, twin.scenario), (env.world, twin.world)]
     pairs = [pair for root in roots for pair in _pairs(*root, len(which), set())]
@@ -63,8 +66,10 @@ def renew(env: Any, twin: Any, which: torch.Tensor) -> None:
 
 def _pairs(
     one: Any, other: Any, worlds: int, seen: set[int]
-) -> Iterator[tuple[_Setter, torch.Tensor, torch.Tensor]]:
+) -> "Iterator[tuple[_Setter, torch.Tensor, torch.Tensor]]":
     """Yield the tensors ``[K, ...]`` that two equal objects hold, and their setters."""
+    import torch
+
     if id(one) in seen:
         return
     seen.add(id(one))
