@@ -118,6 +118,23 @@ def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) 
     assert speeds == [0, *[100] * 10, 85, 70, 55, 40, 25, 10, 10]
 
 
+def test_the_time_left_follows_from_the_mean_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames, now = 0, 100.0
+    monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
+    console = Console(width=80, force_terminal=True)
+    display = ProgressDisplay("t", 1000)
+    display.count(lambda: frames)
+    left = []
+    for seconds, added in ((0, 0), (10, 250), (5, 250), (5, 500)):
+        now, frames = now + seconds, frames + added
+        with console.capture() as captured:
+            console.print(display)
+        left += re.findall(r"(\S+) left", Text.from_ansi(captured.get()).plain)
+    assert left == ["-:--", "0:30", "0:15", "0:00"]
+
+
 def test_remaining_time_is_readable() -> None:
     assert [remaining(s) for s in (None, 5, 65, 3725)] == [
         "-:--",

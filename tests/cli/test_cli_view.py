@@ -475,6 +475,17 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_file_holds_the_best_the_median_and_the_worst_episode(
+    data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.html"
+    assert run(str(data), "--save", str(file))[0] == 0
+    returns = open_dataset(data).trajectories.returns
+    order = sorted(range(4), key=lambda number: -returns[number])
+    numbers = saved(file.read_text())["/episodes?begin=0"]["number"]
+    assert numbers == [order[0], order[2], order[3]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
