@@ -17,14 +17,14 @@ from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
 
-if TYPE_CHECKING:
-    import torch
-
 with imports_of("vmas", "VmasEnv"):
     import vmas
     from vmas.simulator.environment import Environment
 
     from marl_collect.envs.vmas.reset import FEW, MASKED, renew
+
+if TYPE_CHECKING:
+    import torch
 
 _Space = spaces.Space[Any]
 
@@ -101,10 +101,10 @@ class VmasEnv(BatchedEnv):
                 f"device is {device}, but torch finds no GPU: use 'cpu', or install "
                 "torch with CUDA."
             )
-        self._pinned: torch.Tensor | None = None
+        self._pinned: Any = None
         # VMAS has one list of generator states for all environments of a process.
         self._generators: list[Any] = list(Environment.vmas_random_state)
-        self._cuda_generator: torch.Tensor | None = None
+        self._cuda_generator: Any = None
         self._make = partial(
             vmas.make_env,
             scenario,
@@ -247,11 +247,11 @@ class VmasEnv(BatchedEnv):
 
 def _leaves(tree: Any) -> "Iterator[torch.Tensor]":
     """Yield the tensors of nested lists, tuples and mappings."""
-    if not isinstance(tree, Mapping | list | tuple):
+    if isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _leaves(value)
+    else:
         yield tree
-        return
-    for value in tree.values() if isinstance(tree, Mapping) else tree:
-        yield from _leaves(value)
 
 
 def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:

@@ -38,7 +38,7 @@ MASKED = frozenset(
 )
 """Scenarios whose whole state is in the tensors that ``renew`` finds."""
 
-FEW = 5
+FEW = 2
 """So many worlds are reset one by one in less time than all of the twin's together."""
 
 _Setter = Callable[[Any], None]
@@ -66,12 +66,12 @@ def renew(env: Any, twin: Any, which: "torch.Tensor") -> None:
 
 def _pairs(
     one: Any, other: Any, worlds: int, seen: set[int]
-) -> "Iterator[tuple[_Setter, torch.Tensor, torch.Tensor]]":
+) -> Iterator[tuple[_Setter, Any, Any]]:
     """Yield the tensors ``[K, ...]`` that two equal objects hold, and their setters."""
-    import torch
-
     if id(one) in seen:
         return
+    import torch
+
     seen.add(id(one))
     for name, value, counterpart in _entries(one, other):
         if not isinstance(value, torch.Tensor):

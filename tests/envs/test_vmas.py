@@ -16,6 +16,7 @@ import vmas
 from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import FrameStack, VmasEnv
+from marl_collect.envs.vmas import env as env_module
 from marl_collect.envs.vmas.provider import FAMILY
 from marl_collect.envs.vmas.reset import MASKED, renew
 
@@ -50,8 +51,9 @@ def collected(factory: Any, frames: int = FRAMES) -> tuple[dict[str, list[str]],
     ],
 )
 def test_the_data_are_those_of_the_library(
-    scenario: str, options: dict[str, Any]
+    scenario: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(env_module, "FEW", WORLDS)  # The library has no other way.
     factory = partial(VmasEnv, scenario, WORLDS, max_steps=LIMIT, **options)
     groups, batch = collected(factory)
     stock = vmas.make_env(scenario, WORLDS, seed=0, **options)
