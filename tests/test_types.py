@@ -66,7 +66,7 @@ def diagnose(folder: Path, scripts: dict[str, str]) -> dict[str, list[str]]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=350,
     )
     errors: dict[str, list[str]] = {name: [] for name in scripts}
     for found in json.loads(process.stdout)["generalDiagnostics"]:
@@ -76,6 +76,7 @@ def diagnose(folder: Path, scripts: dict[str, str]) -> dict[str, list[str]]:
     return errors
 
 
+@pytest.mark.timeout(400)  # It reads torch, tensordict and TorchRL.
 def test_users_scripts_have_no_errors(tmp_path: Path) -> None:
     (readme,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scripts = {"readme": readme, "every_class": EVERY_CLASS}
