@@ -1,22 +1,52 @@
-/*! iframe-worker 1.0.4: lets the search work on pages that are opened from the disk.
- Copyright (c) 2020-2022 Martin Donath <martin.donath@squidfunk.com>
+"use strict";
 
- Permission is hereby granted, free of charge, to any person obtaining a copy
- of this software and associated documentation files (the "Software"), to
- deal in the Software without restriction, including without limitation the
- rights to use, copy, modify, merge, publish, distribute, sublicense, and/or
- sell copies of the Software, and to permit persons to whom the Software is
- furnished to do so, subject to the following conditions:
+/*
+ * Browsers start no worker for a page that was opened from disk. The search of this site
+ * runs in a worker, so there its script runs in a hidden frame instead. The frame has what
+ * the search uses of a worker: messages both ways, and importScripts.
+ */
+class FrameWorker extends EventTarget {
+  constructor(url) {
+    super();
+    this.onmessage = null;
+    this.frame = document.createElement("iframe");
+    this.frame.hidden = true;
+    document.body.append(this.frame);
+    const scope = this.frame.contentWindow;
+    scope.document.open(); // Firefox would replace the first document of a frame.
+    scope.document.write("<!doctype html><body></body>");
+    scope.document.close();
+    scope.postMessage = (data) => this.receive(data);
+    scope.importScripts = async (...urls) => {
+      for (const next of urls) await this.load(next);
+    };
+    this.ready = this.load(url);
+  }
 
- The above copyright notice and this permission notice shall be included in
- all copies or substantial portions of the Software.
+  load(url) {
+    const script = this.frame.contentDocument.createElement("script");
+    return new Promise((resolve, reject) => {
+      script.onload = resolve;
+      script.onerror = () => reject(new Error(`${url} cannot be loaded`));
+      script.src = url;
+      this.frame.contentDocument.body.append(script);
+    });
+  }
 
- THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
- IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
- FITNESS FOR A PARTICULAR PURPOSE AND NON-INFRINGEMENT. IN NO EVENT SHALL THE
- AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
- LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING
- FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS
- IN THE SOFTWARE.
-*/
-"use strict";(()=>{function c(s,n){parent.postMessage(s,n||"*")}function d(...s){return s.reduce((n,e)=>n.then(()=>new Promise(r=>{let t=document.createElement("script");t.src=e,t.onload=r,document.body.appendChild(t)})),Promise.resolve())}var o=class extends EventTarget{constructor(e){super();this.url=e;this.m=e=>{e.source===this.w&&(this.dispatchEvent(new MessageEvent("message",{data:e.data})),this.onmessage&&this.onmessage(e))};this.e=(e,r,t,i,m)=>{if(r===`${this.url}`){let a=new ErrorEvent("error",{message:e,filename:r,lineno:t,colno:i,error:m});this.dispatchEvent(a),this.onerror&&this.onerror(a)}};let r=document.createElement("iframe");r.hidden=!0,document.body.appendChild(this.iframe=r),this.w.document.open(),this.w.document.write(`<html><body><script>postMessage=${c};importScripts=${d};addEventListener("error",({error})=>{parent.dispatchEvent(new ErrorEvent("error",{filename:"${e}",error}))})<\/script><script src=${e}?${+Date.now()}><\/script></body></html>`),this.w.document.close(),onmessage=this.m,onerror=this.e,this.r=new Promise((t,i)=>{this.w.onload=t,this.w.onerror=i})}terminate(){this.iframe.remove(),onmessage=onerror=null}postMessage(e){this.r.catch().then(()=>{this.w.dispatchEvent(new MessageEvent("message",structuredClone({data:e})))})}get w(){return this.iframe.contentWindow}};window.IFrameWorker=o;location.protocol==="file:"&&(window.Worker=o);})();
+  receive(data) {
+    const event = new MessageEvent("message", { data: structuredClone(data) });
+    this.dispatchEvent(event);
+    if (this.onmessage) this.onmessage(event);
+  }
+
+  postMessage(data) {
+    const event = new MessageEvent("message", { data: structuredClone(data) });
+    this.ready.then(() => this.frame.contentWindow.dispatchEvent(event));
+  }
+
+  terminate() {
+    this.frame.remove();
+  }
+}
+
+if (location.protocol === "file:") window.Worker = FrameWorker;
