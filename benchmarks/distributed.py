@@ -209,6 +209,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     local.shutdown()
     normal = float(np.median(there_seconds))
     batch = remote.next()
+    assert batch is not None
     frames, nbytes = (
         batch.numel(),
         sum(

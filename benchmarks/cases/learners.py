@@ -50,8 +50,9 @@ def build(stack: ExitStack, setup: str, settings: dict[str, Any]) -> dict[str, A
         envs_per_worker=options.envs_per_worker,
         seed=0,
     ) as collector:
-        batch = collector.next().clone()
-    return {"ours": Alternative(partial(train, learner, batch))}
+        batch = collector.next()
+    assert batch is not None
+    return {"ours": Alternative(partial(train, learner, batch.clone()))}
 
 
 def train(learner: Learner, batch: TensorDictBase) -> float:
