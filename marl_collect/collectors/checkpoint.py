@@ -74,11 +74,6 @@ def unpack(
         )
     _check_weights(state_dict, weights)
     workers = [_restored(worker) for worker in state_dict["workers"]]
-    if any("actions" not in worker for worker in workers):
-        raise KeyError(
-            "The state was written by an earlier version of marl_collect, which stored "
-            "running episodes otherwise. Finish the run with that version."
-        )
     if description.repeats and any(_lacks_actions(w).any() for w in workers):
         warn(ACTIONS_DISCARDED.format(description.name))
     return workers

@@ -289,8 +289,7 @@ class Loader:
         here = self.state_dict()
         position = ("seed", "epoch", "batches")
         for name in [name for name in here if name not in position]:
-            # States of earlier versions lack some names.
-            there = state.get(name, here[name])
+            there = state.get(name)
             if there != here[name]:
                 raise ValueError(
                     f"The state is of a loader with {name} {there}, but this one has "

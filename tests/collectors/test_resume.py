@@ -221,16 +221,6 @@ def test_trajectories_that_do_not_fit_change_nothing() -> None:
         assert policy.state_dict()["module.level"] == 1
 
 
-def test_a_state_of_an_earlier_version_changes_nothing() -> None:
-    with Collector(CountingEnv, level_policy(), frames_per_batch=12) as collector:
-        state = collector.state_dict()
-        del state["workers"][0]["actions"]
-        collector.next()
-        with pytest.raises(KeyError, match="earlier version of marl_collect"):
-            collector.load_state_dict(state)
-        assert collector.frames == 12
-
-
 @pytest.mark.torchrl_defect("D23")
 def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:

@@ -51,8 +51,8 @@ def rollouts(engine: EnvBatch, progress: Any = None) -> Any:
     return make_rollout(engines, policies, PLAN, progress)
 
 
-def slot(engine: Any, frames: int) -> Any:
-    contents = BatchContents(step_count=True, policy_version=True)
+def slot(engine: Any, frames: int, *, compact: bool = False) -> Any:
+    contents = BatchContents(step_count=True, policy_version=True, compact_obs=compact)
     signature = PolicySignature(engine.description.actions())
     fields = batch_fields(engine.description, signature, contents)
     return allocate(fields, (ENVIRONMENTS, frames))
@@ -82,6 +82,28 @@ def test_slots_and_episodes_are_the_same(serial: Any, parallel: Any) -> None:
         assert sorted(map(repr, result[1])) == sorted(map(repr, episodes))
         assert alternating.running == serial_rollout.running
     assert alternating.take_reset_seconds() > 0
+
+
+def last_by_row(rollout: Any) -> dict[tuple[Any, int, int], list[Any]]:
+    """Return each observation that a slot lacks, by key, environment and frame."""
+    return {
+        (key, int(row), last.frame): values[k].tolist()
+        for last in rollout.take_last()
+        for key, values in last.observations.items()
+        for k, row in enumerate(last.rows)
+    }
+
+
+def test_both_have_the_observations_that_a_compact_slot_lacks(
+    serial: Any, parallel: Any
+) -> None:
+    serial_rollout, alternating = rollouts(serial), rollouts(parallel)
+    for _ in range(2):
+        serial_rollout.collect(slot(serial, 11, compact=True))
+        alternating.collect(slot(parallel, 11, compact=True))
+        expected = last_by_row(serial_rollout)
+        assert last_by_row(alternating) == expected
+        assert {row for _, row, _ in expected} == set(range(ENVIRONMENTS))
 
 
 def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> None:
