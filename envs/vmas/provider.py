@@ -18,14 +18,8 @@ def _known(scenario: str) -> bool:
 
 
 _SAFE = (
-    *(
-        "device",
-        "group_map",
-        "clamp_actions",
-        "shared_reward",
-        "shared_rew",
-        "share_reward",
-    ),
+    *("device", "group_map", "clamp_actions"),
+    *("shared_reward", "shared_rew", "share_reward"),
     *("n_agents", "n_adversaries", "n_boxes", "n_food", "n_gaussians", "n_lines"),
     *("n_blue_agents", "n_red_agents", "n_obstacles", "n_packages", "n_passages"),
     *("n_targets", "n_lidar_rays", "num_adversaries", "num_food", "num_forests"),
@@ -41,7 +35,7 @@ _SAFE = (
     *("joint_length", "random_start_angle", "fixed_passage", "u_range", "v_range"),
     *("world_spawning_x", "world_spawning_y", "min_distance_between_entities"),
 )
-"""Device, groups and numbers of VMAS' scenarios; without ``map_file_path``, which names a file."""
+"""Device, groups, and numbers of VMAS' scenarios, but not ``map_file_path``: a file."""
 
 
 FAMILY: Final = Family(
