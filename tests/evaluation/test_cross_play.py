@@ -175,6 +175,13 @@ def test_a_pool_plays_with_its_versions() -> None:
     pool = PolicyPool(net, size=3)
     pool.add(1)
     assert cross_play(pool, rps, episodes=1).names == ("version_0", "version_1")
+    pool = PolicyPool(net, size=2)
+    for version in range(1, 11):
+        pool.add(version % 2)
+    names = [f"version_{version}" for version in sorted(pool.versions.tolist())]
+    assert "version_10" in names
+    assert len(names) == 2
+    assert cross_play(pool, rps, episodes=1).names == tuple(names)
 
 
 def test_scenarios_measure_the_focal_players_only() -> None:
