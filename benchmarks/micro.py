@@ -39,6 +39,7 @@ TABLE = (
     "envs",
     "families",
     "worlds",
+    "prefetch",
     "groups",
     "datasets",
 )

@@ -134,7 +134,6 @@ def test_rows_are_selected_by_words() -> None:
             ["training, centralised, separate", "3 agents", "batch 32"],
             ["ours", "TorchRL", "modules"],
         ),
-        ("recurrent", ["LSTM", "50 steps"], ["ours", "torch"]),
         ("worlds", ["16 worlds, random", "1 %"], ["bare loop", "Collector"]),
         ("worlds", ["16 worlds, network"], ["bare loop", "Collector"]),
         ("prefetch", ["64 worlds, 100"], ["waiting", "prefetch=True"]),

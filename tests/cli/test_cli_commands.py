@@ -333,7 +333,7 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
         for command in commands:
             code, text = run(*command)
             assert code == 2
-            assert f"error: {data_file} is damaged, or not a Parquet file" in text
+            assert f"error: {data_file} cannot be read, or is damaged: " in text
 
 
 @pytest.mark.processes
