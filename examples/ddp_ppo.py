@@ -36,6 +36,12 @@ parser.add_argument("--out", type=Path, default=Path("runs/ddp_ppo"))
 parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
+try:
+    from pettingzoo.sisl import multiwalker_v9  # noqa: F401 - before ranks connect
+except ImportError as error:
+    install = 'pip install "marl-collect[pettingzoo]"'
+    raise SystemExit(f"{error}: {install}") from error
+
 dist.init_process_group("gloo")  # "nccl" if each rank has a GPU.
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(args.seed)
@@ -122,7 +128,7 @@ with (
         collector.update_policy_weights_()
         stats = collector.stats(all_ranks=True)
         if rank == 0:
-            mean = stats.get("episode_return_per_agent", float("nan"))
+            mean = stats.get("mean_agent_return", float("nan"))
             print(f"{stats['frames']:>9,} frames, return per walker {mean:8.2f}")
         checkpoint.batch_done()
 dist.destroy_process_group()

@@ -119,7 +119,9 @@ class Delivery:
     def state(self) -> dict[Key, torch.Tensor]:
         """Return the frames of undelivered trajectories, ``[N, ...]`` by key."""
         held = self._assembler.held()
-        return {} if held is None else flatten(held)
+        frames = {} if held is None else flatten(held)
+        # torch.save refuses tensors without elements that share an address.
+        return {key: t if t.numel() else t.clone() for key, t in frames.items()}
 
     def check(self, state: Mapping[Key, torch.Tensor]) -> None:
         """Check the state before anything is loaded.

@@ -127,7 +127,7 @@ def test_weights_of_all_ranks_are_equal_after_50_updates(
         for rank in (first, second)
     ]
     assert environments == [{0, 1}, {2, 3}]
-    for name in ("frames", "episodes", "batches", "episode_return_team"):
+    for name in ("frames", "episodes", "batches", "mean_team_return"):
         assert first["stats"][name] == second["stats"][name]
     assert first["stats"]["frames"] == 2000
 
