@@ -264,11 +264,11 @@ def set_torch_generators(states: Mapping[str, Any]) -> None:
     """Restore what ``torch_generators`` returned, on the GPUs that there are.
 
     Args:
-        states: there may be none of GPUs, and more of them than there are GPUs.
+        states: those of GPUs may be missing, or be more than there are GPUs.
     """
     import torch
 
     torch.set_rng_state(states["torch"])
-    gpus = states["cuda"][: torch.cuda.device_count()]
+    gpus = states.get("cuda", [])[: torch.cuda.device_count()]
     for index, state in enumerate(gpus):
         torch.cuda.set_rng_state(state, index)
