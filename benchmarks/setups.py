@@ -197,26 +197,22 @@ def section(name: str) -> str:
     ours = study.command.startswith("workloads.")  # Not in the installed package.
     path = "PYTHONPATH=benchmarks " if ours else ""
     command = f"```sh\n{path}marl-collect compare {study.command}\n```"
-    blocks = [heading, "", study.about, "", command, remainder.rstrip()]
+    # The page has the returns of the team; the command's report has all tables.
+    returns = remainder.partition("\nReturn per agent")[0].rstrip()
+    blocks = [heading, "", study.about, "", command, returns]
     if study.team is not None or study.agent is not None:
-        blocks += ["", anchor_table(study, runs)]
+        blocks += ["", anchors(study, runs)]
     return "\n".join(blocks)
 
 
-def anchor_table(study: Study, runs: list[Run]) -> str:
-    """Return a table of when each seed reached the anchor, if it did."""
-    rows = [
-        "| setup | seed | anchor | best, team | per agent | length | at frame |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
+def anchors(study: Study, runs: list[Run]) -> str:
+    """Return a sentence with the frames at which each seed reached the anchor."""
+    frames: dict[str, list[str]] = {}
     for run in runs:
-        at, peak = study.passed(run), run.peak
-        verdict = "missed" if at is None else f"passed at {at:,} frames"
-        rows.append(
-            f"| {run.setup} | {run.seed} | {verdict} | {peak.team:.1f} | "
-            f"{peak.agent:.1f} | {peak.length:.0f} | {peak.frames:,} |"
-        )
-    return "\n".join(rows)
+        at = study.passed(run)
+        frames.setdefault(run.setup, []).append("missed" if at is None else f"{at:,}")
+    setups = [f"{setup} {', '.join(seeds)}" for setup, seeds in frames.items()]
+    return f"Frames at which each seed passed the anchor: {'; '.join(setups)}."
 
 
 def write_page() -> None:
@@ -230,14 +226,15 @@ def write_page() -> None:
         "local or centralised observations. All setups of a study use the same number "
         "of frames and the same evaluation episodes, with several seeds. `python "
         "benchmarks/setups.py page` generates this page; each section shows the "
-        "command for its runs. The machine was shared with other work, so the times "
-        "are not benchmark results. The runs predate the rule for [agents that wait or "
+        "command for its runs, whose report also has returns per agent and costs. The "
+        "runs predate the rule for [agents that wait or "
         "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
         "not affect these tasks: all agents act in every frame. The QMIX results on "
         "pairs predate its mixer's [normalised observations](examples.md#curves). In "
         "the two grids, the third seeds and all seeds of QMIX are newer than the rest."
     )
-    blocks = ["# Setups compared", "", about, "", LEGEND]
+    legend = LEGEND.partition("- Gradient steps")[0].rstrip()  # The rest is left out.
+    blocks = ["# Setups compared", "", about, "", legend]
     for name in names:
         blocks += ["", section(name)]
     PAGE.write_text("\n".join(blocks) + "\n", "utf-8")

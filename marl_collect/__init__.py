@@ -1,4 +1,4 @@
-"""Multi-agent data collection for PyTorch, at the speed of the environments.
+"""Multi-agent data collection for PyTorch, on one machine or a cluster.
 
 Importing this package takes milliseconds: a public name loads its module on first use.
 A public name must not be the name of a module in this folder, because importing that

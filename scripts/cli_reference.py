@@ -76,7 +76,8 @@ def run_example(name: str) -> str:
     result = CliRunner().invoke(app, arguments, env=_ENVIRONMENT)
     code, text = result.exit_code, result.output
     if code:
-        raise SystemExit(f"`marl-collect {command}` failed:\n{text}")
+        message = f"`marl-collect {command}` failed:\n{text}"
+        raise SystemExit(message) from result.exception
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 

@@ -51,6 +51,10 @@ TESTS: Final = {
         "storage/test_storage_writer.py::test_reading_unpickles_nothing",
         TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
     ],
+    "A link in its folder is followed, and the file is read as a part of the "
+    "dataset.": [
+        "storage/test_storage_writer.py::test_a_link_to_a_file_is_read_like_the_file",
+    ],
     "No links in a run folder are followed by `view`.": [
         "cli/test_cli_view_runs.py::test_no_link_of_a_run_is_followed",
     ],

@@ -18,7 +18,7 @@ from marl_collect.errors import MissingPackageError
 
 app = typer.Typer(
     name="marl-collect",
-    help="Collect multi-agent experience as fast as the environments can step.",
+    help="Collect multi-agent experience, look at it and train on it.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,

@@ -63,6 +63,15 @@ def test_reading_unpickles_nothing(
     assert len(names(tmp_path / "d")) == 1
 
 
+def test_a_link_to_a_file_is_read_like_the_file(tmp_path: Path) -> None:
+    description, data = collected(batches=1)
+    write(tmp_path / "d", data, description)
+    (file,) = (tmp_path / "d").glob("*.parquet")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / file.name).symlink_to(file)
+    assert holds(tmp_path / "linked", data[0])
+
+
 def test_the_description_survives_the_round_trip(tmp_path: Path) -> None:
     description, data = collected(batches=1)
     settings = {"size": (5, 5), "weights": {1: (0.5, None)}}
