@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from marl_collect.envs.agent_lists import AgentLists as AgentLists
     from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.frame_stack import FrameStack as FrameStack
+    from marl_collect.envs.gymnasium_vector import (
+        GymnasiumVectorEnv as GymnasiumVectorEnv,
+    )
     from marl_collect.envs.jaxmarl.env import JaxMarlEnv as JaxMarlEnv
     from marl_collect.envs.lab2d.env import Lab2dEnv as Lab2dEnv
     from marl_collect.envs.lbforaging.env import LbForagingEnv as LbForagingEnv

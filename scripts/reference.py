@@ -54,8 +54,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Environments": {
         _ENVS: """PettingZooEnv PettingZooWrapper MeltingpotEnv MeltingpotWrapper
             Lab2dEnv LbForagingEnv RwareEnv MamujocoEnv OpenSpielEnv OvercookedEnv
-            JaxMarlEnv VmasEnv AgentLists FrameStack available_envs UnknownTaskError
-            MissingPackageError""",
+            JaxMarlEnv VmasEnv GymnasiumVectorEnv AgentLists FrameStack available_envs
+            UnknownTaskError MissingPackageError""",
     },
     "Policies and networks": {
         _MODELS: """make_policy PolicyOptions make_critic make_head save_policy

@@ -1,0 +1,257 @@
+"""A vector environment gives the data of separate environments, however it resets."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+pytest.importorskip("torch")
+
+from marl_collect import Collector, RandomPolicy, check_env
+from marl_collect.core.batched import inner_value
+from marl_collect.core.seeding import episode_seed
+from marl_collect.envs import GymnasiumVectorEnv
+
+WORLDS, FRAMES, SEED = 5, 120, 3
+MODES = list(AutoresetMode)
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A walk between two ends, with observations and actions of several spaces."""
+
+    observation_space = spaces.Dict(
+        {
+            "at": spaces.Box(-9, 9, (2,), np.float64),
+            "seen": spaces.Tuple((spaces.Discrete(30), spaces.MultiBinary(2))),
+        }
+    )
+    action_space = spaces.Tuple(
+        (spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,), np.float32))
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at = self.np_random.uniform(-2, 2, 2)
+        self.frames = 0
+        return self.look(), {}
+
+    def step(self, action: Any) -> Any:
+        move, push = action
+        assert 1 <= move <= 3
+        self.at = self.at + (move - 2) + push + self.np_random.normal(0, 0.2, 2)
+        self.frames += 1
+        outside = bool(abs(self.at).max() > 4)
+        return self.look(), float(self.at[0]), outside, self.frames == 25, {}
+
+    def look(self) -> Any:
+        seen = (self.frames, (self.at > 0).astype(np.int8))
+        return {"at": self.at.clip(-9, 9), "seen": seen}
+
+
+class Kernels(VectorEnv[Any, Any, Any]):
+    """Like EnvPool: seeded when built; a reset returns the rows of its worlds."""
+
+    def __init__(self, mode: AutoresetMode, worlds: int = WORLDS) -> None:
+        self.inner = SyncVectorEnv([Walk] * worlds, autoreset_mode=mode)
+        self.inner.reset(seed=11)
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs = worlds
+        self.single_observation_space = Walk.observation_space
+        self.single_action_space = Walk.action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        assert seed is None
+        mask = None if options is None else options["reset_mask"].copy()
+        seen, info = self.inner.reset(options=options)
+        if mask is None:
+            return seen, info
+        kinds = seen["seen"]
+        seen = {"at": seen["at"][mask], "seen": tuple(kind[mask] for kind in kinds)}
+        return seen, info
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+    def close(self, **options: Any) -> None:
+        self.inner.close()
+
+
+def vector(
+    kind: type[Any], env: Any, mode: AutoresetMode, **options: Any
+) -> GymnasiumVectorEnv:
+    make = partial(gymnasium.make, env) if isinstance(env, str) else env
+    return GymnasiumVectorEnv(kind([make] * WORLDS, autoreset_mode=mode, **options))
+
+
+def single(env: Any) -> Any:
+    return gymnasium.make(env) if isinstance(env, str) else env()
+
+
+def batch_of(factory: Any, **options: Any) -> Any:
+    frames = options.pop("frames", FRAMES)
+    with Collector(
+        factory,
+        RandomPolicy(),
+        frames_per_batch=frames * WORLDS,
+        total_frames=frames * WORLDS,
+        seed=SEED,
+        **options,
+    ) as collector:
+        (batch,) = collector
+    return batch
+
+
+def leaves(space: Any, path: tuple[str, ...] = ()) -> Any:
+    """Yield the path of every leaf of a space."""
+    if isinstance(space, spaces.Dict):
+        inner: Any = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        inner = [(str(i), part) for i, part in enumerate(space.spaces)]
+    else:
+        yield path
+        return
+    for name, part in inner:
+        yield from leaves(part, (*path, name))
+
+
+def expect_separate(batch: Any, env: Any) -> int:
+    """Play every episode of the batch in an environment of its own; count the ends."""
+    ends = 0
+    for k in range(WORLDS):
+        other, episode = single(env), 0
+        seen, _ = other.reset(seed=episode_seed(SEED, k, episode))
+        frames = batch[k]
+        for t in range(FRAMES):
+            frame = frames[t]
+            expect_seen(frame, seen, other.observation_space)
+            action = frame["agent", "action"]
+            if not isinstance(other.action_space, spaces.Discrete):
+                move, push = (action[name][0].numpy() for name in ("0", "1"))
+                chosen: Any = (move + 1, push)
+            else:
+                chosen = int(action[0])
+            seen, reward, terminated, truncated, _ = other.step(chosen)
+            after = frame["next"]
+            expect_seen(after, seen, other.observation_space)
+            assert after["agent", "reward"].item() == np.float32(reward)
+            flags = [after[name].item() for name in ("terminated", "truncated")]
+            # Where both are set, an end is no truncation.
+            assert flags == [terminated, truncated and not terminated]
+            if terminated or truncated:
+                episode, ends = episode + 1, ends + 1
+                seen, _ = other.reset(seed=episode_seed(SEED, k, episode))
+    return ends
+
+
+def expect_seen(frame: Any, seen: Any, space: Any) -> None:
+    for path in leaves(space):
+        stored = frame["agent", "observation", *path][0].numpy()
+        expected = np.asarray(inner_value(seen, path))
+        np.testing.assert_array_equal(stored, expected, str(path))
+
+
+@pytest.mark.parametrize(
+    ("env", "copy"), [("CartPole-v1", True), (Walk, True), (Walk, False)]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_data_are_those_of_separate_environments(
+    mode: AutoresetMode, env: Any, copy: bool
+) -> None:
+    batch = batch_of(partial(vector, SyncVectorEnv, env, mode, copy=copy))
+    assert expect_separate(batch, env) > 2 * WORLDS
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_environments_in_processes_too(mode: AutoresetMode) -> None:
+    batch = batch_of(partial(vector, AsyncVectorEnv, "CartPole-v1", mode))
+    assert expect_separate(batch, "CartPole-v1") > 2 * WORLDS
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env", ["CartPole-v1", Walk])
+def test_check_env_finds_nothing(mode: AutoresetMode, env: Any) -> None:
+    check_env(partial(vector, SyncVectorEnv, env, mode), steps=60)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_worlds_begin_anew_at_a_limit_too(mode: AutoresetMode) -> None:
+    batch = batch_of(
+        partial(vector, SyncVectorEnv, "CartPole-v1", mode), max_frames_per_traj=7
+    )
+    whole = batch_of(
+        partial(vector, SyncVectorEnv, "CartPole-v1", AutoresetMode.DISABLED),
+        max_frames_per_traj=7,
+    )
+    assert batch["next", "truncated"].any()
+    assert (batch == whole).all()
+
+
+def test_a_state_resumes_exactly() -> None:
+    factory = partial(vector, SyncVectorEnv, Walk, AutoresetMode.NEXT_STEP)
+    options: dict[str, Any] = {"frames_per_batch": 20 * WORLDS, "seed": SEED}
+    with Collector(factory, RandomPolicy(), **options) as collector:
+        collector.next()
+        state = collector.state_dict()
+        expected = collector.next()
+    with Collector(factory, RandomPolicy(), **options) as resumed:
+        resumed.load_state_dict(state)
+        batch = resumed.next()
+    assert expected is not None
+    assert batch is not None
+    assert (batch == expected).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_simulators_that_take_no_seeds(mode: AutoresetMode) -> None:
+    factory = partial(lambda: GymnasiumVectorEnv(Kernels(mode), seeds=False))
+    check_env(factory, steps=60)
+    batch = batch_of(factory)
+    ends = batch["next", "done"][:, :-1, 0]
+    assert ends.sum() > 2 * WORLDS
+    clock = ("agent", "observation", "seen", "0")
+    began, ended = batch[clock][:, 1:, 0], batch["next", *clock][:, :-1, 0]
+    assert (began[ends] == 0).all()
+    assert (ended[ends] > 0).all()
+    assert (began[~ends] == ended[~ends]).all()
+    # Without its own resets, a simulator plays all of its frames.
+    assert (batch["next", *clock][..., 0] == batch[clock][..., 0] + 1).all()
+
+
+def test_a_simulator_without_masked_resets_is_refused() -> None:
+    def factory() -> GymnasiumVectorEnv:
+        env = gymnasium.make_vec("CartPole-v1", 4, "vector_entry_point")
+        return GymnasiumVectorEnv(env, seeds=False)
+
+    with pytest.raises(ValueError, match="vectorization_mode='sync'"):
+        batch_of(factory)
+
+
+def test_a_reset_that_would_be_repeated_is_refused() -> None:
+    with pytest.raises(ValueError, match="shared_memory=True"):
+        vector(
+            AsyncVectorEnv,
+            "CartPole-v1",
+            AutoresetMode.NEXT_STEP,
+            shared_memory=False,
+        )
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    env = SyncVectorEnv([Walk])
+    del env.metadata["autoreset_mode"]
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        GymnasiumVectorEnv(env)
+
+
+def test_worlds_are_rendered() -> None:
+    make = partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
+    env = GymnasiumVectorEnv(SyncVectorEnv([make] * 2))
+    env.begin(None, np.arange(2))
+    image = env.render(1)
+    assert image is not None
+    assert image.shape[2] == 3
+    env.close()
