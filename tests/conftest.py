@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -13,6 +14,17 @@ import hypothesis
 import pytest
 
 pytest_plugins = ["support.by_value", "support.processless"]
+
+# Variables of torchrun would make collectors of tests ranks of a job.
+for _variable in (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+):
+    os.environ.pop(_variable, None)
+if sys.platform == "linux":
+    # Gloo would look up the host's name, which not every machine can resolve.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 # Read when the libraries are first imported, in workers too.
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

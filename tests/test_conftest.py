@@ -45,19 +45,20 @@ def run_alone(
     )
 
 
-@pytest.mark.parametrize("case", ["unlisted", "missing_extra"])
-def test_an_unlisted_skip_fails_a_run_where_ci_is_set(
-    case: str, tmp_path: Path
-) -> None:
-    process = run_alone(tmp_path, SKIPS[case], ci="true")
+def test_unlisted_skips_fail_a_run_where_ci_is_set(tmp_path: Path) -> None:
+    for number, case in enumerate(("unlisted", "missing_extra")):
+        (tmp_path / f"test_{number}.py").write_text("import pytest\n" + SKIPS[case])
+    process = run_alone(tmp_path, SKIPS["expected_failure"], ci="true")
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "unexpected skips" in process.stdout
+    _, _, unexpected = process.stdout.partition("unexpected skips")
+    assert re.findall(r"^  .*test_(\d)\.py", unexpected, re.MULTILINE) == ["1", "0"]
 
 
-@pytest.mark.parametrize("case", ["listed", "expected_failure"])
-def test_listed_skips_and_expected_failures_pass(case: str, tmp_path: Path) -> None:
-    process = run_alone(tmp_path, SKIPS[case], ci="true")
+def test_listed_skips_and_expected_failures_pass(tmp_path: Path) -> None:
+    body = SKIPS["listed"] + SKIPS["expected_failure"].replace("test_it", "test_that")
+    process = run_alone(tmp_path, body, ci="true")
     assert process.returncode == pytest.ExitCode.OK, process.stdout
+    assert "1 skipped, 1 xfailed" in process.stdout
 
 
 def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
@@ -66,6 +67,7 @@ def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
 
 
 DRAWS = """
+import os
 import random
 import numpy as np
 import torch
@@ -85,10 +87,18 @@ def test_draws():
 
 def test_draws_the_same():
     assert draw() == DRAWS[0]
+
+
+def test_is_not_a_rank_of_a_job():
+    assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"}.isdisjoint(os.environ)
 """
 
 
-def test_what_nobody_seeds_is_the_same_in_every_test(tmp_path: Path) -> None:
+def test_draws_are_the_same_in_every_test_and_none_is_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.setenv(variable, "1")
     process = run_alone(tmp_path, DRAWS, ci="")
     assert process.returncode == pytest.ExitCode.OK, process.stdout
 

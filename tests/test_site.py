@@ -16,7 +16,11 @@ pytest.importorskip("mkdocs", reason="needs the extra dev")
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://example.org/team/project"
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]  # It imports torch.
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(500),  # It imports torch.
+    pytest.mark.xdist_group("site"),  # It is built once.
+]
 
 
 @pytest.fixture(scope="module")

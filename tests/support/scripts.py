@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self, cast
 
 ZYGOTE: Final = Path(__file__).with_name("zygote.py")
-LIMIT: Final = 100.0
+LIMIT: Final = 280.0
 """Seconds that a program may take; below pytest's limit for a test."""
 
 

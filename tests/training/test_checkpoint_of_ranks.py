@@ -186,6 +186,7 @@ def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
     pytest.importorskip("pettingzoo")
     done = run_python(
         *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+        *["--local-addr", "127.0.0.1"],  # The host's name may not be resolved.
         Path(__file__).parents[2] / "examples" / "ddp_ppo.py",
         *["--frames", "320", "--batch", "160", "--minibatches", "1", "--epochs", "1"],
         cwd=tmp_path,
