@@ -182,7 +182,7 @@ fuzz-storage: $(STAMP_ALL)
 equality: $(STAMP_ALL)
 	$(BIN)/python scripts/equality.py $(ARGS)
 
-# Tries every task and writes the tables of docs/environments.md.
+# Tries every task and writes docs/tasks.md.
 environments: $(STAMP_ALL)
 	$(BIN)/python scripts/environments.py $(ARGS)
 

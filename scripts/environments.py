@@ -1,4 +1,4 @@
-"""Test every task and write the tables of docs/environments.md.
+"""Test every task and write docs/tasks.md; measure the speeds of docs/environments.md.
 
 Builds each task and runs ``check_env`` for a few steps. The table describes the task
 and says whether it passed.
@@ -30,7 +30,8 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.testing.check_env import check_env
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "environments.md"
+PAGE = ROOT / "docs" / "tasks.md"
+SPEEDS = ROOT / "docs" / "environments.md"
 
 _HEAD = (
     "| task | agents act | agents per group | observation | action | result |\n"
@@ -43,7 +44,7 @@ _NAMED = 30
 _LONGEST = 160
 """Maximum length of a reason, in characters."""
 
-_SPEEDS, _ROUNDS = ("families", "worlds"), ("--rounds", "5")
+_BENCHMARKS, _ROUNDS = ("families", "worlds"), ("--rounds", "5")
 """Benchmarks whose rows are named ``family/task``."""
 
 _DEADLINE = 3600.0
@@ -141,7 +142,9 @@ def main() -> None:
     chosen_families = arguments.families
     if arguments.speeds:
         micro = [sys.executable, str(ROOT / "benchmarks" / "micro.py")]
-        for benchmark, family in itertools.product(_SPEEDS, chosen_families or [""]):
+        for benchmark, family in itertools.product(
+            _BENCHMARKS, chosen_families or [""]
+        ):
             output = subprocess.run(
                 [*micro, benchmark, "--only", f"{family}/", *_ROUNDS],
                 check=True,
@@ -150,7 +153,7 @@ def main() -> None:
                 timeout=_DEADLINE,
             ).stdout
             print(output, flush=True)
-            PAGE.write_text(with_speeds(PAGE.read_text(), output))
+            SPEEDS.write_text(with_speeds(SPEEDS.read_text(), output))
         return
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
@@ -175,7 +178,7 @@ def main() -> None:
         block = begin + "\n".join([table, *notes]) + end
         pattern = re.escape(begin) + ".*?" + re.escape(end)
         new_text, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]
-        PAGE.write_text(new_text if count else f"{text}\n### {family}\n\n{block}\n")
+        PAGE.write_text(new_text if count else f"{text}\n## {family}\n\n{block}\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -56,6 +57,25 @@ def test_the_table_of_methods_has_every_one() -> None:
     # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
     assert methods - documented == set()
     assert documented - methods <= {"for", "len"}
+
+
+def test_every_family_has_a_folder_an_extra_and_its_places_on_the_pages() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    page = (DOCS / "environments.md").read_text().partition("\n## Families\n")[2]
+    rows = [row for row in page.splitlines() if row.startswith("| ")][1:15]
+    installed_by = {
+        re.findall(r"`(\w+)/", row)[0]: re.findall(r"marl-collect\[(\w+)\]", row)
+        for row in rows
+    }
+    sections = re.findall(r"^## (\w+)$", (DOCS / "tasks.md").read_text(), re.MULTILINE)
+    assert installed_by.keys() <= {*sections}
+    for (extra,) in installed_by.values():
+        assert extra in extras
+    for name, target in project["entry-points"]["marl_collect.tasks"].items():
+        assert target.startswith(f"marl_collect.envs.{name}.provider")
+        assert (DOCS.parent / "envs" / name).is_dir()
+        assert name in installed_by or name == "pettingzoo"  # Named by its families.
 
 
 def test_speeds_of_families_are_written_into_their_rows() -> None:

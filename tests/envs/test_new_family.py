@@ -9,8 +9,8 @@ from support.scripts import run_python
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-RECIPE = (ROOT / "docs" / "environments.md").read_text()
-RECIPE = RECIPE.partition("## Recipe: an environment family")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "environments.md").read_text()
+RECIPE = PAGE.partition("## Recipe: an environment family")[2].partition("\n## ")[0]
 
 
 @pytest.fixture
@@ -22,7 +22,11 @@ def installed(tmp_path: Path) -> Path:
     )
     entry = re.search(r"```toml\n\[project\.entry-points\.(.*?)```", RECIPE, re.S)
     assert entry is not None
-    assert sum(text.count("\n") for text in files.values()) <= 60
+    assert sum(text.count("\n") for text in files.values()) <= 20
+    (world,) = re.findall(
+        r"```python\n([^`]*class Meet\(ParallelEnv\).*?)```", PAGE, re.S
+    )
+    files["gridline/world.py"] = world
     (tmp_path / "gridline").mkdir()
     (tmp_path / "gridline" / "__init__.py").touch()
     for path, text in files.items():
