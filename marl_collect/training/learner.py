@@ -1,6 +1,7 @@
 """Base class of learners, and the rewards that they train with."""
 
 import abc
+import copy
 import importlib
 import math
 from collections.abc import Iterator, Mapping
@@ -178,13 +179,24 @@ class Learner(abc.ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict`` of the same setup and options."""
-        for name, net in (self.networks | self.unrolled).items():
-            net.load_state_dict(state["networks"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Restore a ``state_dict`` of the same setup and networks.
+
+        The options stay those of this learner, such as the learning rate.
+
+        Raises:
+            RuntimeError: if a network has other weights; nothing is changed.
+        """
+        modules = self.networks | self.unrolled
+        for parts in (copy.deepcopy(modules), modules):  # The copies may be refused.
+            for name, net in parts.items():
+                net.load_state_dict(state["networks"][name])
+        own = {"param_groups": self.optimizer.state_dict()["param_groups"]}
+        self.optimizer.load_state_dict({**state["optimizer"], **own})
         self.updates = state["updates"]
+        self._moments = {}
         for name, moments in state["moments"].items():
-            self._moments.setdefault(name, RunningMoments()).load_state_dict(moments)
+            self._moments[name] = RunningMoments()
+            self._moments[name].load_state_dict(moments)
         self.generator.set_state(state["generator"])
         set_torch_generators(state)
 
@@ -208,8 +220,9 @@ class Learner(abc.ABC):
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if the file is damaged, or is of a learner with another setup or
-                other networks, or has a policy only; names the file.
+            ValueError: if the file is damaged, or is of a learner with another setup,
+                other networks or another replay buffer, or has a policy only; names
+                the file. The learner is then unchanged.
         """
         state = read_tensors(Path(path))
         setup = state.get("setup") if isinstance(state, dict) else None
@@ -223,8 +236,12 @@ class Learner(abc.ABC):
                 f"{path} does not fit the learner: it has the setup {setup}, but the "
                 f"learner has {self.setup.name}."
             )
-        load_networks(str(path), self.networks, self.description)
-        self.load_state_dict(state)
+        # Copies, because a network may fit, and the next one not.
+        load_networks(str(path), copy.deepcopy(self.networks), self.description)
+        try:
+            self.load_state_dict(state)
+        except ValueError as error:
+            raise ValueError(f"{path} does not fit the learner: {error}") from error
 
     @final
     def _note_rewards(self, group: str, rewards: Tensor) -> None:
@@ -235,7 +252,7 @@ class Learner(abc.ABC):
     @final
     def _scaled(self, group: str, rewards: Tensor) -> Tensor:
         """Return rewards of a group, standardised if the options say so, and scaled."""
-        if group in self._moments:
+        if self.options.standardise_rewards:
             rewards = self._moments[group].standardise(rewards)
         return rewards * self.options.reward_scale
 
@@ -299,6 +316,18 @@ def team_reward(batch: TensorDictBase, description: EnvDescription) -> Tensor:
     """Return the rewards summed over all agents of all groups, ``[*B, 1]``."""
     sums = [batch["next", name, "reward"].sum(-2) for name in description.groups]
     return torch.stack(sums).sum(0)
+
+
+def each_once(rewards: Tensor, done: Tensor, *, team: bool) -> Tensor:
+    """Return the rewards that are to be standardised, one-dimensional.
+
+    Args:
+        rewards: of a group, from ``training_rewards``.
+        done: which agents had ended before the frame; their rewards are left out.
+        team: whether all agents have the reward in common, which then counts once per
+            frame, not once per agent.
+    """
+    return rewards[..., 0, :].flatten() if team else rewards[~done]
 
 
 def n_agents(description: EnvDescription) -> int:

@@ -138,8 +138,9 @@ class ValueOptions(Options):
     buffer_frames: Annotated[
         int,
         Option(
-            "capacity of the replay buffer. Each environment has an equal part of it, "
-            "in which its longest episode must fit if episodes are replayed",
+            "capacity of the replay buffer. Each environment has an equal part of it. "
+            "If episodes are replayed, the longest one must fit into it together with "
+            "the frames collected after its end in the same batch",
             at_least=1,
         ),
     ] = 100_000

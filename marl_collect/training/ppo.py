@@ -28,7 +28,12 @@ from marl_collect.models import (
     set_recurrent_mode,
 )
 from marl_collect.training.advantages import TRAINED, write_advantages
-from marl_collect.training.learner import Learner, Metrics, training_rewards
+from marl_collect.training.learner import (
+    Learner,
+    Metrics,
+    each_once,
+    training_rewards,
+)
 from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 _OBSERVED_AT_ONCE = 8_000_000
@@ -129,7 +134,8 @@ class PPOLearner(Learner):
         team = self.options.reward == "team"
         rewards = training_rewards(data, self.description, team=team)
         for name, reward in rewards.items():
-            self._note_rewards(name, reward[~data[name, "done"]])
+            once = each_once(reward, data[name, "done"], team=team)
+            self._note_rewards(name, once)
             data["next", name, "reward"] = self._scaled(name, reward)
         with torch.no_grad():
             state = self._write_values(data)

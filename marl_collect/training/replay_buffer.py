@@ -57,8 +57,8 @@ class ReplayBuffer:
             The number of episodes that end in the batch.
 
         Raises:
-            ValueError: if the number of environments changes, or if an episode is too
-                long for its ring.
+            ValueError: if the number of environments changes, or if whole episodes are
+                drawn and an episode of the batch does not fit into its ring.
         """
         n_envs, n_frames = ends.shape
         if not self._columns:
@@ -73,17 +73,20 @@ class ReplayBuffer:
         places = torch.arange(stop - fits, stop, device=self._device) % length
         for name, column in self._columns.items():
             column[:, places] = data[name][:, -fits:].to(self._device)
-        count = self._note_episodes(ends.cpu(), ids.cpu())
+        ended = self._note_episodes(ends.cpu(), ids.cpu())
         self._collected = stop
         oldest = stop - length
-        self._episodes = self._episodes[self._episodes[:, 1] >= oldest]
-        if self.whole and int(self._begins.min()) < oldest:
+        # Long episodes would be missing among the draws, and nobody would notice.
+        if self.whole and int(torch.cat([ended[:, 1], self._begins]).min()) < oldest:
             raise ValueError(
-                f"An episode has more than {length} frames, so it does not fit into "
-                f"its environment's part of value.buffer_frames={self.frames}. Raise "
-                "it, or limit episodes with max_frames_per_traj."
+                f"An episode, with the frames that were collected after it in the same "
+                f"batch, has more than {length} frames, so it does not fit into its "
+                f"environment's part of value.buffer_frames={self.frames}. Raise it, "
+                "collect smaller batches, or limit episodes with max_frames_per_traj."
             )
-        return count
+        episodes = torch.cat([self._episodes, ended])
+        self._episodes = episodes[episodes[:, 1] >= oldest]
+        return len(ended)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw frames or episodes at random, each of them equally likely.
@@ -134,6 +137,8 @@ class ReplayBuffer:
         """Return all frames, without the room that is empty."""
         filled = self._filled
         return {
+            "frames": self.frames,
+            "whole": self.whole,
             "columns": {  # A slice would be saved with all of its ring.
                 name: column[:, :filled].clone() if filled < self._length else column
                 for name, column in self._columns.items()
@@ -145,7 +150,12 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict`` of a buffer with the same capacity."""
+        """Restore a ``state_dict`` of a buffer with the same arguments.
+
+        Raises:
+            ValueError: if it is of another; nothing is changed.
+        """
+        self.check(state)
         self._columns = {}
         if state["columns"]:
             self._allocate(state["columns"], len(state["begins"]))
@@ -155,6 +165,26 @@ class ReplayBuffer:
         self._collected = state["collected"]
         self._episodes = state["episodes"]
         self._begins, self._ids = state["begins"], state["ids"]
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check that a ``state_dict`` fits.
+
+        Raises:
+            ValueError: if it is of a buffer with other arguments; says which.
+        """
+        kinds = {True: "episodes", False: "frames"}
+        saved, own = (
+            f"has value.buffer_frames={frames} and replays {kinds[whole]}"
+            for frames, whole in (
+                (state["frames"], state["whole"]),
+                (self.frames, self.whole),
+            )
+        )
+        if saved != own:
+            raise ValueError(
+                f"The saved replay buffer {saved}, but this one {own}. Use the options "
+                "with which it was saved."
+            )
 
     @property
     def _length(self) -> int:
@@ -180,8 +210,8 @@ class ReplayBuffer:
             for name, value in data.items()
         }
 
-    def _note_episodes(self, ends: Tensor, ids: Tensor) -> int:
-        """Note the episodes that end in a batch; return their number."""
+    def _note_episodes(self, ends: Tensor, ids: Tensor) -> Tensor:
+        """Note where episodes begin; return draws of those that end in a batch."""
         begins = torch.where(ids[:, 0] == self._ids, self._begins, self._collected)
         envs, frames = ends.nonzero(as_tuple=True)
         stops = self._collected + frames + 1
@@ -191,9 +221,7 @@ class ReplayBuffer:
         other = torch.ones_like(envs, dtype=torch.bool)
         other[1:] = envs[1:] != envs[:-1]
         firsts = torch.where(other, begins[envs], firsts)
-        episodes = torch.stack([envs, firsts, stops - firsts], -1)
-        self._episodes = torch.cat([self._episodes, episodes])
         self._begins = begins.scatter_reduce(0, envs, stops, "amax")
         # The id of the next frame is not known if an episode ended last.
         self._ids = torch.where(ends[:, -1], -1, ids[:, -1])
-        return len(envs)
+        return torch.stack([envs, firsts, stops - firsts], -1)

@@ -30,6 +30,7 @@ from marl_collect.training.advantages import acting, waiting
 from marl_collect.training.learner import (
     Learner,
     Metrics,
+    each_once,
     team_reward,
     training_rewards,
 )
@@ -215,7 +216,8 @@ class ValueLearner(Learner):
                 )
             ended = after[end].squeeze(-1)
             counts = acts & (ended | follows)
-            self._note_rewards(self.name, reward[~group["done"]])
+            once = each_once(reward, group["done"], team=team)
+            self._note_rewards(self.name, once)
             reward = reward.squeeze(-1)
         else:
             ended = batch["next", end]
@@ -298,10 +300,16 @@ class ValueLearner(Learner):
 
     @float32_on("cpu")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict``, including the buffer."""
+        """Restore a ``state_dict``, including the buffer.
+
+        Raises:
+            ValueError: if the buffer has another capacity, or replays frames instead of
+                episodes or the reverse; nothing is changed.
+        """
+        self.replay.check(state["replay"])
+        super().load_state_dict(state)
         self.replay.load_state_dict(state["replay"])
         self._due = state["due"]
-        super().load_state_dict(state)
 
 
 @final

@@ -1,11 +1,13 @@
 """What all learners share: their arguments, and files of their state."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.scripts import run_python
 from workloads.counting import CountingEnv
 
 pytest.importorskip("torchrl")
@@ -109,3 +111,112 @@ def test_a_file_of_another_learner_is_refused_with_its_name(tmp_path: Path) -> N
         learner.load(tmp_path / "none.pt")
     for name, tensor in learner.policy.state_dict().items():
         assert torch.equal(tensor, weights[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"value.buffer_frames": 200}, r"learner\.pt .*=100000 .*=200 "),
+        ({"value.replay": "episodes"}, r"learner\.pt .*plays frames.*plays episodes"),
+    ],
+)
+def test_a_file_with_another_buffer_is_refused_before_anything_changes(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "learner.pt"
+    first = make("qmix-local-shared", seed=3)
+    (batch,) = batches(first.policy, 1)
+    first.update(batch, 0.5)
+    first.save(path)
+    second = make("qmix-local-shared", options=TINY.with_settings(settings))
+    before = copy.deepcopy(second.state_dict())
+    with pytest.raises(ValueError, match=message):
+        second.load(path)
+    with pytest.raises(ValueError, match=message.partition(" ")[2]):
+        second.load_state_dict(first.state_dict())
+    assert repr(second.state_dict()) == repr(before)
+
+
+@pytest.mark.parametrize("setup", ["mappo-local-shared", "qmix-local-shared"])
+def test_networks_of_which_one_does_not_fit_are_all_left_as_they_were(
+    setup: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "learner.pt"
+    first = make(setup, seed=3)
+    first.save(path)
+    state = torch.load(path, weights_only=True)
+    last = list(first.networks)[-1]
+    weights = state["networks"][last]
+    weights[list(weights)[-1]] = torch.zeros(99)
+    torch.save(state, path)
+    second = make(setup)
+    before = copy.deepcopy(second.state_dict())
+    with pytest.raises(ValueError, match=rf"The {last} in .*learner\.pt does not fit"):
+        second.load(path)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        second.load_state_dict(state)
+    assert repr(second.state_dict()) == repr(before)
+
+
+@pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])
+def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
+    options = TINY.with_settings({"standardise_rewards": True, "value.lr": 0.5})
+    first = make(name, options=options)
+    (batch,) = batches(first.policy, 1)
+    first.update(batch, 0.5)
+    second = make(name)
+    second.load_state_dict(first.state_dict())
+    rewards = torch.arange(4.0)
+    assert torch.equal(second._scaled("hunter", rewards), rewards)
+    assert not torch.equal(first._scaled("hunter", rewards), rewards)
+    if name.startswith("iql"):
+        assert second.optimizer.param_groups[0]["lr"] == TINY.value.lr
+
+
+@pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])
+def test_a_reward_of_the_team_counts_once_per_frame(name: str) -> None:
+    """Frames in which many agents live would otherwise count more."""
+    factory: Any = CountingEnv if name.startswith("ippo") else ENV
+    options = TINY.with_settings({"standardise_rewards": True, "reward": "team"})
+    setup = Setup.parse(name)
+    learner: Any = learner_of(setup.algorithm)(
+        factory().description, setup, options, seed=0
+    )
+    with Collector(
+        factory, learner.policy, frames_per_batch=40, total_frames=40, seed=1
+    ) as collector:
+        batch = collector.next().clone()
+    groups = list(learner.description.groups)
+    assert any(batch[group, "done"].any() for group in groups)
+    every = torch.cat([batch["next", group, "reward"] for group in groups], -2)
+    team = every.mean(-2).double()
+    learner.update(batch, 0.5)
+    for group in groups:
+        expected = (team - team.mean()) / team.std(correction=0)
+        torch.testing.assert_close(learner._scaled(group, team), expected)
+
+
+def test_values_are_learnt_without_torchrl() -> None:
+    """In a process whose imports of torchrl fail."""
+    script = """
+import sys
+sys.modules["torchrl"] = None
+from functools import partial
+from workloads.counting import CountingEnv
+from marl_collect import Collector
+from marl_collect.training.learner import learner_of
+from marl_collect.training.options import Setup, TrainingOptions
+factory = partial(CountingEnv, n_prey=0)
+options = TrainingOptions().with_settings(
+    {"num_cells": [8], "value.warm_up_frames": 0, "value.minibatch_frames": 8}
+)
+for algorithm in ("iql", "vdn", "qmix"):
+    setup = Setup(algorithm)
+    learner = learner_of(algorithm)(factory().description, setup, options, seed=0)
+    with Collector(factory, learner.policy, frames_per_batch=40) as collector:
+        learner.update(collector.next(), 0.5)
+    print(algorithm, learner.updates)
+"""
+    done = run_python("-c", script, interpreter=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["iql", "2", "vdn", "2", "qmix", "2"]

@@ -104,7 +104,7 @@ def test_a_restored_buffer_draws_and_grows_as_the_saved_one(
 ) -> None:
     stream = Stream(5)
     first, second = (
-        ReplayBuffer(ENVS * 20, torch.device("cpu"), whole=whole) for _ in range(2)
+        ReplayBuffer(ENVS * 30, torch.device("cpu"), whole=whole) for _ in range(2)
     )
     for _ in range(batches):
         first.extend(*stream.batch())
@@ -127,3 +127,42 @@ def test_a_buffer_without_a_whole_episode_says_so() -> None:
     assert replay.extend(data, torch.zeros(2, 5, dtype=torch.bool), ids) == 0
     with pytest.raises(ValueError, match="room for 50 frames of each environment"):
         replay.draw(1, torch.Generator())
+
+
+def numbered(*lengths: int, first: int = 0) -> tuple[dict[str, Any], Any, Any]:
+    """Return a batch of one environment, with episodes of these lengths."""
+    count = sum(lengths)
+    ends = torch.zeros(1, count, dtype=torch.bool)
+    ends[0, torch.tensor(lengths).cumsum(0) - 1] = True
+    ids = ends.cumsum(1) - ends.long()
+    return {"number": torch.arange(first, first + count)[None]}, ends, ids
+
+
+@pytest.mark.parametrize(
+    ("before", "lengths"),
+    [
+        (0, (25,)),  # Longer than the ring.
+        (8, (4, 10)),  # 12 frames, but 22 until the end of the batch.
+    ],
+)
+def test_an_episode_that_is_overwritten_before_it_is_drawn_is_an_error(
+    before: int, lengths: tuple[int, ...]
+) -> None:
+    replay = ReplayBuffer(20, torch.device("cpu"), whole=True)
+    if before:
+        begun = {"number": torch.arange(before)[None]}
+        none = torch.zeros(1, before, dtype=torch.bool)
+        replay.extend(begun, none, none.long())
+    with pytest.raises(ValueError, match="does not fit.*value.buffer_frames=20"):
+        replay.extend(*numbered(*lengths, first=before))
+
+
+@pytest.mark.parametrize("capacity", [100, 300])
+def test_a_state_of_another_buffer_is_refused(capacity: int) -> None:
+    saved = ReplayBuffer(100, torch.device("cpu"), whole=True)
+    saved.extend(*numbered(3, 4))
+    other = ReplayBuffer(capacity, torch.device("cpu"), whole=capacity != 100)
+    message = "replays episodes.*replays frames" if capacity == 100 else "=100 .*=300 "
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+    assert len(other) == 0

@@ -198,6 +198,8 @@ def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
         group_rewards = {g: mean.repeat(1, 1, n) for g, n in settings.groups.items()}
     for name, reward in group_rewards.items() if settings.standardised else ():
         living = reward[~batch[name, "done"][..., 0]]
+        if settings.team:  # Common to all agents: once per frame.
+            living = reward[..., 0]
         group_rewards[name] = (reward - living.mean()) / living.std(correction=0)
     return {g: settings.scale * r for g, r in group_rewards.items()}
 

@@ -81,7 +81,8 @@ def moments(batch: Any, settings: Settings) -> tuple[float, float]:
     """Return the mean and the standard deviation of all rewards of a batch."""
     every = rewards(batch.reshape(-1), settings)
     if settings.algorithm == "iql":
-        every = every[~batch.reshape(-1)[settings.group, "done"][..., 0]]
+        living = every[~batch.reshape(-1)[settings.group, "done"][..., 0]]
+        every = every[..., 0] if settings.team else living
     return float(every.mean()), float(every.std(correction=0))
 
 
