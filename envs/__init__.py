@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marl_collect.envs.lab2d.env import Lab2dEnv as Lab2dEnv
     from marl_collect.envs.lbforaging.env import LbForagingEnv as LbForagingEnv
     from marl_collect.envs.mamujoco.env import MamujocoEnv as MamujocoEnv
+    from marl_collect.envs.matrix.env import MatrixGameEnv as MatrixGameEnv
     from marl_collect.envs.meltingpot.env import MeltingpotEnv as MeltingpotEnv
     from marl_collect.envs.meltingpot.env import MeltingpotWrapper as MeltingpotWrapper
     from marl_collect.envs.openspiel.env import OpenSpielEnv as OpenSpielEnv

@@ -96,6 +96,7 @@ USES: dict[str, tuple[str, ...]] = {
         _INFO.format("multiwalker_v9"),
         _INFO.format("connect_four_v3"),
         _INFO.format("pistonball_v6"),
+        _INFO.format("matrix/climbing"),
     ),
     "mpe": (_INFO.format("simple_spread_v3"),),
     "magent2": (_INFO.format("battle_v4"),),

@@ -53,9 +53,9 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Environments": {
         _ENVS: """PettingZooEnv PettingZooWrapper MeltingpotEnv MeltingpotWrapper
-            Lab2dEnv LbForagingEnv RwareEnv MamujocoEnv OpenSpielEnv OvercookedEnv
-            JaxMarlEnv VmasEnv GymnasiumVectorEnv AgentLists FrameStack available_envs
-            UnknownTaskError MissingPackageError""",
+            Lab2dEnv LbForagingEnv RwareEnv MatrixGameEnv MamujocoEnv OpenSpielEnv
+            OvercookedEnv JaxMarlEnv VmasEnv GymnasiumVectorEnv AgentLists FrameStack
+            available_envs UnknownTaskError MissingPackageError""",
     },
     "Policies and networks": {
         _MODELS: """make_policy PolicyOptions make_critic make_head save_policy

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from marl_collect.envs import registered
 from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.lbforaging.names import registered_task
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -25,7 +26,8 @@ class LbForagingEnv(PettingZooBase):
         """Build the environment.
 
         Args:
-            task: name in Gymnasium's registry.
+            task: name in Gymnasium's registry, or a paper's name, such as
+                ``"15x15-4p-5f"``.
             kwargs: arguments of the task, such as ``max_num_food=5``, and keywords of
                 ``PettingZooWrapper``.
 
@@ -34,7 +36,8 @@ class LbForagingEnv(PettingZooBase):
             ValueError: if a value does not fit.
         """
         options, arguments = split_options(kwargs)
-        env = registered.build("lbforaging", task, arguments)
+        registered_name, variant = registered_task(task)
+        env = registered.build("lbforaging", registered_name, {**variant, **arguments})
         limit: int = env._max_episode_steps  # noqa: SLF001 - it has no public name
         super().__init__(
             AgentLists(_Foraging(env)), task, options.with_limit(limit), fast=False

@@ -1,10 +1,10 @@
 """Task provider of level-based foraging: an entry point of ``marl_collect.tasks``."""
 
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from marl_collect.envs import registered
 from marl_collect.envs.family import Family
+from marl_collect.envs.lbforaging.names import ALIASES, registered_task
 
 _LISTED = (
     "Foraging-8x8-2p-2f-coop-v3",
@@ -18,14 +18,23 @@ _LISTED = (
 """Tasks of papers. The library registers 1,920."""
 
 
+def _known(task: str) -> bool:
+    return registered.is_registered("lbforaging", registered_task(task)[0])
+
+
+def _defaults(task: str) -> dict[str, Any]:
+    name, variant = registered_task(task)
+    return {**registered.defaults("lbforaging", name), **variant}
+
+
 FAMILY: Final = Family(
     name="lbforaging",
     extra="lbforaging",
     modules=("lbforaging", "pettingzoo"),
     distributions=("lbforaging",),
-    listed=lambda: _LISTED,
-    known=partial(registered.is_registered, "lbforaging"),
+    listed=lambda: (*_LISTED, *ALIASES),
+    known=_known,
     env="marl_collect.envs.lbforaging.env:LbForagingEnv",
-    defaults=partial(registered.defaults, "lbforaging"),
+    defaults=_defaults,
     safe=("render_mode", "max_food_level", "min_food_level", "max_player_level"),
 )

@@ -390,7 +390,7 @@ def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
 
 def test_the_library_alone_depends_on_earlier_episodes() -> None:
     """If this fails, the repair of the reset is no longer needed."""
-    require("lbforaging/")
+    pytest.importorskip("lbforaging")  # registers its tasks
 
     def first(before: int) -> Any:
         env = gymnasium.make("Foraging-5x5-4p-2f-v3", disable_env_checker=True)
@@ -402,7 +402,7 @@ def test_the_library_alone_depends_on_earlier_episodes() -> None:
 
 
 def test_a_time_limit_makes_a_truncation_of_a_stock_environment() -> None:
-    require("lbforaging/")
+    pytest.importorskip("lbforaging")  # registers its tasks
     for keywords, terminated in (({}, True), ({"time_limit": 50}, False)):
         stock = gymnasium.make("Foraging-8x8-2p-3f-coop-v3", disable_env_checker=True)
         env = PettingZooWrapper(AgentLists(stock), repeats=False, **keywords)  # type: ignore[arg-type]
@@ -410,6 +410,15 @@ def test_a_time_limit_makes_a_truncation_of_a_stock_environment() -> None:
         last = env.rollout(60)[-1]["next"]
         assert last["terminated"].item() is terminated
         assert last["truncated"].item() is not terminated
+
+
+def test_names_of_papers_are_tasks_with_their_arguments() -> None:
+    require("lbforaging/")
+    for name, agents, foods in [("8x8-2p-2f-coop", 2, 2), ("15x15-4p-5f", 4, 5)]:
+        for keywords, expected in (({}, foods), ({"max_num_food": 1}, 1)):
+            with find_factory(f"lbforaging/{name}", keywords)() as env:
+                assert env.description.groups["agent"].n_agents == agents
+                assert env.env._env._inner.max_num_food == expected
 
 
 # The warehouse, kitchens and games

@@ -18,6 +18,7 @@ from marl_collect.envs.jaxmarl.provider import FAMILY as JAXMARL
 from marl_collect.envs.lab2d.provider import FAMILY as LAB2D
 from marl_collect.envs.lbforaging.provider import FAMILY as LBFORAGING
 from marl_collect.envs.mamujoco.provider import FAMILY as MAMUJOCO
+from marl_collect.envs.matrix.provider import FAMILY as MATRIX
 from marl_collect.envs.meltingpot.provider import FAMILY as MELTINGPOT
 from marl_collect.envs.openspiel.provider import FAMILY as OPENSPIEL
 from marl_collect.envs.overcooked.provider import FAMILY as OVERCOOKED
@@ -81,6 +82,7 @@ FAMILIES = [
     LAB2D,
     LBFORAGING,
     MAMUJOCO,
+    MATRIX,
     MELTINGPOT,
     OPENSPIEL,
     OVERCOOKED,

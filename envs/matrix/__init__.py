@@ -1,0 +1,1 @@
+"""The climbing game and penalty games, repeated."""
