@@ -30,6 +30,11 @@ class Background:
         """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def used(self) -> bool:
+        """Whether the thread was ever started."""
+        return self._thread is not None
+
     def start(self, advance: Callable[[], bool]) -> None:
         """Start the thread.
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from marl_collect.collectors.publish import Publisher, WeightUpdate
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.ranks import Ranks
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.errors import warn
 from marl_collect.rollout.episodes import Episode, left_behind
@@ -28,7 +27,7 @@ _KEYS = {
     "policy_version",
     "policy_versions",
     "trajectories",
-    "ranks",
+    "numbering",
 }
 
 
@@ -181,19 +180,26 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{list(getattr(w, 'shape', ()))}" for name, w in weights.items()}
 
 
-def check_ranks(saved: Mapping[str, int], ranks: Ranks) -> None:
-    """Check that a state is resumed on the rank that saved it.
+def check_numbering(
+    saved: Mapping[str, int | None], own: Mapping[str, int | None]
+) -> None:
+    """Check that a state is resumed with the numbers of environments it was saved with.
 
     Raises:
-        ValueError: if it is another one, or if their number has changed.
+        ValueError: if rank, number of ranks or ``worker_idx`` differ.
     """
-    if dict(saved) != asdict(ranks):
+    if dict(saved) != dict(own):
         raise ValueError(
-            f"The state was saved by rank {saved['rank']} of "
-            f"{saved['world_size']}, but this is rank {ranks.rank} of "
-            f"{ranks.world_size}, which has other environments: resume each rank from "
+            f"The state was saved by {_numbered(saved)}, but this is {_numbered(own)}, "
+            "whose environments are numbered differently: resume each collector from "
             "its own state, on as many ranks."
         )
+
+
+def _numbered(numbering: Mapping[str, int | None]) -> str:
+    if numbering["worker_idx"] is not None:
+        return f"worker_idx {numbering['worker_idx']}"
+    return f"rank {numbering['rank']} of {numbering['world_size']}"
 
 
 def check_workers(states: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:

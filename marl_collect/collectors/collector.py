@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
 from tensordict import TensorDict, TensorDictBase
@@ -14,7 +13,7 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import chosen_workers, listed_workers
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
-    check_ranks,
+    check_numbering,
     check_workers,
     pack,
     restore,
@@ -24,7 +23,7 @@ from marl_collect.collectors.checkpoint import (
 from marl_collect.collectors.delivery import Delivery, FilledSlot
 from marl_collect.collectors.options import TORCHRL_ATTRIBUTES, CollectorOptions
 from marl_collect.collectors.publish import Publisher
-from marl_collect.collectors.statistics import Statistics
+from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
@@ -407,16 +406,23 @@ class CollectorBase:
 
         Args:
             all_ranks: sum the counters over all ranks, and use the last hundred
-                episodes of each. All ranks must call it.
+                episodes of each. All ranks must call it, after the same batch.
 
         Raises:
             RuntimeError: if ``all_ranks``, and the ranks are not connected by
-                ``torch.distributed``.
+                ``torch.distributed``, are numbered differently there, or have
+                different numbers of environments or batches.
         """
         statistics = self._statistics
         if all_ranks:
-            parts = self._options.ranks.gather(statistics, "stats(all_ranks=True)")
-            statistics = Statistics.joined(parts)
+            options = self._options
+            varies = self._background.used or options.trajs_per_batch is not None
+            statistics = of_all_ranks(
+                options.ranks,
+                statistics,
+                sum(self._source.sizes),
+                None if varies else statistics.batches,
+            )
         metrics = statistics.snapshot() | self._source.metrics()
         if self.total_frames >= 0:
             metrics["total_frames"] = self.total_frames
@@ -458,8 +464,9 @@ class CollectorBase:
         with self._asking(closed=self._source.keeps_state and not self._error):
             workers = self._source.states()
             state = pack(self._statistics, self._weights, workers)
-            ranks = asdict(self._options.ranks)
-            return state | {"trajectories": self._delivery.state(), "ranks": ranks}
+            trajectories = self._delivery.state()
+            numbering = self._options.numbering
+            return state | {"trajectories": trajectories, "numbering": numbering}
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -477,7 +484,7 @@ class CollectorBase:
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
-            check_ranks(state_dict["ranks"], self._options.ranks)
+            check_numbering(state_dict["numbering"], self._options.numbering)
             check_workers(states, self._source.sizes)
             self._delivery.check(state_dict["trajectories"])
             running = self._source.load(states)

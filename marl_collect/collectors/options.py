@@ -6,7 +6,8 @@ configure what is collected and how it is delivered.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
@@ -371,7 +372,7 @@ class BatchOptions(WorkerOptions):
         int | None,
         Option(
             "index of this `Collector` among several: its environments are numbered "
-            "from `worker_idx * B`",
+            "from `worker_idx * B`. Not with `rank` and `world_size`",
             at_least=0,
             not_in=_SHAPES
             | {
@@ -388,7 +389,7 @@ class BatchOptions(WorkerOptions):
             "program. A collector with B environments numbers them from `rank * B`, so "
             "all ranks together collect what one collector with all environments would "
             "collect for the same `seed`. None: that of `torch.distributed` or "
-            "torchrun, or else 0. See [ranks](distribution.md#ranks)",
+            "torchrun when the collector is built, or else 0. See [ranks](distribution.md#ranks)",
             at_least=0,
         ),
     ] = None
@@ -566,12 +567,17 @@ class BatchOptions(WorkerOptions):
         super().__post_init__()
         _check_batches(self)
 
-    @property
+    @cached_property
     def ranks(self) -> Ranks:
-        """Which process of a distributed job this is."""
-        if self.worker_idx is not None and self.rank is None:
+        """Which process of a distributed job this was when the options were checked."""
+        if self.worker_idx is not None:
             return Ranks()
         return Ranks.of(self.rank, self.world_size)
+
+    @property
+    def numbering(self) -> dict[str, int | None]:
+        """What numbers the environments, as plain data."""
+        return asdict(self.ranks) | {"worker_idx": self.worker_idx}
 
     def environments_from(self, size: int) -> range:
         """Return the numbers of this collector's ``size`` environments."""
@@ -779,8 +785,12 @@ def _check_ranks(options: BatchOptions) -> None:
     Raises:
         ValueError: if that depends on what each of them collects.
     """
-    if options.worker_idx is not None and options.rank is not None:
-        raise ValueError("Both worker_idx and rank number environments: pass rank.")
+    ranks_given = (options.rank, options.world_size) != (None, None)
+    if options.worker_idx is not None and ranks_given:
+        raise ValueError(
+            "worker_idx numbers environments, and so do rank and world_size: pass rank "
+            "and world_size without worker_idx."
+        )
     if options.ranks.world_size == 1 or options.total_frames is None:
         return
     if options.preempts or options.trajs_per_batch is not None:

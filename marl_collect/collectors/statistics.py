@@ -2,12 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, final
 
+from marl_collect.core.ranks import Ranks
 from marl_collect.rollout.episodes import EPISODE_BITS, Episode, left_behind
 
 _RECENT = 100
+_JOIN = "join"
+"""How a counter of several collectors becomes one; without it they are added up."""
 
 
 @final
@@ -30,12 +34,14 @@ class Statistics:
     frames: int = 0
     batches: int = 0
     episodes: int = 0
-    collecting: float = 0.0
+    collecting: float = field(default=0.0, metadata={_JOIN: max})
     rollouts: float = 0.0
     resets: float = 0.0
     restarts: int = 0
     recycled: int = 0
-    cut_trajectories: list[int] = field(default_factory=list)
+    cut_trajectories: list[int] = field(
+        default_factory=list, metadata={_JOIN: lambda parts: [*chain(*parts)]}
+    )
     # Episodes of batches; an episode is made when somebody looks at it.
     _recent: deque[Sequence[Episode]] = field(default_factory=deque)
     _held: int = 0
@@ -45,23 +51,13 @@ class Statistics:
     def joined(cls, parts: Sequence["Statistics"]) -> "Statistics":
         """Add up the counters of several collectors that ran at the same time."""
         counters = {
-            name: sum(getattr(part, name) for part in parts)
-            for name in (
-                "frames",
-                "batches",
-                "episodes",
-                "rollouts",
-                "resets",
-                "restarts",
-                "recycled",
+            counter.name: counter.metadata.get(_JOIN, sum)(
+                getattr(part, counter.name) for part in parts
             )
+            for counter in fields(cls)
+            if not counter.name.startswith("_")
         }
-        total = cls(
-            **counters,
-            collecting=max(part.collecting for part in parts),
-            cut_trajectories=[k for part in parts for k in part.cut_trajectories],
-            _window=_RECENT * len(parts),
-        )
+        total = cls(**counters, _window=_RECENT * len(parts))
         total.recent = [episode for part in parts for episode in part.recent]
         return total
 
@@ -135,6 +131,40 @@ class Statistics:
         }
         recent = self.recent
         return out | episode_means(recent) if recent else out
+
+
+def of_all_ranks(
+    ranks: Ranks, statistics: Statistics, environments: int, batches: int | None
+) -> Statistics:
+    """Join the statistics of all ranks, which must all call this after the same batch.
+
+    Args:
+        ranks: which of them this is.
+        statistics: of this rank.
+        environments: their number on this rank.
+        batches: which this rank has collected; None if that number may differ.
+
+    Raises:
+        RuntimeError: on all ranks, if they differ in environments or batches.
+    """
+    caller = "stats(all_ranks=True)"
+    # A copy: a thread that collects may change the statistics meanwhile.
+    mine = Statistics.joined([statistics]), environments, batches
+    gathered = ranks.gather(mine, caller)
+    parts, sizes, counts = map(list, zip(*gathered, strict=True))
+    if len(set(sizes)) > 1:
+        raise RuntimeError(
+            f"{caller}: the ranks have {sizes} environments. They need equally many, "
+            "because rank k numbers its own from k times that: otherwise several "
+            "ranks collect the same episodes."
+        )
+    if len(set(counts)) > 1:
+        raise RuntimeError(
+            f"{caller}: the ranks have collected {counts} batches, so their "
+            "statistics are not of the same time. Call it on all ranks after the same "
+            "batch."
+        )
+    return Statistics.joined(parts)
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """``Ranks``: which of the processes of a distributed job this one is."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, final
 
 _VARIABLES = "RANK", "WORLD_SIZE"
+_group: tuple[Any, Any] | None = None
+"""The default group of ``torch.distributed``, and a group of the same ranks on CPUs."""
 
 
 @final
@@ -34,13 +37,14 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: int | None, world_size: int | None) -> Self:
-        """Return what the user passes, by default that of the running job.
+        """Return what the user passes, by default the rank of the running job.
 
         That is ``torch.distributed``'s, if it is initialised, or else torchrun's, in
         the variables RANK and WORLD_SIZE. Without a job there is one process.
 
         Raises:
-            ValueError: if one of both is missing, or if they fit no job.
+            ValueError: if one of both is missing, also of the variables, or if they
+                fit no job.
         """
         if rank is not None and world_size is not None:
             return cls(rank, world_size)
@@ -54,40 +58,88 @@ class Ranks:
 
             return cls(dist.get_rank(), dist.get_world_size())
         texts = [os.environ.get(name, "") for name in _VARIABLES]
-        if not all(texts):
+        if not any(texts):
             return cls()
         if not all(text.isdecimal() for text in texts):
+            first, second = (repr(text) if text else "not set" for text in texts)
             raise ValueError(
-                f"The variables RANK and WORLD_SIZE are {texts[0]!r} and {texts[1]!r}, "
-                "but torchrun sets them to integers: correct them, or pass rank and "
-                "world_size."
+                f"The variables RANK and WORLD_SIZE are {first} and {second}, but "
+                "torchrun sets both to integers: set both, unset both, or pass rank "
+                "and world_size."
             )
         return cls(*map(int, texts))
 
     def gather(self, value: Any, caller: str) -> list[Any]:
         """Return the values of all ranks, in their order; all of them must call it.
 
+        They are exchanged in the memory of the CPU, also if the ranks are connected by
+        NCCL, which would need each rank's own GPU to be torch's current one.
+
+        Args:
+            value: of this rank; is pickled.
+            caller: what the user has called, for errors.
+
         Raises:
-            RuntimeError: if the processes are not connected.
+            RuntimeError: if the processes are not connected, if ``torch.distributed``
+                numbers them differently, or if they have called different things; on
+                all ranks, except that a wrong ``world_size`` is noticed by this one.
         """
-        if self.world_size == 1:
-            return [value]
         if not _is_initialized():
+            if self.world_size == 1:
+                return [value]
             raise RuntimeError(
                 f"{caller} needs the values of {self.world_size} ranks, but they are "
                 "not connected: call torch.distributed.init_process_group() first."
             )
         import torch.distributed as dist
 
-        if dist.get_world_size() != self.world_size:
+        size = dist.get_world_size()
+        if size != self.world_size:
             raise RuntimeError(
                 f"{caller} needs the values of {self.world_size} ranks, but "
-                f"torch.distributed connects {dist.get_world_size()}: pass rank and "
-                "world_size of that group."
+                f"torch.distributed connects {size}: call init_process_group() before "
+                "the collector is built, or pass rank and world_size of that group."
             )
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        entries: list[Any] = [None] * size
+        dist.all_gather_object(entries, (self.rank, caller, value), _group_on_cpu())
+        numbers, callers, values = map(list, zip(*entries, strict=True))
+        if numbers != list(range(size)):
+            raise RuntimeError(
+                f"{caller}: torch.distributed numbers the ranks {list(range(size))}, "
+                f"but they were built as ranks {numbers}: pass the rank of that group, "
+                "or neither rank nor world_size."
+            )
+        if len(set(callers)) > 1:
+            raise RuntimeError(
+                f"The ranks exchange values in different calls, {callers}: all of them "
+                "must make the same calls, after the same batch."
+            )
         return values
+
+    def together(self, act: Callable[[], Any], caller: str) -> list[Any]:
+        """Return what a function returns on each rank; an error of one is one of all.
+
+        Args:
+            act: what this rank does.
+            caller: what the user has called, for errors.
+
+        Raises:
+            Exception: what ``act`` raised on this rank.
+            RuntimeError: if it raised on another rank.
+        """
+        result, error = None, None
+        try:
+            result = act()
+        except Exception as raised:  # noqa: BLE001 - raised below, on all ranks
+            error = raised
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        outcomes = self.gather((text, result), caller)
+        if error is not None:
+            raise error
+        for rank, (failure, _) in enumerate(outcomes):
+            if failure is not None:
+                raise RuntimeError(f"{caller} failed on rank {rank}. {failure}")
+        return [other for _, other in outcomes]
 
     @property
     def connected(self) -> bool:
@@ -99,3 +151,18 @@ def _is_initialized() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
+
+
+def _group_on_cpu() -> Any:
+    """Return a group of all ranks that exchanges values of the CPU; None for theirs.
+
+    All ranks must call it together.
+    """
+    import torch.distributed as dist
+
+    global _group
+    if "cpu:" in dist.get_backend_config():
+        return None
+    if _group is None or _group[0] is not dist.group.WORLD:
+        _group = dist.group.WORLD, dist.new_group(backend="gloo")
+    return _group[1]

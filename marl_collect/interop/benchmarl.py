@@ -214,6 +214,9 @@ class Experiment(theirs.Experiment):
             "total_frames": config.get_max_n_frames(self.on_policy),
             "init_random_frames": random,
             "seed": self.seed,
+            # BenchMARL's experiments are of one process, also under torchrun.
+            "rank": 0,
+            "world_size": 1,
         }
         if config.sampling_device != "cpu":
             options["policy_device"] = config.sampling_device

@@ -68,6 +68,9 @@ def play(
         max_frames_per_traj=max_frames_per_traj,
         exploration_type=kind,
         seed=seed,
+        # Every rank plays the same episodes.
+        rank=0,
+        world_size=1,
     )
     with collector:
         ended = 0

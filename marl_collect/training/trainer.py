@@ -194,6 +194,9 @@ class Trainer:
             init_random_frames=learner.warm_up_frames,
             prefetch=learner.prefetch,
             seed=self.seed,
+            # A run is of one process, also if torchrun has started it.
+            rank=0,
+            world_size=1,
         )
 
     def _loop(self, job: _Job) -> None:

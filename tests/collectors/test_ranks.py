@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.ranks import run_ranks
 from tensordict import TensorDict
 from tests_policies import level_policy
 from workloads.counting import CountingEnv
@@ -117,7 +118,8 @@ def test_every_rank_evaluates_the_same_episodes(
         ({"rank": 1}, "pass both"),
         ({"world_size": 2}, "pass both"),
         ({"rank": 2, "world_size": 2}, "numbered from 0 to world_size - 1"),
-        ({"rank": 0, "world_size": 1, "worker_idx": 1}, "pass rank"),
+        ({"rank": 0, "world_size": 1, "worker_idx": 1}, "without worker_idx"),
+        ({"world_size": 2, "worker_idx": 1}, "without worker_idx"),
         ({"total_frames": 20, "trajs_per_batch": 2}, "different numbers of batches"),
     ],
 )
@@ -143,13 +145,14 @@ def test_preemption_needs_no_total_on_several_ranks() -> None:
         )
 
 
-def test_variables_that_are_no_numbers_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RANK", "first")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="RANK and WORLD_SIZE are 'first' and '2'"):
-        Collector(CountingEnv, frames_per_batch=8)
+def test_a_rank_is_that_of_the_start(job: Callable[[int, int], None]) -> None:
+    with Collector(CountingEnv, level_policy(), **options(8)) as collector:
+        job(1, 2)
+        collector.next()
+        state = collector.state_dict()
+        assert state["numbering"] == {"rank": 0, "world_size": 1, "worker_idx": None}
+        collector.load_state_dict(state)
+        assert int(collector.next()["collector", "traj_ids"].max()) >> 32 == 0
 
 
 def test_a_state_resumes_on_its_rank_only() -> None:
@@ -158,6 +161,7 @@ def test_a_state_resumes_on_its_rank_only() -> None:
     others: list[dict[str, Any]] = [
         {"rank": 0, "world_size": 2},
         {"rank": 1, "world_size": 3},
+        {"worker_idx": 1},
         {},
     ]
     with Collector(CountingEnv, level_policy(), **of, **rank) as collector:
@@ -170,9 +174,17 @@ def test_a_state_resumes_on_its_rank_only() -> None:
     for other in others:
         with (
             Collector(CountingEnv, level_policy(), **of, **other) as collector,
-            pytest.raises(ValueError, match="saved by rank 1 of 2, but this is rank"),
+            pytest.raises(ValueError, match="saved by rank 1 of 2, but this is "),
         ):
             collector.load_state_dict(state)
+    with Collector(CountingEnv, level_policy(), **of, worker_idx=1) as collector:
+        state = collector.state_dict()
+        collector.load_state_dict(state)
+    with (
+        Collector(CountingEnv, level_policy(), **of, worker_idx=2) as collector,
+        pytest.raises(ValueError, match="by worker_idx 1, but this is worker_idx 2"),
+    ):
+        collector.load_state_dict(state)
 
 
 def test_statistics_of_all_ranks_need_a_connection() -> None:
@@ -184,6 +196,63 @@ def test_statistics_of_all_ranks_need_a_connection() -> None:
     with Collector(CountingEnv, **options(8)) as collector:
         collector.next()
         assert collector.stats(all_ranks=True) == collector.stats()
+
+
+STATISTICS = """
+import torch
+from marl_collect.collectors import Collector
+from workloads.counting import CountingEnv
+
+
+def said(collector):
+    try:
+        stats = collector.stats(all_ranks=True)
+        print({k: stats[k] for k in ("frames", "batches", "restarts", "episodes")})
+        print(stats["cut_trajectories"], stats["seconds_collecting"])
+    except RuntimeError as error:
+        print(error)
+
+
+def built(environments, **more):
+    return Collector(
+        [CountingEnv] * environments, frames_per_batch=4, max_frames_per_traj=2, **more
+    )
+
+
+with built(2) as collector:
+    collector.next()
+    collector._statistics.cut([rank], [rank])
+    collector._statistics.collecting = 5.0 + rank
+    collector._statistics.restarts = 1 + rank
+    said(collector)
+    if rank:
+        collector.next()
+    said(collector)
+with built(1 + rank) as collector:
+    collector.next()
+    said(collector)
+with built(2, trajs_per_batch=1 + rank) as collector:
+    collector.next()
+    said(collector)
+with built(2, replay_buffer=[], total_frames=8 + 8 * rank) as collector:
+    collector.start()
+    collector._background._thread.join()
+    said(collector)
+"""
+
+
+@pytest.mark.processes
+def test_statistics_of_ranks_that_differ_are_not_mixed(tmp_path: Path) -> None:
+    for text in run_ranks(tmp_path, STATISTICS, 2):
+        counters, others, batches, environments, rest = text.split("\n", 4)
+        expected = {"frames": 8, "batches": 2, "restarts": 3, "episodes": 4}
+        assert counters == str(expected)
+        assert others == f"[0, {(1 << 32) + 1}] 6.0"
+        assert "the ranks have collected [1, 2] batches" in batches
+        assert "the ranks have [1, 2] environments" in environments
+        # Batches of trajectories and in the background are not counted alike.
+        assert rest.count("{'frames'") == 2
+        assert "{'frames': 24," in rest
 
 
 def test_each_rank_writes_a_run_into_one_folder(tmp_path: Path) -> None:

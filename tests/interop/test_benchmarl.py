@@ -218,6 +218,17 @@ def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) ->
     assert -200 < new_experiment.mean_return < 0  # Sums of 20 negative rewards.
 
 
+def test_an_experiment_is_of_one_process_also_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    new_experiment = own(tmp_path)
+    numbering = new_experiment.state_dict()["collector"]["numbering"]
+    new_experiment.collector.shutdown()
+    assert numbering == {"rank": 0, "world_size": 1, "worker_idx": None}
+
+
 def test_a_task_that_steps_a_batch_is_collected_from_it(tmp_path: Path) -> None:
     new_experiment = own(tmp_path, batched=True)
     new_experiment.test_env.reset()  # A SerialEnv that has not begun cannot be closed.

@@ -116,6 +116,27 @@ def test_play_and_evaluate_play_the_same_episodes() -> None:
     assert steps == [t for length in played.lengths for t in range(length + 1)]
 
 
+def test_play_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[Any] = []
+
+    class Noted(CountingEnv):
+        render = staticmethod(lambda: np.zeros((2, 2, 3), np.uint8))
+
+        def reset_row(self, seed: int) -> None:
+            seeds.append(seed)
+            super().reset_row(seed)
+
+    def played() -> list[Any]:
+        seeds.clear()
+        list(play(Noted, episodes=2, seed=5))
+        return seeds[:]
+
+    alone = played()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert played() == alone
+
+
 def test_to_frames_repeats_a_recorded_episode(tmp_path: Path) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     dataset = record(tmp_path / "d", spread, episodes=4, num_workers=2, seed=7)

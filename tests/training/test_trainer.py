@@ -141,6 +141,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
 
 
+def test_a_run_is_of_one_process_also_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checkpoint_of(name: str) -> Any:
+        Trainer(task_of(HUNTERS), IPPO, COUNTING, 3, tmp_path / name).run()
+        return torch.load(tmp_path / name / LAST)
+
+    alone = checkpoint_of("alone")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    started = checkpoint_of("started by torchrun")
+    for network, weights in alone["networks"].items():
+        for name, value in weights.items():
+            assert torch.equal(value, started["networks"][network][name]), name
+
+
 def test_a_run_is_saved_every_two_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

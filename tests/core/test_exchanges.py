@@ -1,0 +1,101 @@
+"""Ranks exchange values, and an error of one of them is an error of all."""
+
+from pathlib import Path
+
+import pytest
+from support.ranks import run_ranks
+
+from marl_collect.core.ranks import Ranks
+
+EXCHANGES = """
+import pickle
+
+from marl_collect.core.ranks import Ranks
+
+ranks = Ranks.of(None, None)
+
+
+def tried(act):
+    try:
+        print(act(), flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
+def fail():
+    if rank == 1:
+        raise KeyError("no such part")
+    return rank
+
+
+tried(lambda: ranks.gather(rank * 10, "stats()"))
+tried(lambda: ranks.gather(rank, "save()" if rank else "stats()"))
+tried(lambda: Ranks(0, 2).gather(rank, "stats()"))
+tried(lambda: Ranks().gather(rank, "stats()"))
+tried(lambda: Ranks(rank, 3).gather(rank, "stats()"))
+tried(lambda: ranks.together(fail, "save()"))
+tried(lambda: ranks.together(lambda: rank + 5, "save()"))
+"""
+
+
+@pytest.mark.processes
+def test_errors_of_exchanges_reach_all_ranks(tmp_path: Path) -> None:
+    lines = [text.splitlines() for text in run_ranks(tmp_path, EXCHANGES, 2)]
+    for rank, texts in enumerate(lines):
+        assert texts[0] == "[0, 10]"
+        assert "different calls, ['stats()', 'save()']" in texts[1]
+        assert "were built as ranks [0, 0]" in texts[2]
+        assert "needs the values of 1 ranks, but torch.distributed con" in texts[3]
+        assert "needs the values of 3 ranks, but torch.distributed con" in texts[4]
+        failed = "RuntimeError: save() failed on rank 1. KeyError: 'no such part'"
+        assert texts[5] == ("KeyError: 'no such part'" if rank else failed)
+        assert texts[6:] == ["[5, 6]"]
+
+
+WITHOUT_CPU = """
+from marl_collect.core.ranks import Ranks
+
+# As if the ranks were connected by NCCL, which reaches GPUs only.
+dist.get_backend_config = lambda group=None: "cuda:nccl"
+exchanged, groups = dist.all_gather_object, []
+
+
+def exchange(values, value, group=None):
+    groups.append(group)
+    exchanged(values, value, group)
+
+
+dist.all_gather_object = exchange
+print(*Ranks(rank, 2).gather(rank, "stats()"), *Ranks(rank, 2).gather(rank, "stats()"))
+first, second = groups
+print(first is second, first is not None and dist.get_backend(first))
+"""
+
+
+@pytest.mark.processes
+def test_values_of_ranks_with_nccl_are_exchanged_on_the_cpu(tmp_path: Path) -> None:
+    for text in run_ranks(tmp_path, WITHOUT_CPU, 2):
+        assert text.splitlines() == ["0 1 0 1", "True gloo"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "match"),
+    [
+        ({"RANK": "1"}, "RANK and WORLD_SIZE are '1' and not set"),
+        ({"WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are not set and '2'"),
+        ({"RANK": "1", "WORLD_SIZE": ""}, "RANK and WORLD_SIZE are '1' and not set"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "are 'first' and '2'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "numbered from 0 to world_size - 1"),
+    ],
+)
+def test_variables_that_name_no_rank_are_refused(
+    variables: dict[str, str], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert Ranks.of(None, None) == Ranks(0, 1)
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=match):
+        Ranks.of(None, None)
+    assert Ranks.of(0, 1) == Ranks(0, 1)
