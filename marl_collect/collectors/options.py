@@ -389,7 +389,8 @@ class BatchOptions(WorkerOptions):
             "program. A collector with B environments numbers them from `rank * B`, so "
             "all ranks together collect what one collector with all environments would "
             "collect for the same `seed`. None: that of `torch.distributed` or "
-            "torchrun when the collector is built, or else 0. See [ranks](distribution.md#ranks)",
+            "torchrun when the collector is built, or else 0. See "
+            "[ranks](distribution.md#ranks)",
             at_least=0,
         ),
     ] = None

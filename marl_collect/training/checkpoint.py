@@ -2,9 +2,11 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, final
+from secrets import token_hex
+from typing import Any, Final, Self, TypeAlias, final
 
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import global_generators, set_global_generators
@@ -13,7 +15,10 @@ from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.programs.interruption import FINISHING, Interruption
 from marl_collect.training.run_folder import LAST
 
-_PREVIOUS = "previous.pt"
+_NEW: Final = "new.pt"
+"""What a rank has written, until all ranks have; then it becomes the last one."""
+_Moment: TypeAlias = tuple[str, int]
+"""A run, which is one start of the program, and the number of its checkpoint."""
 SAVE_SECONDS = 120.0
 """A process that is killed loses at most this much work, and the batch in progress."""
 
@@ -42,7 +47,9 @@ class Checkpoint:
 
     Of a job with several ranks, such as torchrun's, each has a folder of its own,
     ``rank-K-of-N`` in ``folder``. If ``torch.distributed`` connects them, all of them
-    save after the same batch, and resume from the same.
+    save after the same batch, and resume from the newest checkpoint that all of them
+    have. An error of one of them in saving or loading is raised on all. Ranks that are
+    not connected save and resume each for itself.
 
     Args:
         folder: for ``checkpoints/last.pt`` and ``progress.log``.
@@ -50,12 +57,25 @@ class Checkpoint:
             dict or list of tensors and plain data, which resuming changes in place.
         resume: load the last checkpoint when the ``with`` block begins. Without a
             checkpoint, training begins at the start.
+        rank: number of this process; as for collectors.
+        world_size: number of processes; as for collectors.
+
+    Raises:
+        ValueError: if ``rank`` or ``world_size`` is missing, or they fit no job.
     """
 
     def __init__(
-        self, folder: str | Path, parts: Mapping[str, Any], *, resume: bool = False
+        self,
+        folder: str | Path,
+        parts: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
-        self._ranks = Ranks.of(None, None)
+        self._given = rank, world_size
+        self._ranks = Ranks.of(rank, world_size)
+        self._connected = self._ranks.connected
         self._root = Path(folder)
         self._folder = _folder_of(self._root, self._ranks)
         self._parts = parts
@@ -63,20 +83,23 @@ class Checkpoint:
         self._interruption = Interruption()
         self._deferred = self._interruption.deferred(self._tell)
         self._saved = time.monotonic()
-        self._saves = 0
+        self._run = ""  # Of all ranks; they agree on it when they first meet.
+        self._number = 0
 
     def batch_done(self) -> None:
         """Save if two minutes have passed, and end the program after a signal.
 
         Raises:
             SystemExit: after a signal, with the exit code that shells expect.
+            RuntimeError: as ``save``.
         """
+        self._check_job()
         # Read once: a signal that arrives below is of the next batch.
         number = self._interruption.number
         due = time.monotonic() - self._saved > SAVE_SECONDS
-        if self._ranks.connected:
+        if self._connected:
             # Those that go on would wait forever for one that ends.
-            of_all = self._ranks.gather((number, due), "batch_done()")
+            of_all = self._ranks.gather((number, due), "Checkpoint.batch_done()")
             number, due = map(max, zip(*of_all, strict=True))
         if number or due:
             self.save()
@@ -92,23 +115,39 @@ class Checkpoint:
         """Write the checkpoint now, completely or not at all.
 
         Ranks that are connected must all call it, after the same batch.
+
+        Raises:
+            OSError: if it cannot be written; the last checkpoint stays.
+            RuntimeError: if another rank could not save, or the ranks were connected
+                or disconnected since this object was built.
         """
+        self._check_job()
+        self._number += 1  # Also if this fails: a number is never of two moments.
+        path = self._folder / LAST
+        if not self._connected:
+            self._write(path)
+        else:
+            # The last one stays until all ranks have the new one: a rank may be killed
+            # at any time, and all of them must resume from the same.
+            call = "Checkpoint.save()"
+            new = path.with_name(_NEW)
+            self._run = self._run or self._ranks.gather(token_hex(4), call)[0]
+            self._ranks.together(lambda: self._write(new), call)
+            new.replace(path)
+        self._saved = time.monotonic()
+
+    def _write(self, path: Path) -> None:
         state = {
             name: part if isinstance(part, (dict, list)) else part.state_dict()
             for name, part in self._parts.items()
         }
-        self._saves += 1
-        path = self._folder / LAST
-        if self._ranks.world_size > 1 and path.exists():
-            # Another rank may be killed before it has written this checkpoint.
-            path.replace(path.with_name(_PREVIOUS))
         content = {
             "parts": state,
             "generators": global_generators(),
-            "saves": self._saves,
+            "run": self._run,
+            "number": self._number,
         }
         write_tensors(path, content)
-        self._saved = time.monotonic()
 
     def print(self, text: str) -> None:
         """Print a line, and append it to ``progress.log``."""
@@ -121,12 +160,16 @@ class Checkpoint:
         Raises:
             ValueError: if the checkpoint is damaged, has other parts, or is that of
                 another number of ranks.
+            RuntimeError: if that is so on another rank, if the ranks have no checkpoint
+                in common, or if not all of them resume.
         """
-        if self._resume:
-            _check_folders(self._root, self._folder, self._ranks)
+        self._check_job()
+        if self._connected:
+            self._load_with_all()
+        elif self._resume:
+            for path, state in self._found().values():
+                self._load(path, state)
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._resume:
-            self._load()
         self._interruption.__enter__()
         self._deferred.__enter__()
         return self
@@ -135,25 +178,63 @@ class Checkpoint:
         self._deferred.__exit__(*exc_info)
         self._interruption.__exit__(*exc_info)
 
-    def _load(self) -> None:
-        """Load the last checkpoint that all ranks have; none if there is none."""
-        paths = [self._folder / LAST, (self._folder / LAST).with_name(_PREVIOUS)]
-        states = {path: read_tensors(path) for path in paths if path.exists()}
-        numbers = {state["saves"]: path for path, state in states.items()}
-        of_all = [set(numbers)]
-        if self._ranks.connected:
-            of_all = self._ranks.gather(set(numbers), "Checkpoint(resume=True)")
-        common = set.intersection(*of_all)
-        if not common:
-            if any(of_all):
-                raise ValueError(
-                    f"The ranks have no common checkpoint in {self._root}, only those "
-                    f"numbered {of_all}. Delete their folders to begin again."
-                )
-            return
-        self._saves = max(common)
-        path = numbers[self._saves]
-        state = states[path]
+    def _found(self) -> dict[_Moment, tuple[Path, Any]]:
+        """Return the checkpoints of this rank, the newest first, with their contents.
+
+        Raises:
+            ValueError: if one is damaged, or there are those of another number of ranks
+                only.
+        """
+        _check_folders(self._root, self._folder, self._ranks)
+        found = {}
+        paths = _files(self._folder) if self._connected else [self._folder / LAST]
+        for path in paths:
+            if path.exists():
+                state = read_tensors(path)
+                if not {"parts", "run", "number"} <= state.keys():
+                    raise ValueError(
+                        f"{path} is not of a Checkpoint: choose another folder."
+                    )
+                found[state["run"], state["number"]] = path, state
+        return found
+
+    def _load_with_all(self) -> None:
+        """Agree on a run with all ranks, and load the newest checkpoint that all have.
+
+        Its number alone does not say that all ranks wrote it at the same time: it may
+        be of a run that went on from an earlier checkpoint on one of them.
+        """
+        found: dict[_Moment, tuple[Path, Any]] = {}
+
+        def look() -> tuple[str, bool, list[_Moment]]:
+            if self._resume:
+                found.update(self._found())
+            return token_hex(4), self._resume, list(found)
+
+        looks = self._ranks.together(look, "Checkpoint()")
+        runs, resuming, of_all = zip(*looks, strict=True)
+        self._run = runs[0]
+        if len(set(resuming)) > 1:
+            raise RuntimeError(
+                f"resume is {list(resuming)} on ranks 0 to {len(resuming) - 1}: all "
+                "ranks must resume, or none."
+            )
+        common = set.intersection(*map(set, of_all))
+        if common:
+            newest = next(moment for moment in of_all[0] if moment in common)
+            load = partial(self._load, *found[newest])
+            self._ranks.together(load, "Checkpoint(resume=True)")
+        elif any(of_all):
+            lists = "; ".join(
+                f"rank {rank} has {_described(moments)}"
+                for rank, moments in enumerate(of_all)
+            )
+            raise RuntimeError(
+                f"The ranks have no common checkpoint in {self._root}: {lists}. Delete "
+                "their folders to begin again."
+            )
+
+    def _load(self, path: Path, state: Any) -> None:
         parts = state["parts"]
         if parts.keys() != self._parts.keys():
             raise ValueError(
@@ -167,7 +248,24 @@ class Checkpoint:
             else:
                 part.load_state_dict(parts[name])
         set_global_generators(state["generators"])
-        self.print(f"Resumed {path}.")
+        self._number = state["number"]
+        # It must stay when the next one is written.
+        path.replace(self._folder / LAST)
+        self.print(f"Resumed {self._folder / LAST}.")
+
+    def _check_job(self) -> None:
+        """Check that the ranks are those that this object was built for.
+
+        Raises:
+            RuntimeError: if they were connected or disconnected since then.
+        """
+        ranks = Ranks.of(*self._given)
+        if (ranks, ranks.connected) != (self._ranks, self._connected):
+            raise RuntimeError(
+                "torch.distributed has connected or disconnected the ranks since this "
+                "Checkpoint was built, so they would not save together: build it after "
+                "init_process_group(), and use it before destroy_process_group()."
+            )
 
     def _tell(self) -> None:
         sys.stderr.write(f"{FINISHING}\n")
@@ -179,13 +277,22 @@ def _folder_of(root: Path, ranks: Ranks) -> Path:
     return root / f"rank-{ranks.rank}-of-{ranks.world_size}"
 
 
+def _files(folder: Path) -> list[Path]:
+    """Return where a rank's checkpoints may be, the newest first."""
+    return [(folder / LAST).with_name(_NEW), folder / LAST]
+
+
+def _described(moments: Collection[_Moment]) -> str:
+    return ", ".join(f"number {n} of run {run}" for run, n in moments) or "none"
+
+
 def _check_folders(root: Path, folder: Path, ranks: Ranks) -> None:
     """Check that nothing else was saved here than what this rank saves.
 
     Raises:
         ValueError: if there are checkpoints of another number of ranks only.
     """
-    if (folder / LAST).exists():
+    if any(path.exists() for path in _files(folder)):
         return
     others = [path.parents[1] for path in (root / LAST, *root.glob(f"rank-*/{LAST}"))]
     others = [path for path in others if (path / LAST).exists()]

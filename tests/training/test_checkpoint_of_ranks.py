@@ -1,24 +1,22 @@
 """Ranks that learn with DDP keep equal weights, stop together and resume together."""
 
-import os
+import shutil
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.processes import SOON, wait_until, wait_until_gone
-from support.scripts import Program, run_python, start_python
+from support.processes import wait_until, wait_until_gone
+from support.ranks import job, outputs, run_ranks
+from support.scripts import Program, run_python
+
+from marl_collect.training.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.processes
 
 JOB = """
-import os
-import sys
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from marl_collect import MultiSyncCollector, describe
@@ -26,12 +24,8 @@ from marl_collect.models import make_policy
 from marl_collect.training import checkpoint as module
 from workloads.counting import CountingEnv
 
-folder, batches, resume = sys.argv[1], int(sys.argv[2]), "--resume" in sys.argv
+batches, resume = int(arguments[0]), "--resume" in arguments
 module.SAVE_SECONDS = 0.0  # Each batch takes longer.
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group(
-    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks
-)
 torch.manual_seed(rank)  # DDP sends the weights of rank 0 to all.
 description = describe(CountingEnv)
 policy = make_policy(description, num_cells=[8])
@@ -61,7 +55,7 @@ with (
         collector.update_policy_weights_()
         rows.append(batch["collector", "traj_ids"].clone())
         stats = collector.stats(all_ranks=True)
-        assert stats["frames"] == ranks * collector.frames
+        assert stats["frames"] == world_size * collector.frames
         print("batch", collector.frames, flush=True)
         checkpoint.batch_done()
 torch.save(
@@ -69,35 +63,6 @@ torch.save(
     f"{folder}/result-{rank}.pt",
 )
 """
-
-
-@pytest.fixture
-def jobs() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def start(jobs: ExitStack, folder: Path, ranks: int, *arguments: str) -> list[Program]:
-    """Start all ranks of a job."""
-    (folder / "job.py").write_text(JOB)
-    (folder / "meet").unlink(missing_ok=True)
-    return [
-        jobs.enter_context(
-            start_python(
-                "job.py",
-                str(folder),
-                *arguments,
-                cwd=folder,
-                stderr=-2,
-                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
-            )
-        )
-        for rank in range(ranks)
-    ]
-
-
-def outputs(programs: Sequence[Program]) -> list[str]:
-    return [program.communicate(timeout=3 * SOON)[0] for program in programs]
 
 
 def read_until(program: Program, line: str) -> str:
@@ -115,9 +80,9 @@ def results(folder: Path, ranks: int) -> list[Any]:
 
 
 def test_weights_of_all_ranks_are_equal_after_50_updates(
-    jobs: ExitStack, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    texts = outputs(start(jobs, tmp_path, 2, "50"))
+    texts = run_ranks(tmp_path, JOB, 2, "50")
     assert all("batch 1000" in text for text in texts), texts
     first, second = results(tmp_path, 2)
     for one, other in zip(first["weights"], second["weights"], strict=True):
@@ -132,22 +97,18 @@ def test_weights_of_all_ranks_are_equal_after_50_updates(
     assert first["stats"]["frames"] == 2000
 
 
-def test_a_job_goes_on_exactly_after_one_rank_got_a_signal(
-    jobs: ExitStack, tmp_path: Path
-) -> None:
-    """Also after it was killed while the last checkpoint was being written."""
+def test_a_job_goes_on_exactly_after_one_rank_got_a_signal(tmp_path: Path) -> None:
     straight = tmp_path / "straight"
     straight.mkdir()
-    outputs(start(jobs, straight, 2, "12"))
+    run_ranks(straight, JOB, 2, "12")
     stopped = tmp_path / "stopped"
     stopped.mkdir()
-    programs = start(jobs, stopped, 2, "12")
-    read_until(programs[1], "batch 60")
-    programs[1].send_signal(signal.SIGTERM)
-    texts = outputs(programs)
+    with job(stopped, JOB, 2, "12") as programs:
+        read_until(programs[1], "batch 60")
+        programs[1].send_signal(signal.SIGTERM)
+        texts = outputs(programs)
     assert [program.returncode for program in programs] == [143, 143], texts
-    (stopped / "run" / "rank-1-of-2" / "checkpoints" / "last.pt").unlink()
-    texts = outputs(start(jobs, stopped, 2, "12", "--resume"))
+    texts = run_ranks(stopped, JOB, 2, "12", "--resume")
     assert "Resumed" in texts[0]
     for expected, actual in zip(results(straight, 2), results(stopped, 2), strict=True):
         for name in ("weights", "rows"):
@@ -155,31 +116,195 @@ def test_a_job_goes_on_exactly_after_one_rank_got_a_signal(
                 assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_job_resumes_on_as_many_ranks_only(
-    ranks: int, jobs: ExitStack, tmp_path: Path
+SAVES = """
+import signal
+from pathlib import Path
+
+from marl_collect.core.ranks import Ranks
+from marl_collect.training import checkpoint as module
+
+victim, moment = int(arguments[0]), arguments[1]
+run = Ranks.of(None, None).gather(os.urandom(4).hex(), "the test")[0]
+data = {"steps": []}
+is_due = False
+
+
+def or_die(happens, when):
+    def instead(*arguments):
+        if is_due and moment == f"before {when}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = happens(*arguments)
+        if is_due and moment == f"after {when}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return instead
+
+
+module.write_tensors = or_die(module.write_tensors, "writing")
+Path.replace = or_die(Path.replace, "renaming")
+with module.Checkpoint(f"{folder}/run", {"data": data}, resume=True) as checkpoint:
+    print("begins", *data["steps"], flush=True)
+    for step in range(3):
+        data["steps"].append(f"{run}-{step}")
+        is_due = rank == victim and step == 2
+        checkpoint.save()
+"""
+
+
+def test_ranks_that_are_killed_while_they_save_resume_from_one_moment(
+    tmp_path: Path,
 ) -> None:
-    outputs(start(jobs, tmp_path, 2, "2"))
-    texts = outputs(start(jobs, tmp_path, ranks, "4", "--resume"))
-    for text in texts:
+    steps = 0
+    for victim, moment, saves in [
+        (1, "before writing", 2),
+        (0, "after writing", 2),  # Only rank 0 has the third.
+        (1, "before renaming", 2),  # Before its new file has the final name.
+        (0, "after renaming", 3),
+        (1, "after renaming", 3),
+        (1, "after writing", 3),
+    ]:
+        texts = run_ranks(tmp_path, SAVES, 2, str(victim), moment)
+        first, second = (
+            next(line for line in text.splitlines() if line.startswith("begins"))
+            for text in texts
+        )
+        assert first == second
+        assert steps <= len(first.split()) - 1 <= steps + 1
+        steps = len(first.split()) - 1 + saves
+
+
+ERRORS = """
+from marl_collect.training.checkpoint import Checkpoint
+
+
+class Part:
+    fails = False
+
+    def state_dict(self):
+        if self.fails:
+            raise OSError("no space for it")
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        if self.fails:
+            raise KeyError("no step")
+        self.step = state["step"]
+
+
+def tried(resume, act):
+    try:
+        with Checkpoint(f"{folder}/run", {"part": part}, resume=resume) as checkpoint:
+            act(checkpoint)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+
+
+def save(checkpoint):
+    for step in range(3):
+        part.step, part.fails = step, rank == 1 and step == 1
+        try:
+            checkpoint.save()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+
+
+part = Part()
+tried(False, save)
+tried(rank == 0, print)
+part.fails = rank == 1
+tried(True, print)
+part.fails = False
+tried(True, lambda checkpoint: print("step", part.step, flush=True))
+file = f"{folder}/run/rank-{rank}-of-2/checkpoints/last.pt"
+if rank == 0:
+    with open(file, "r+b") as damaged:
+        damaged.truncate(100)
+tried(True, print)
+"""
+
+
+def test_errors_of_a_rank_while_saving_and_loading_are_errors_of_all(
+    tmp_path: Path,
+) -> None:
+    texts = run_ranks(tmp_path, ERRORS, 2)
+    for rank, text in enumerate(texts):
+        lines = [line for line in text.splitlines() if "Resumed" not in line]
+        saving, resuming, loading, step, reading = lines
+        assert "OSError: no space for it" in saving
+        assert ("Checkpoint.save() failed on rank 1" in saving) == (rank == 0)
+        assert resuming.startswith("RuntimeError: resume is [True, False] on ranks")
+        assert "KeyError: 'no step'" in loading
+        assert ("Checkpoint(resume=True) failed on rank 1" in loading) == (rank == 0)
+        assert step == "step 2"
+        assert "last.pt is damaged" in reading
+        assert ("Checkpoint() failed on rank 0" in reading) == (rank == 1)
+
+
+def test_checkpoints_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        run_ranks(tmp_path / name, SAVES, 2, "2", "")
+    parts = [tmp_path / name / "run" / "rank-1-of-2" for name in ("one", "other")]
+    shutil.rmtree(parts[0])
+    shutil.copytree(parts[1], parts[0])
+    for text in run_ranks(tmp_path / "one", SAVES, 2, "2", ""):
+        assert "The ranks have no common checkpoint" in text
+        assert text.count("has number 3 of run ") == 2
+        assert "begins" not in text
+    shutil.rmtree(parts[0])
+    for text in run_ranks(tmp_path / "one", SAVES, 2, "2", ""):
+        assert "rank 1 has none" in text
+
+
+def test_rank_and_world_size_choose_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Checkpoint(tmp_path / "job", {"rows": []}, rank=1, world_size=2).save()
+    assert (tmp_path / "job" / "rank-1-of-2" / "checkpoints" / "last.pt").exists()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    Checkpoint(tmp_path / "alone", {"rows": []}, rank=0, world_size=1).save()
+    assert (tmp_path / "alone" / "checkpoints" / "last.pt").exists()
+    with pytest.raises(ValueError, match="pass both"):
+        Checkpoint(tmp_path, {}, rank=0)
+
+
+def test_ranks_that_are_connected_later_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all of them would write to one folder, each at another time."""
+    checkpoint = Checkpoint(tmp_path, {"rows": []})
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for act in (checkpoint.__enter__, checkpoint.save, checkpoint.batch_done):
+        with pytest.raises(
+            RuntimeError, match=r"build it after init_process_group\(\)"
+        ):
+            act()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_job_resumes_on_as_many_ranks_only(ranks: int, tmp_path: Path) -> None:
+    run_ranks(tmp_path, SAVES, 2, "2", "")
+    for text in run_ranks(tmp_path, SAVES, ranks, "2", ""):
         assert "another number of ranks saved" in text
 
 
-def test_a_killed_rank_ends_the_others_and_their_workers(
-    jobs: ExitStack, tmp_path: Path
-) -> None:
-    programs = start(jobs, tmp_path, 2, "100000")
-    pids = []
-    for program in programs:
-        text = read_until(program, "batch 40")
-        line = next(line for line in text.splitlines() if line.startswith("pids"))
-        pids += [int(pid) for pid in line.split()[1:]]
-    programs[1].kill()
-    text = outputs(programs[:1])[0]
-    assert programs[0].returncode == 1
-    assert "Connection closed by peer" in text or "Connection reset" in text
-    wait_until_gone(pids)
-    wait_until(lambda: programs[1].poll() is not None)
+def test_a_killed_rank_ends_the_others_and_their_workers(tmp_path: Path) -> None:
+    with job(tmp_path, JOB, 2, "100000") as programs:
+        pids = []
+        for program in programs:
+            text = read_until(program, "batch 40")
+            line = next(line for line in text.splitlines() if line.startswith("pids"))
+            pids += [int(pid) for pid in line.split()[1:]]
+        programs[1].kill()
+        text = outputs(programs[:1])[0]
+        assert programs[0].returncode == 1
+        assert "Connection closed by peer" in text or "Connection reset" in text
+        wait_until_gone(pids)
+        wait_until(lambda: programs[1].poll() is not None)
 
 
 def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
