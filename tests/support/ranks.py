@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from support.processes import SOON
 from support.scripts import Program, start_python
@@ -58,7 +57,7 @@ def outputs(programs: list[Program]) -> list[str]:
 
 
 def run_ranks(
-    folder: Path, code: str, ranks: int, *arguments: str, **variables: Any
+    folder: Path, code: str, ranks: int, *arguments: str, **variables: str
 ) -> list[str]:
     """Run a job to its end; return what its ranks have printed."""
     with job(folder, code, ranks, *arguments, **variables) as programs:
