@@ -46,10 +46,10 @@ def test_it_opens_with_how_to_install_and_tables_are_narrow() -> None:
 
 def test_its_table_uses_the_words_of_its_chart() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra bench")
-    from reporting.chart import _COLOURS
+    from reporting.chart import COLOURS
 
     heads = [line for line in README.splitlines() if line.startswith("| times as fast")]
-    for name in set(_COLOURS) - {"marl_collect", "PufferLib"}:
+    for name in set(COLOURS) - {"marl_collect", "PufferLib"}:
         assert f" {name} |" in heads[0]
 
 

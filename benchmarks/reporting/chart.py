@@ -19,7 +19,7 @@ _PANELS = {
 """Experiment to the other library that is shown there, in its fastest configuration."""
 
 _NAMES = {"torchrl": "TorchRL", "PufferLib": "PufferLib"}
-_COLOURS = {
+COLOURS = {
     "marl_collect": "C0",
     "stock loops": "C7",
     "direct loops": "C2",
@@ -49,7 +49,7 @@ def _panel(axes: Any, reading: Reading, name: str, other_label: str) -> None:
             rates[title] = reading.estimate(name, label).median
         except MissingError:
             continue
-    colours = [_COLOURS[title] for title in rates]
+    colours = [COLOURS[title] for title in rates]
     axes.barh(list(rates), list(rates.values()), color=colours)
     for row, rate in enumerate(rates.values()):
         axes.text(rate, row, f" {number(rate)}", va="center", size=8)

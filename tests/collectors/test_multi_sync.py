@@ -8,8 +8,7 @@ import psutil
 import pytest
 import torch
 from support.scripts import run_python
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv
 
@@ -45,44 +44,6 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-@pytest.mark.torchrl_defect("D13")
-def test_weights_reach_workers_only_with_an_update() -> None:
-    policy = constant()
-    with MultiSyncCollector(
-        [CountingEnv] * 2, policy, frames_per_batch=8, track_policy_version=True
-    ) as collector:
-        assert collector.policy is policy
-
-        def act() -> tuple[float, int]:
-            batch = collector.next()
-            assert batch is not None
-            actions = batch["prey", "action"]
-            assert (actions == actions.flatten()[0]).all()
-            versions = batch["policy_version"]
-            assert (versions == versions[0, 0]).all()
-            return float(actions.flatten()[0]), int(versions[0, 0])
-
-        assert act() == (0.0, 0)
-        with torch.no_grad():
-            policy.module.level.fill_(1.0)
-            policy.module.bias.fill_(0.5)
-        assert act() == (0.0, 0)
-        collector.update_policy_weights_()
-        assert collector.policy_version == 1
-        assert act() == (1.5, 1)
-        other = constant()
-        with torch.no_grad():
-            other.module.level.fill_(7.0)
-        collector.update_policy_weights_(other)
-        assert act() == (7.0, 2)
-        collector.update_policy_weights_(TensorDict.from_module(policy))
-        assert act() == (1.5, 3)
-        with torch.no_grad():
-            policy.module.level = nn.Parameter(torch.full((3, 2), 2.0))
-        collector.update_policy_weights_(policy)
-        assert act() == (2.5, 4)
-
-
 def test_training_without_updates_causes_a_warning() -> None:
     policy = constant()
     with MultiSyncCollector(CountingEnv, policy, frames_per_batch=8) as collector:
@@ -92,41 +53,6 @@ def test_training_without_updates_causes_a_warning() -> None:
         collector.next()
         with pytest.warns(UserWarning, match=r"update_policy_weights_\(\)"):
             collector.next()
-
-
-def test_missing_weights_are_named() -> None:
-    with (
-        MultiSyncCollector(CountingEnv, constant(), frames_per_batch=8) as collector,
-        pytest.raises(KeyError, match="module.big"),
-    ):
-        collector.update_policy_weights_({"module.level": torch.zeros(3, 2)})
-
-
-def test_a_policy_on_meta_is_materialised_once_for_all_workers() -> None:
-    with torch.device("meta"):
-        policy = TensorDictSequential(
-            TensorDictModule(
-                nn.Linear(3, 2),
-                in_keys=[("prey", "observation")],
-                out_keys=[("prey", "action")],
-            ),
-            TensorDictModule(
-                lambda x: torch.zeros(x.shape[:-1], dtype=torch.int64),
-                in_keys=[("hunter", "observation")],
-                out_keys=[("hunter", "action")],
-            ),
-        )
-    with MultiSyncCollector(
-        [CountingEnv] * 2, policy, frames_per_batch=40, seed=0
-    ) as collector:
-        batch = collector.next()
-        assert batch is not None
-        assert next(policy.parameters()).is_meta
-        outputs = collector.policy(batch.select(("prey"), ("hunter")).clone())
-        alive = batch["prey", "mask"]
-        torch.testing.assert_close(
-            outputs["prey", "action"][alive], batch["prey", "action"][alive]
-        )
 
 
 def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
@@ -232,15 +158,6 @@ def test_script_without_guard_runs_and_ends(
     )
     assert process.returncode == (1 if end else 0), process.stderr
     assert ("SystemError: mine" in process.stderr) == bool(end)
-
-
-def test_explain_describes_how_the_policy_runs() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, constant(), frames_per_batch=8
-    ) as collector:
-        lines = collector.explain()
-    assert len(lines) == 2
-    assert "Constant" in lines[0], "names the part that was not recognised"
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from fault_tools import KINDS, Hang, as_soon_as, faulty, press_ctrl_c
-from support.clocks import LIMIT, Clock, ClosingClock, hangs, wait_for_ends
+from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
-from support.processes import SOON, suspend, wait_until, wait_until_gone
+from support.processes import SOON, gone, suspend, wait_until, wait_until_gone
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -187,6 +187,9 @@ def test_errors_name_the_environment_as_the_user_counts_it(
     with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
         collect()
     assert place_of(excinfo.value) == (1, phase, 3)
+    cause = worker_error_of(excinfo.value)
+    assert cause is not None
+    assert "counting.py" in cause.remote_traceback
     assert not any("in this process" in note for note in notes_of(excinfo.value))
 
 
@@ -573,25 +576,29 @@ def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> 
     [
         (Fault("kill", "close", signal=signal.SIGABRT), "SIGABRT"),
         (Fault("exit", "close"), "exit code 3"),
-        (Fault("hang", "close"), "hung"),
+        (None, "hung"),
     ],
-    ids=["abort", "exit", "hang"],
+    ids=["abort", "exit", "hang in C"],
 )
 def test_a_crash_or_a_hang_in_close_is_a_warning(
     kind: Any,
-    fault: Fault,
+    fault: Fault | None,
     text: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closing = tmp_path / "closing"
+    hang = hangs_in_c(closing)
 
     def strike() -> None:
+        if fault is None:
+            hang()
         closing.touch()
         fault.strike()
 
     collector = kind([CountingEnv, faulty(strike, "close")], frames_per_batch=20)
     collector.next()
+    pids = collector.worker_pids
     handles = pool_of(collector)._handles
     others = handles[: 1 if text == "hung" else 2]
     ClosingClock(
@@ -601,6 +608,7 @@ def test_a_crash_or_a_hang_in_close_is_a_warning(
     with pytest.warns(RuntimeWarning, match=f"Worker 1 .*{text}") as record:
         collector.shutdown(1000)
     assert len(record) == 1
+    assert all(map(gone, pids))
 
 
 @pytest.mark.usefixtures("patient")

@@ -141,40 +141,6 @@ def test_a_worker_that_reads_nothing_of_a_large_message_is_replaced(
         collector.next()
 
 
-@pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
-def test_weights_can_be_updated_after_a_worker_died_before_reading(
-    kind: Any, options: dict[str, Any]
-) -> None:
-    with kind(
-        [CountingEnv] * 2,
-        constant(),
-        frames_per_batch=20,
-        on_worker_failure="restart",
-        track_policy_version=True,
-        **options,
-    ) as collector:
-        newest = 0
-        for k in range(4):
-            batch = collector.next()
-            # Only one that has delivered: what fails again at once is an error. A batch
-            # with an older version may be of the process that was killed.
-            while kind is MultiAsyncCollector and (
-                worker_of(batch) != k % 2 or int(batch["policy_version"].max()) < newest
-            ):
-                batch = collector.next()
-            assert int(batch["policy_version"].max()) <= newest
-            pid = collector.worker_pids[k % 2]
-            suspend(pid)
-            collector.update_policy_weights_()
-            kill(pid)
-            collector.update_policy_weights_()
-            collector.update_policy_weights_()
-            newest = collector.policy_version
-            assert newest == 3 * (k + 1)
-        version = max(int(collector.next()["policy_version"].max()) for _ in range(4))
-        assert version == newest
-
-
 @every_kind
 def test_commands_succeed_after_a_worker_died(kind: Any) -> None:
     with kind(

@@ -18,15 +18,13 @@ from support.clocks import (
     hangs_in_c,
     wait_for_ends,
 )
-from support.internals import pool_of
 from support.processes import SOON, gone, suspend
 from workloads.counting import (
     CountingEnv,
-    CountingError,
     flood,
 )
 
-from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.batch import ParallelBatch
 
@@ -42,16 +40,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def play(collector: Any, batches: int) -> None:
     for _ in range(batches):
         collector.next()
-
-
-@every_kind
-def test_an_error_of_a_factory_is_raised_with_its_own_type(kind: Any) -> None:
-    with pytest.raises(CountingError, match="fault in create") as excinfo:
-        kind([CountingEnv, faulty("raise", "create")], frames_per_batch=20)
-    cause = worker_error_of(excinfo.value)
-    assert cause is not None
-    assert (cause.worker, cause.environment, cause.phase) == (1, 1, "create")
-    assert "counting.py" in cause.remote_traceback
 
 
 @every_kind
@@ -74,25 +62,6 @@ def test_a_factory_that_hangs_has_its_own_limit(
     factories = [CountingEnv, faulty(hangs_in_c(hung), "create")]
     with pytest.raises(WorkerError, match=r"Worker 1 .*hung 100 s in create"):
         kind(factories, frames_per_batch=9, timeout=9 * LIMIT, start_timeout=LIMIT)
-
-
-@every_kind
-def test_an_environment_that_hangs_in_close_does_not_block_shutdown(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hung = tmp_path / "hung"
-    collector = kind(
-        [CountingEnv, faulty(hangs_in_c(hung), "close")], frames_per_batch=20
-    )
-    pids = collector.worker_pids
-    collector.next()
-    healthy = pool_of(collector)._handles[0]
-    ClosingClock(monkeypatch, lambda: hung.exists() and healthy.exitcode is not None)
-    begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match="Worker 1 .* hung in close"):
-        collector.shutdown(timeout=1000.0)
-    assert time.monotonic() - begin < SOON
-    assert all(map(gone, pids))
 
 
 def test_parallel_env_whose_environment_hangs_in_close_ends(

@@ -24,6 +24,7 @@ from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
 
 Act = Callable[[TensorDictBase], Any]
+Key = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,22 @@ class Scale(nn.Module):
         return numbers / 4
 
 
+def step(module: Any, read: Key, written: Key) -> TensorDictModule:
+    return TensorDictModule(module, in_keys=[read], out_keys=[written])
+
+
 def acts(world: World, group: Group, module: Any = Chooses) -> TensorDictModule:
-    keys = {"in_keys": [group.numbers], "out_keys": [(group.name, "action")]}
-    return TensorDictModule(module(world, group), **keys)
+    return step(module(world, group), group.numbers, (group.name, "action"))
+
+
+def replaces(world: World, change: Any, module: Any = Chooses) -> Any:
+    """Return a policy that acts on what ``change`` makes of the observations."""
+
+    def make(group: Group) -> list[Any]:
+        new = step(change(group), group.numbers, group.numbers)
+        return [new, acts(world, group, module)]
+
+    return for_groups(world, make)
 
 
 def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
@@ -168,6 +182,19 @@ def write(world: World, td: TensorDictBase) -> None:
         td[group.name, "action"] = action_of(world, group, td[group.numbers])
 
 
+def on_tensordicts(**settings: Any) -> Callable[[Any], Any]:
+    """Register a function that writes in place, or returns another TensorDict."""
+
+    def add(act: Callable[[World, TensorDictBase], Any]) -> Callable[[World], Any]:
+        def build(world: World) -> Any:
+            return OnTensorDicts(world, act)
+
+        KINDS[act.__name__] = Kind(build, **settings)
+        return build
+
+    return add
+
+
 # Plain policies
 
 
@@ -181,56 +208,38 @@ def random_policy(world: World) -> Any:
     return RandomPolicy()
 
 
-@kind()
-def function(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def function(world: World, td: TensorDictBase) -> TensorDictBase:
+    write(world, td)
+    return td
 
 
-@kind()
-def returns_nothing(world: World) -> Any:
-    return OnTensorDicts(world, write)
+@on_tensordicts()
+def returns_nothing(world: World, td: TensorDictBase) -> None:
+    write(world, td)
 
 
-@kind()
-def returns_a_clone(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        td = td.clone()
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def returns_a_clone(world: World, td: TensorDictBase) -> TensorDictBase:
+    td = td.clone()
+    write(world, td)
+    return td
 
 
-@kind()
-def returns_a_detached_clone(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        td = td.detach().clone()
-        for group in world.groups:
-            td[group.numbers] = td[group.numbers] / 4
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def returns_a_detached_clone(world: World, td: TensorDictBase) -> TensorDictBase:
+    td = td.detach().clone()
+    for group in world.groups:
+        td[group.numbers] = td[group.numbers] / 4
+    write(world, td)
+    return td
 
 
-@kind()
-def returns_an_applied_copy(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> Any:
-        copied: Any = td.apply(torch.clone)
-        write(world, copied)
-        return copied
-
-    return OnTensorDicts(world, act)
-
-
-@kind()
-def returns_a_clone_or_nothing(world: World) -> Any:
-    """Of several policies, one returns a clone and another one nothing."""
-    return _assigned(a=returns_a_clone(world), b=returns_nothing(world))
+@on_tensordicts()
+def returns_an_applied_copy(world: World, td: TensorDictBase) -> Any:
+    copied: Any = td.apply(torch.clone)
+    write(world, copied)
+    return copied
 
 
 @kind()
@@ -258,20 +267,16 @@ def arguments(world: World) -> Any:
     return act
 
 
-@kind(legal=True)
-def legal(world: World) -> Any:
+@on_tensordicts(legal=True)
+def legal(world: World, td: TensorDictBase) -> None:
     """Takes the first action that is legal."""
-
-    def act(world: World, td: TensorDictBase) -> None:
-        write(world, td)
-        for group in world.groups:
-            if group.mask:
-                first = td[group.name, "action_mask"].int().argmax(-1)
-                if not world.categorical:
-                    first = nn.functional.one_hot(first, CHOICES)
-                td[group.name, "action"] = first
-
-    return OnTensorDicts(world, act)
+    write(world, td)
+    for group in world.groups:
+        if group.mask:
+            first = td[group.name, "action_mask"].int().argmax(-1)
+            if not world.categorical:
+                first = nn.functional.one_hot(first, CHOICES)
+            td[group.name, "action"] = first
 
 
 # Policies that change the observation
@@ -279,33 +284,20 @@ def legal(world: World) -> Any:
 
 @kind()
 def normaliser(world: World) -> Any:
-    def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
-        return [TensorDictModule(lambda o: o / 4, **keys), acts(world, group)]
-
-    return for_groups(world, make)
+    return replaces(world, lambda group: lambda o: o / 4)
 
 
 @kind()
 def fused_normaliser(world: World) -> Any:
-    def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
-        return [TensorDictModule(Scale(), **keys), acts(world, group, PureChooses)]
-
-    return for_groups(world, make)
+    return replaces(world, lambda group: Scale(), PureChooses)
 
 
 @kind(exact=False, weights=True)
 def encoder(world: World) -> Any:
-    def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
-        n = width(world, group)
-        return [
-            TensorDictModule(nn.Linear(n, n), **keys),
-            acts(world, group, RoughlyChooses),
-        ]
+    def linear(group: Group) -> Any:
+        return nn.Linear(width(world, group), width(world, group))
 
-    return for_groups(world, make)
+    return replaces(world, linear, RoughlyChooses)
 
 
 @kind()
@@ -313,139 +305,105 @@ def wider(world: World) -> Any:
     """Replaces the observation by one of another shape and dtype."""
 
     def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
         double = lambda o: torch.cat([o, o], -1).double()  # noqa: E731
-        return [acts(world, group), TensorDictModule(double, **keys)]
+        return [acts(world, group), step(double, group.numbers, group.numbers)]
 
     return for_groups(world, make)
 
 
-@kind(suits=lambda w: any(g.image for g in w.groups))
-def image_to_float(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            if group.image:
-                td[group.image] = td[group.image].float() / 256
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts(suits=lambda w: any(g.image for g in w.groups))
+def image_to_float(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        if group.image:
+            td[group.image] = td[group.image].float() / 256
+    write(world, td)
+    return td
 
 
-@kind()
-def sets(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            td[group.numbers] = td[group.numbers] / 4
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def sets(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td[group.numbers] = td[group.numbers] / 4
+    write(world, td)
+    return td
 
 
-@kind()
-def in_place(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            td[group.numbers].div_(4)
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def in_place(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td[group.numbers].div_(4)
+    write(world, td)
+    return td
 
 
-@kind()
-def set_in_place(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            td.set_(group.numbers, td[group.numbers] / 4)
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def set_in_place(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td.set_(group.numbers, td[group.numbers] / 4)
+    write(world, td)
+    return td
 
 
-@kind(refused=True)
-def sometimes_in_place(world: World) -> Any:
+@on_tensordicts(refused=True)
+def sometimes_in_place(world: World, td: TensorDictBase) -> TensorDictBase:
     """Starts to change its input only after some frames."""
-
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            numbers = td[group.numbers]
-            late = (numbers[..., 1] > 2).unsqueeze(-1)
-            if bool(late.any()):
-                td[group.numbers] = torch.where(late, numbers / 4, numbers)
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+    for group in world.groups:
+        numbers = td[group.numbers]
+        late = (numbers[..., 1] > 2).unsqueeze(-1)
+        if bool(late.any()):
+            td[group.numbers] = torch.where(late, numbers / 4, numbers)
+    write(world, td)
+    return td
 
 
-@kind()
-def pops(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            numbers = td.get(group.numbers)
-            td.pop(group.numbers)
-            td[group.name, "action"] = action_of(world, group, numbers)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def pops(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        numbers = td.get(group.numbers)
+        td.pop(group.numbers)
+        td[group.name, "action"] = action_of(world, group, numbers)
+    return td
 
 
-@kind()
-def renames(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            td.rename_key_(group.numbers, (group.name, "seen"))
-            seen = td[group.name, "seen"]
-            td[group.name, "action"] = action_of(world, group, seen)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def renames(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td.rename_key_(group.numbers, (group.name, "seen"))
+        seen = td[group.name, "seen"]
+        td[group.name, "action"] = action_of(world, group, seen)
+    return td
 
 
-@kind()
-def excludes(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        return td.exclude(*[group.numbers for group in world.groups])
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def excludes(world: World, td: TensorDictBase) -> TensorDictBase:
+    write(world, td)
+    return td.exclude(*[group.numbers for group in world.groups])
 
 
-@kind()
-def selects(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        return td.select(*[(group.name, "action") for group in world.groups])
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def selects(world: World, td: TensorDictBase) -> TensorDictBase:
+    write(world, td)
+    return td.select(*[(group.name, "action") for group in world.groups])
 
 
-@kind()
-def returns_new(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        out = TensorDict({}, td.batch_size)
-        for group in world.groups:
-            numbers = td[group.numbers] / 4
-            out[group.name, "action"] = action_of(world, group, numbers)
-            out[group.name, "code"] = numbers.sum(-1)
-        return out
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def returns_new(world: World, td: TensorDictBase) -> TensorDictBase:
+    out = TensorDict({}, td.batch_size)
+    for group in world.groups:
+        numbers = td[group.numbers] / 4
+        out[group.name, "action"] = action_of(world, group, numbers)
+        out[group.name, "code"] = numbers.sum(-1)
+        td[group.name, "beside"] = numbers  # What it leaves in its input counts too.
+    return out
 
 
-@kind()
-def copies_then_overwrites(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        td = td.clone(False)
-        for group in world.groups:
-            td[group.numbers] = td[group.numbers] / 4
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def copies_then_overwrites(world: World, td: TensorDictBase) -> TensorDictBase:
+    td = td.clone(False)
+    for group in world.groups:
+        td[group.numbers] = td[group.numbers] / 4
+    write(world, td)
+    return td
 
 
 class OwnBuffers:
@@ -471,53 +429,42 @@ def own_buffers(world: World) -> Any:
     return OwnBuffers(world)
 
 
-@kind()
-def writes_masks(world: World) -> Any:
+@on_tensordicts()
+def writes_masks(world: World, td: TensorDictBase) -> TensorDictBase:
     """Overwrites other entries of the environment than the observation."""
-
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        for group in world.groups:
-            if world.use_mask:
-                td[group.name, "mask"] = ~td[group.name, "mask"]
-        return td
-
-    return OnTensorDicts(world, act)
+    write(world, td)
+    for group in world.groups:
+        if world.use_mask:
+            td[group.name, "mask"] = ~td[group.name, "mask"]
+    return td
 
 
 # Policies that write other entries
 
 
-@kind()
-def several_outputs(world: World) -> Any:
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        total = torch.zeros(td.batch_size)
-        for group in world.groups:
-            numbers = td[group.numbers]
-            td[group.name, "deep", "first"] = numbers[..., :2] * 2
-            td[group.name, "deep", "even"] = numbers[..., 1] % 2 == 0
-            td[group.name, "half"] = numbers.half()
-            td[group.name, "whole"] = (numbers[..., 0] * 1024).int()
-            total = total + numbers.sum((-1, -2))
-        td["value"] = total.double().unsqueeze(-1)
-        td["critic", "value"] = total
-        return td
-
-    return OnTensorDicts(world, act)
+@on_tensordicts()
+def several_outputs(world: World, td: TensorDictBase) -> TensorDictBase:
+    write(world, td)
+    total = torch.zeros(td.batch_size)
+    for group in world.groups:
+        numbers = td[group.numbers]
+        td[group.name, "deep", "first"] = numbers[..., :2] * 2
+        td[group.name, "deep", "even"] = numbers[..., 1] % 2 == 0
+        td[group.name, "half"] = numbers.half()
+        td[group.name, "whole"] = (numbers[..., 0] * 1024).int()
+        total = total + numbers.sum((-1, -2))
+    td["value"] = total.double().unsqueeze(-1)
+    td["critic", "value"] = total
+    return td
 
 
-@kind()
-def keeps_its_input(world: World) -> Any:
+@on_tensordicts()
+def keeps_its_input(world: World, td: TensorDictBase) -> TensorDictBase:
     """Writes an alias of an observation under another key."""
-
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        for group in world.groups:
-            td[group.name, "seen"] = td[group.numbers]
-        write(world, td)
-        return td
-
-    return OnTensorDicts(world, act)
+    for group in world.groups:
+        td[group.name, "seen"] = td[group.numbers]
+    write(world, td)
+    return td
 
 
 # Hidden states
@@ -603,31 +550,23 @@ def remembers_undeclared(world: World) -> Any:
     return UndeclaredModule(world)
 
 
-@kind()
-def next_only(world: World) -> Any:
+@on_tensordicts()
+def next_only(world: World, td: TensorDictBase) -> TensorDictBase:
     """Writes an entry under ``next`` that it never reads."""
-
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        write(world, td)
-        for group in world.groups:
-            td["next", group.name, "guess"] = td[group.numbers] * 2
-        return td
-
-    return OnTensorDicts(world, act)
+    write(world, td)
+    for group in world.groups:
+        td["next", group.name, "guess"] = td[group.numbers] * 2
+    return td
 
 
-@kind(reads_init=True)
-def looks_for_beginnings(world: World) -> Any:
+@on_tensordicts(reads_init=True)
+def looks_for_beginnings(world: World, td: TensorDictBase) -> TensorDictBase:
     """Reads ``is_init`` without listing it in in_keys."""
-
-    def act(world: World, td: TensorDictBase) -> TensorDictBase:
-        first = td["is_init"].reshape(-1, 1, 1)
-        for group in world.groups:
-            numbers = td[group.numbers] + first.float() * 3
-            td[group.name, "action"] = action_of(world, group, numbers)
-        return td
-
-    return OnTensorDicts(world, act)
+    first = td["is_init"].reshape(-1, 1, 1)
+    for group in world.groups:
+        numbers = td[group.numbers] + first.float() * 3
+        td[group.name, "action"] = action_of(world, group, numbers)
+    return td
 
 
 class Counts:
@@ -691,12 +630,8 @@ def statistics_in_buffers(world: World) -> Any:
 
 @kind(exact=False, alone=True, keeps=True, weights=True)
 def batch_norm(world: World) -> Any:
-    def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [group.numbers]}
-        norm = nn.BatchNorm1d(group.n, momentum=0.25)
-        return [TensorDictModule(norm, **keys), acts(world, group, RoughlyChooses)]
-
-    return for_groups(world, make)
+    norm = lambda group: nn.BatchNorm1d(group.n, momentum=0.25)  # noqa: E731
+    return replaces(world, norm, RoughlyChooses)
 
 
 # Settings outside tensors
@@ -875,17 +810,11 @@ class PureLevel(Level):
         return numbers + self.level
 
 
-def _levels(world: World, level: Any, chooses: Any) -> Any:
+def _levels(world: World, level: Any, chooses: Any, name: str = "raised") -> Any:
     def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [(group.name, "raised")]}
-        raised: Any = {
-            "in_keys": [(group.name, "raised")],
-            "out_keys": [(group.name, "action")],
-        }
-        return [
-            TensorDictModule(level(), **keys),
-            TensorDictModule(chooses(world, group), **raised),
-        ]
+        between, action = (group.name, name), (group.name, "action")
+        chosen = step(chooses(world, group), between, action)
+        return [step(level(), group.numbers, between), chosen]
 
     return for_groups(world, make)
 
@@ -954,6 +883,16 @@ def _assigned(**policies: Any) -> Any:
 @kind()
 def assigned(world: World) -> Any:
     return _assigned(a=returns_nothing(world), b=fused(world), c=None)
+
+
+@kind()
+def assigned_results(world: World) -> Any:
+    """Several policies that return what they return in different ways."""
+    builders = (
+        *(returns_a_clone, returns_nothing, returns_a_detached_clone, selects),
+        *(returns_an_applied_copy, copies_then_overwrites, returns_new),
+    )
+    return _assigned(**{build.__name__: build(world) for build in builders})
 
 
 @kind(weights=True)
@@ -1164,33 +1103,14 @@ def torchrl_lstm(world: World) -> Any:
 
 @kind(draws="torch", suits=lambda w: all(flat(g) for g in w.groups))
 def dropout(world: World) -> Any:
-    def make(group: Group) -> list[Any]:
-        keys: Any = {"in_keys": [group.numbers], "out_keys": [(group.name, "dropped")]}
-        after: Any = {
-            "in_keys": [(group.name, "dropped")],
-            "out_keys": [(group.name, "action")],
-        }
-        return [
-            TensorDictModule(nn.Dropout(0.5), **keys),
-            TensorDictModule(PureChooses(world, group), **after),
-        ]
-
-    return for_groups(world, make)
+    return _levels(world, nn.Dropout, PureChooses, "dropped")
 
 
 @kind()
 def compiled(world: World) -> Any:
     """Compiled without Inductor, which takes seconds per shape."""
-    return for_groups(
-        world,
-        lambda group: [
-            TensorDictModule(
-                torch.compile(PureChooses(world, group), backend="eager"),
-                in_keys=[group.numbers],
-                out_keys=[(group.name, "action")],
-            )
-        ],
-    )
+    module = lambda *of: torch.compile(PureChooses(*of), backend="eager")  # noqa: E731
+    return for_groups(world, lambda group: [acts(world, group, module)])
 
 
 OF_ONE_FRAME = {

@@ -21,6 +21,8 @@ SIMULATED: dict[str, Any] = {
 SOURCES = ["policy", "factory", "list"]
 """Where workers have their policy from."""
 
+WORKERS = st.sampled_from([1, 2, 2, 3])
+
 booleans = st.booleans()
 # Shrinks to False, because examples shrink to the simplest options.
 seldom = st.integers(0, 3).map(lambda number: number == 3)
@@ -114,7 +116,8 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
         return keywords
     maybe("reset_at_each_iter", st.just(True))
     maybe("init_random_frames", st.integers(1, 12), condition=case.policy != "wider")
-    maybe("update_at_each_batch", st.just(True), condition=kind.weights)
+    trained = kind.weights and case.source == "policy"
+    maybe("update_at_each_batch", st.just(True), condition=trained)
     keywords |= draw(shapes(case, "on_worker_failure" not in keywords))
     if "trajs_per_batch" in keywords:
         # With the first two some trajectories would never be complete.
@@ -233,13 +236,17 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
         world=world,
         collector=collector,
         policy=draw(st.sampled_from(suitable(world, collector))),
-        workers=draw(st.integers(1, 2)) if collector != "Collector" else 1,
+        workers=draw(WORKERS) if collector != "Collector" else 1,
         each=draw(st.integers(*ENVIRONMENTS.get(collector, (1, 2)))),
         frames=draw(st.integers(1, 10)),
         seed=draw(st.integers(0, 3)),
         deterministic=draw(seldom),
         hold=draw(booleans),
     )
+    kind = KINDS[case.policy]
+    alike = kind.weights and not (kind.keeps or kind.draws == "torch")
+    if collector in ("sync", "async") and alike and "assigned" not in case.policy:
+        case = replace(case, source=draw(st.sampled_from(SOURCES)))
     case = replace(case, options=draw(options(case)))
     if case.workers > 1 and collector == "sync" and "split_trajs" not in case.options:
         case = replace(case, fewer=draw(st.integers(0, case.frames - 1)))

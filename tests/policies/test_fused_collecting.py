@@ -1,6 +1,5 @@
 """Fused policies in collectors: the same data, and weight updates."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.models.distributions.heads import HeadOptions
-from marl_collect.models.policy import make_head, make_policy
+from marl_collect.models.policy import make_head
 
 pytestmark = pytest.mark.processes
 
@@ -44,12 +43,6 @@ class ScaledNormal(Scaled):
     def forward(self, x: torch.Tensor) -> Any:
         loc = super().forward(x)
         return loc, (loc.abs() + 0.1).sqrt()
-
-
-class UnsaidNormal(ScaledNormal):
-    """The same policy, but called, because it is not declared as pure."""
-
-    pure_forward = False
 
 
 def policy(normal: type[Scaled] = ScaledNormal) -> TensorDictSequential:
@@ -108,14 +101,6 @@ def test_our_heads_give_the_same_data_for_any_distribution_of_environments(
     assert legal.all()
 
 
-def test_called_and_fused_policies_give_the_same_data_except_last_bits() -> None:
-    fused = collect(Collector, policy())
-    called = collect(Collector, policy(UnsaidNormal))
-    assert set(fused.keys(True, True)) == set(called.keys(True, True))
-    for key, value in fused.items(True, True):
-        torch.testing.assert_close(value, called[key], rtol=1e-4, atol=1e-4)
-
-
 def test_the_number_of_frames_per_batch_does_not_change_the_data() -> None:
     def run(frames: int) -> TensorDict:
         batches = Collector(
@@ -126,69 +111,6 @@ def test_the_number_of_frames_per_batch_does_not_change_the_data() -> None:
     expected = run(120)
     for frames in (2, 24, 40):
         assert same(run(frames), expected)
-
-
-@pytest.fixture
-def trained() -> Iterator[Any]:
-    torch.manual_seed(0)
-    return make_policy(masked().description, num_cells=(8,))
-
-
-def check_written(policy: Any, batch: Any) -> None:
-    """Check that the module's outputs equal those in the batch."""
-    with torch.no_grad():
-        for group, keys in (("hunter", ["logits"]), ("prey", ["loc", "scale"])):
-            recomputed = policy[group][0](batch.select((group, "observation")))
-            for key in keys:
-                torch.testing.assert_close(
-                    batch[group, key], recomputed[group, key], rtol=1e-4, atol=1e-5
-                )
-            dist = policy[group].get_dist(batch)
-            torch.testing.assert_close(
-                batch[group, "action_log_prob"],
-                dist.log_prob(batch[group, "action"]),
-                rtol=1e-4,
-                atol=1e-4,
-            )
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_new_weights_are_used_from_the_next_batch_on(kind: Any, trained: Any) -> None:
-    workers = {} if kind is Collector else {"num_workers": 2}
-    with kind(
-        [masked] * 4, trained, frames_per_batch=40, total_frames=160, **workers
-    ) as collector:
-        before = None
-        for batch in collector:
-            check_written(trained, batch)
-            logits = batch["hunter", "logits"].clone()
-            assert before is None or (logits != before).any()
-            before = logits
-            with torch.no_grad():
-                for parameter in trained.parameters():
-                    parameter.add_(torch.randn_like(parameter), alpha=0.3)
-            collector.update_policy_weights_()
-
-
-def test_a_collector_in_this_process_uses_optimised_and_replaced_weights(
-    trained: Any,
-) -> None:
-    collector = Collector(
-        [masked] * 2, trained, frames_per_batch=20, seed=0, update_at_each_batch=True
-    )
-    optimiser = torch.optim.Adam(trained.parameters(), lr=0.1)
-    for round_ in range(4):
-        batch = collector.next()
-        assert batch is not None
-        check_written(trained, batch)
-        loss = trained["prey"](batch.clone())["prey", "loc"].square().sum()
-        loss.backward()
-        optimiser.step()
-        if round_ == 1:
-            state = {k: v * 0.5 for k, v in trained.state_dict().items()}
-            trained.load_state_dict(state, assign=True)
-            optimiser = torch.optim.Adam(trained.parameters(), lr=0.1)
-    collector.shutdown()
 
 
 def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:

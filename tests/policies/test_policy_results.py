@@ -120,22 +120,6 @@ def test_a_policy_may_return(style: str, fused: bool) -> None:
     assert actions.unique().numel() > 3
 
 
-@pytest.mark.parametrize("style", sorted(STYLES.keys() - {"an exclusion"}))
-def test_one_of_several_policies_may_return(style: str) -> None:
-    def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
-        return {agent: "ab"[(seed + i) % 2] for i, agent in enumerate(agents)}
-
-    batches = []
-    for policy in (write, STYLES[style]):
-        policies = {"a": policy, "b": write}
-        with Collector(
-            CountingEnv, policies=policies, assign=assign, frames_per_batch=40, seed=0
-        ) as collector:
-            batches.append(collector.next().clone())
-    for key in batches[0].keys(True, True):
-        assert torch.equal(batches[0][key], batches[1][key]), key
-
-
 class Breaks:
     """Returns a clone with a changed entry after some calls."""
 
@@ -319,16 +303,6 @@ def test_a_scheme_that_is_none_is_refused_without_a_policy() -> None:
                 frames_per_batch=8,
                 weight_sync_schemes={"policy": 3},  # type: ignore[dict-item]
             )
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_explain_works_after_the_loop(kind: Any) -> None:
-    collector = kind(CountingEnv, write, frames_per_batch=8, total_frames=8)
-    for _ in collector:
-        during = collector.explain()
-    assert collector.explain() == during
-    assert "called once per frame" in during[0]
 
 
 def test_random_actions_in_the_widest_box_are_finite() -> None:

@@ -125,7 +125,7 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
             tell(ask(workers, mask))
             handle = workers._handles[0]
             handle.terminate()
-            tell(handle.join(20))
+            tell(handle.join(100))
         """
     assert run_lines(body) == ["[]", "True"]
 

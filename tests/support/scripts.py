@@ -304,7 +304,7 @@ class _Zygote:
     def end(self) -> None:
         if self.owner == os.getpid():
             self._socket.close()
-            self._popen.wait(30)
+            self._popen.wait(LIMIT)
 
 
 _running: _Zygote | None = None

@@ -205,6 +205,7 @@ def test_weights_given_twice_are_an_error(running: Running) -> None:
         )
 
 
+@pytest.mark.torchrl_defect("D13")
 def test_optimisers_alone_reach_no_worker(running: Running) -> None:
     running.collector.update_policy_weights_(with_value(1.0))
     running.next_with(1)
