@@ -5,7 +5,6 @@ numbers the weights and writes them to a place that workers read. The reader in 
 copies them from there.
 """
 
-import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -41,8 +40,10 @@ class WeightUpdate:
     version: int
 
 
-class Publisher(abc.ABC):
+class Publisher:
     """Owns the only version counter of a collector's weights.
+
+    This one publishes to a collector that acts with the trainer's module itself.
 
     Attributes:
         policy: provides the tensors to publish.
@@ -67,13 +68,13 @@ class Publisher(abc.ABC):
         """
         return []
 
-    @abc.abstractmethod
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         """Write weights for the next batches: all parts or none."""
+        for part in parts:
+            self.policy.load(part.tensors)
 
     def warn_if_stale(self) -> None:
         """Warn if the module was trained, but the workers' copies were not updated."""
-        self.policy.warn_if_stale(self.version)
 
     @final
     def publish(
@@ -162,18 +163,6 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     )
 
 
-@final
-class OwnWeights(Publisher):
-    """Weights of a collector that acts with the trainer's module itself."""
-
-    def warn_if_stale(self) -> None:
-        """Do nothing: the policy that acts is the trained module itself."""
-
-    def _write(self, parts: Sequence[WeightUpdate]) -> None:
-        for part in parts:
-            self.policy.load(part.tensors)
-
-
 class Vector(Protocol):
     """Places that each hold all weights; a place has a number."""
 
@@ -221,14 +210,14 @@ class _Reader:
 
     Attributes:
         newest: the weights that it uses from its next order on.
-        has: the weights that it has, or was last ordered to read; None if neither.
+        ordered: the weights that it has, or was last ordered to read; None if neither.
         state: that it was sent last.
         attached: the places that it can read.
         order: number of the last order.
     """
 
     newest: Published
-    has: Published | None = None
+    ordered: Published | None = None
     state: State | None = None
     attached: set[int] = field(default_factory=set)
     order: int = 0
@@ -337,7 +326,7 @@ class WorkerWeights(Publisher):
         initial += initial[-1:] * (self.workers - len(initial))
         self._readers = [_Reader(published) for published in initial]
         for worker in sources:
-            self._readers[worker].has = initial[worker]
+            self._readers[worker].ordered = initial[worker]
             self._readers[worker].attached = {initial[worker].place}
 
     def _share(self, layout: WeightLayout) -> None:
@@ -370,14 +359,14 @@ class WorkerWeights(Publisher):
             return messages.Weights()
         reader = self._readers[index]
         newest = reader.newest
-        place = None if reader.has is newest else newest.place
+        place = None if reader.ordered is newest else newest.place
         handle = None
         if place is not None and place not in reader.attached:
             handle = self._vector.handle(place)
             reader.attached.add(place)
         state = None if reader.state is newest.state else newest.state
         self._orders += 1
-        reader.order, reader.has, reader.state = self._orders, newest, newest.state
+        reader.order, reader.ordered, reader.state = self._orders, newest, newest.state
         return messages.Weights(
             order=self._orders,
             version=newest.version,
@@ -387,6 +376,10 @@ class WorkerWeights(Publisher):
         )
 
     # Publishing
+
+    @override
+    def warn_if_stale(self) -> None:
+        self.policy.warn_if_stale(self.version)
 
     @override
     def versions(self) -> list[int]:
@@ -411,9 +404,9 @@ class WorkerWeights(Publisher):
         state = self.policy.state()
         used = {reader.newest.place for reader in self._readers}
         used |= {
-            reader.has.place
+            reader.ordered.place
             for index, reader in enumerate(self._readers)
-            if reader.has is not None and self._last_read(index) != reader.order
+            if reader.ordered is not None and self._last_read(index) != reader.order
         }
         newest: dict[int, Published] = {}
         for part in parts:

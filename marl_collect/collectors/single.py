@@ -23,7 +23,7 @@ from marl_collect.collectors.initialization import (
     prepare,
 )
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
-from marl_collect.collectors.publish import OwnWeights, Publisher
+from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -102,7 +102,7 @@ class OwnRollout:
             with suppress(Exception):  # It must not hide the first error.
                 self._engine.close()
             raise
-        self.weights: Publisher = OwnWeights(self._policy)
+        self.weights = Publisher(self._policy)
         self._closed = False
         cleanup.register(self)
 
@@ -125,9 +125,9 @@ class OwnRollout:
         acting = replace(options.acting(0), device=str(_home(module, options)))
         warn_if_pinned(self.description, size)
         runners = [make_runner(module, part, acting) for part in parts]
-        self._counter = _StepCounter()
+        self._progress = ProgressReporter()
         self._rollout = make_rollout(
-            parts, runners, plan, self._counter, check_actions=acting.check_actions
+            parts, runners, plan, self._progress, check_actions=acting.check_actions
         )
         fields = batch_fields(self.description, runners[0].signature, options.contents)
         frames = options.frames_of([size])[0]
@@ -169,7 +169,7 @@ class OwnRollout:
 
     def steps(self) -> int:
         """Return the frames stepped so far, from any thread."""
-        return self._counter.steps * self._engine.size
+        return self._progress.steps * self._engine.size
 
     def begin_episodes(
         self, workers: Sequence[int] | None = None, seed: int | None = None
@@ -215,23 +215,6 @@ class OwnRollout:
                 self._engine.close()
             finally:
                 self._slots.close()
-
-
-@final
-class _StepCounter(ProgressReporter):
-    """Counts steps.
-
-    Attributes:
-        steps: number of steps so far; each steps all environments.
-    """
-
-    def __init__(self) -> None:
-        """Begin at 0."""
-        self.steps = 0
-
-    def stepping(self) -> None:
-        """Count a step."""
-        self.steps += 1
 
 
 def _check_single_factory(options: CollectorOptions) -> None:

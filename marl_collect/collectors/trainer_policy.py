@@ -122,7 +122,8 @@ class TrainerPolicy:
         return list(self._held)
 
     def _check_structure(self) -> None:
-        before, now = self.structure or {}, structure(self.module)
+        before, now = self.structure, structure(self.module)
+        assert before is not None
         if now == before:
             return
         changes = [

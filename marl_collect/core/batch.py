@@ -6,36 +6,13 @@ environments in other processes, and ``WorldBatch`` for a simulator of many worl
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-class RowEnv(Protocol):
-    """The methods that ``SerialBatch`` calls. ``MultiAgentEnv`` implements them."""
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces."""
-
-    def bind(self, row: Row) -> None:
-        """Read actions from ``row`` and write everything else to it."""
-
-    def reset_row(self, seed: int) -> None:
-        """Begin an episode."""
-
-    def step_row(self) -> None:
-        """Step with the row's actions."""
-
-    def render(self) -> "NDArray[np.uint8] | None":
-        """Return an image, or None."""
-
-    def close(self) -> None:
-        """Release everything."""
 
 
 class EnvBatch(abc.ABC):
@@ -101,13 +78,22 @@ class EnvBatch(abc.ABC):
         that environment: a call in between would take 0.2 us per frame.
         """
 
-    @abc.abstractmethod
-    def step_wait(self) -> None:
+    def step_wait(self) -> None:  # noqa: B027 - most batches are not asynchronous
         """Wait for the step that ``step_async`` began."""
 
-    @abc.abstractmethod
     def step_some(self, indices: Sequence[int]) -> None:
-        """Step the environments of ``indices``, and wait for them."""
+        """Step the environments of ``indices``, and wait for them.
+
+        Raises:
+            ValueError: if they are worlds of one simulator, and not all of them.
+        """
+        if len(indices) != self.size:
+            raise ValueError(
+                f"{self.description.name} steps all of its {self.size} worlds in one "
+                f"call, so it cannot step only {len(indices)} of them: leave '_step' "
+                "out."
+            )
+        self.step()
 
     @final
     def step(self) -> None:
@@ -139,8 +125,14 @@ class EnvBatch(abc.ABC):
 class SerialBatch(EnvBatch):
     """A batch of environments that are stepped one after another in this process."""
 
-    def __init__(self, envs: Sequence[RowEnv], first: int = 0) -> None:
-        """Take ownership of ``envs``, which must have equal groups and spaces."""
+    def __init__(self, envs: Sequence[Any], first: int = 0) -> None:
+        """Take ownership of environments.
+
+        Args:
+            envs: each a ``MultiAgentEnv`` or a wrapper of one; with equal groups and
+                spaces.
+            first: index of the first one, as the user counts them.
+        """
         self._envs = list(envs)
         self.first = first
 
@@ -178,13 +170,10 @@ class SerialBatch(EnvBatch):
         """Step the environments of ``indices``."""
         self._step([self._envs[k] for k in indices])
 
-    def step_wait(self) -> None:
-        """Do nothing: ``step_async`` has stepped the environments."""
-
     def _step_all(self) -> None:
         self._step(self._envs)
 
-    def _step(self, envs: Sequence[RowEnv]) -> None:
+    def _step(self, envs: Sequence[Any]) -> None:
         try:
             for env in envs:
                 env.step_row()

@@ -169,34 +169,11 @@ class BatchedEnv(TensorDictEnv):
         return WorldBatch(self)
 
 
-class SimulatorBatch(EnvBatch):
-    """The worlds of one simulator, which steps all of them in one call."""
+@final
+class WorldBatch(EnvBatch):
+    """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
 
     one_simulator = True
-
-    @override
-    def step_wait(self) -> None:
-        """Do nothing: ``step_async`` has stepped the worlds."""
-
-    @override
-    def step_some(self, indices: Sequence[int]) -> None:
-        """Step all worlds, if ``indices`` has them all.
-
-        Raises:
-            ValueError: otherwise.
-        """
-        if len(indices) != self.size:
-            raise ValueError(
-                f"{self.description.name} steps all of its {self.size} worlds in one "
-                f"call, so it cannot step only {len(indices)} of them: leave '_step' "
-                "out."
-            )
-        self.step()
-
-
-@final
-class WorldBatch(SimulatorBatch):
-    """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
 
     def __init__(self, env: BatchedEnv) -> None:
         """Take ownership of ``env``."""

@@ -294,19 +294,28 @@ class TensorDictEnv(Closing):
             ValueError: if ``out`` is combined with ``return_contiguous=False``.
         """
         del trust_policy
-        from marl_collect.core.tensordict_api import RolloutOptions
-
-        options = RolloutOptions(
-            auto_reset=auto_reset,
-            break_when_any_done=break_when_any_done,
-            break_when_all_done=break_when_all_done,
-            set_truncated=set_truncated,
-            callback=None if callback is None else partial(callback, self),
-            return_contiguous=return_contiguous,
-            out=out,
-            auto_cast_to_device=auto_cast_to_device,
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
+        if out is not None and not return_contiguous:
+            raise ValueError(
+                "out receives contiguous frames: leave return_contiguous=False out."
+            )
+        api = self._tensordict_api
+        act = api.acting(policy, moves=auto_cast_to_device)
+        root = api.first_root(tensordict, resets=auto_reset)
+        frames: list[TensorDictBase] = []
+        after = partial(callback, self) if callback is not None else lambda _: None
+        for frame, any_done, all_done in api.frames(act, root, after):
+            frames.append(frame)
+            if (
+                (break_when_any_done and any_done)
+                or (break_when_all_done and all_done)
+                or len(frames) == max_steps
+            ):
+                break
+        return api.stacked(
+            frames, out, contiguous=return_contiguous, truncated=set_truncated
         )
-        return self._tensordict_api.rollout(max_steps, policy, tensordict, options)
 
     @final
     def step_mdp(self, tensordict: "TensorDictBase") -> "TensorDictBase":

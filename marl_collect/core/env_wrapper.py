@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
-from marl_collect.core.batched import BatchedEnv, SimulatorBatch
+from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import (
     EnvDescription,
     GroupDescription,
@@ -231,8 +231,10 @@ class EnvWrapper(TensorDictEnv):
 
 
 @final
-class _WrappedWorlds(SimulatorBatch):
+class _WrappedWorlds(EnvBatch):
     """Steps a wrapper of a simulator of many worlds."""
+
+    one_simulator = True
 
     def __init__(self, wrapper: EnvWrapper) -> None:
         self._wrapper = wrapper

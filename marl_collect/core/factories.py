@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from marl_collect.core.batch import EnvBatch, RowEnv, SerialBatch
+from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
@@ -103,7 +103,7 @@ def build_singles(
     *,
     building: Callable[[int], None] = _ignore,
     failing: Callable[[BaseException], None] = _ignore,
-) -> list[RowEnv]:
+) -> list[Any]:
     """Build the single environments of a batch in this process, as ``build`` does.
 
     Args:
@@ -251,7 +251,7 @@ def _built(factory: Factory, index: int) -> TensorDictEnv:
     return env
 
 
-def _singles(indices: Sequence[int], built: list[Any]) -> list[RowEnv]:
+def _singles(indices: Sequence[int], built: list[Any]) -> list[Any]:
     for index, env in zip(indices, built, strict=True):
         if env.batch_size:
             raise TypeError(

@@ -234,8 +234,7 @@ def set_global_generators(states: Mapping[str, Any]) -> None:
     """Restore what ``global_generators`` returned.
 
     Args:
-        states: those of numpy, Python and GPUs may be missing, as in files of earlier
-            versions.
+        states: those of numpy, Python and GPUs may be missing.
     """
     global _numpy_before
     set_torch_generators(states)

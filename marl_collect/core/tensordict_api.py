@@ -4,8 +4,7 @@ They step the same ``EnvBatch`` as the engine, on memory of their own. They retu
 copies, so a returned TensorDict never changes later.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import numpy as np
@@ -20,20 +19,6 @@ from marl_collect.core.seeding import checked_seed, draw_seed, episode_seeds, ne
 from marl_collect.core.tensordicts import assemble
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutOptions:
-    """How ``rollout`` begins, stops and returns; see ``TensorDictEnv.rollout``."""
-
-    auto_reset: bool
-    break_when_any_done: bool
-    break_when_all_done: bool
-    set_truncated: bool
-    callback: Callable[[TensorDictBase], Any] | None
-    return_contiguous: bool
-    out: TensorDictBase | None
-    auto_cast_to_device: bool
 
 
 @final
@@ -109,59 +94,51 @@ class TensorDictAPI:
             tensordict = self._root()
         return RandomPolicy(self._description)(tensordict)
 
-    def rollout(
-        self,
-        max_steps: int,
-        policy: Policy | None,
-        tensordict: TensorDictBase | None,
-        options: RolloutOptions,
-    ) -> TensorDictBase:
-        """Collect ``[*batch_size, T]`` frames."""
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
-        if options.out is not None and not options.return_contiguous:
-            raise ValueError(
-                "out receives contiguous frames: leave return_contiguous=False out."
-            )
-        act: Policy = policy or RandomPolicy(self._description)
-        if options.auto_cast_to_device and policy is not None:
-            act = _OnItsDevice(policy)
-        if options.auto_reset:
-            root: TensorDictBase = self.reset(tensordict)
-        elif tensordict is None:
-            root = self._root()
-        else:
-            # The result of a step has rewards; a root has none.
-            rewards = [(group, "reward") for group in self._description.groups]
-            root = tensordict.exclude("next", *rewards)
-        with without_gradients():
-            frames = self._frames(max_steps, act, root, options)
-        if options.set_truncated:
-            self._set_truncated(frames[-1])
-        return self._stacked(frames, options)
+    def acting(self, policy: Policy | None, *, moves: bool) -> Policy:
+        """Return ``policy``, or random actions.
 
-    def _frames(
+        Args:
+            policy: the user's; None for random actions.
+            moves: call it on the device of its parameters.
+        """
+        if policy is None:
+            return RandomPolicy(self._description)
+        return _on_its_device(policy) if moves else policy
+
+    def first_root(
+        self, tensordict: TensorDictBase | None, *, resets: bool
+    ) -> TensorDictBase:
+        """Return the root of a rollout's first frame, after a reset if ``resets``."""
+        if resets:
+            return self.reset(tensordict)
+        if tensordict is None:
+            return self._root()
+        # The result of a step has rewards; a root has none.
+        rewards = [(group, "reward") for group in self._description.groups]
+        return tensordict.exclude("next", *rewards)
+
+    def frames(
         self,
-        max_steps: int,
         act: Policy,
         root: TensorDictBase,
-        options: RolloutOptions,
-    ) -> list[TensorDictBase]:
-        frames: list[TensorDictBase] = []
+        callback: Callable[[TensorDictBase], object],
+    ) -> Iterator[tuple[TensorDictBase, bool, bool]]:
+        """Step for ever, and call ``callback`` with each frame.
+
+        Yields:
+            A frame; whether an environment is done in it; whether every environment has
+            been done.
+        """
         finished = torch.zeros((*self._batch, 1), dtype=torch.bool, device="cpu")
         while True:
-            frame = self.step(act(root))
-            frames.append(frame)
-            if options.callback is not None:
-                options.callback(frame)
+            with without_gradients():
+                frame = self.step(act(root))
+                callback(frame)
             done = frame.get(("next", "done"))
             finished |= done
-            stops = (options.break_when_any_done and bool(done.any())) or (
-                options.break_when_all_done and bool(finished.all())
-            )
-            if stops or len(frames) == max_steps:
-                return frames
-            root = self._following_root(frame)
+            yield frame, bool(done.any()), bool(finished.all())
+            with without_gradients():
+                root = self._following_root(frame)
 
     def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root of the frame after ``tensordict``, without its actions."""
@@ -217,16 +194,24 @@ class TensorDictAPI:
             truncated |= ~done
             done.fill_(True)
 
-    def _stacked(
-        self, frames: list[TensorDictBase], options: RolloutOptions
+    def stacked(
+        self,
+        frames: list[TensorDictBase],
+        out: TensorDictBase | None,
+        *,
+        contiguous: bool,
+        truncated: bool,
     ) -> TensorDictBase:
+        """Return frames as ``[*batch_size, T]``; see ``TensorDictEnv.rollout``."""
+        if truncated:
+            self._set_truncated(frames[-1])
         dim = len(self._batch)
-        if options.return_contiguous:
+        if contiguous:
             stacked: TensorDictBase = torch.stack(frames, dim)
         else:
             stacked = TensorDict.lazy_stack(frames, dim)
-        if options.out is not None:
-            stacked = options.out.update_(stacked)
+        if out is not None:
+            stacked = out.update_(stacked)
         stacked.names = [*([None] * dim), "time"]
         return stacked
 
@@ -261,18 +246,11 @@ class TensorDictAPI:
         return action
 
 
-@final
-class _OnItsDevice:
-    """Calls a policy on the device of its parameters."""
-
-    def __init__(self, policy: Policy) -> None:
-        parameters: Any = getattr(policy, "parameters", tuple)()
-        first = next(iter(parameters), None)
-        self._policy = policy
-        self._device = torch.device("cpu") if first is None else first.device
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._policy(tensordict.to(self._device)).to("cpu")
+def _on_its_device(policy: Policy) -> Policy:
+    """Return a call of a policy on the device of its parameters."""
+    parameters: Any = getattr(policy, "parameters", tuple)()
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    return lambda tensordict: policy(tensordict.to(device)).to("cpu")
 
 
 def _expand(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

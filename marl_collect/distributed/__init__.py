@@ -3,10 +3,9 @@
 ========================  =====================================================
 file                      content
 ========================  =====================================================
-``collector.py``          ``RayCollector``
+``collector.py``          ``RayCollector``, and the workers of all its actors
 ``ray_options.py``        its options
 ``cluster.py``            connects to a running Ray or starts a local one
-``workers.py``            the trainer's side of the workers of all actors
 ``pool.py``               exchanges messages with them, as one pool
 ``relay.py``              runs in an actor: a pool of workers on a node
 ``worker.py``             the main function of these workers

@@ -407,7 +407,7 @@ class RayPool:
         The arguments and the result are those of ``RolloutWorker.use_slot``.
         """
         first, end = rows
-        there = Layout.plan(layout.fields, (end - first, frames))
+        reserved_layout = Layout.plan(layout.fields, (end - first, frames))
         segment = Segment.attach(memory)
         arrays = layout.arrays(segment.buffer, slice(first, end))
         for key, array in arrays.items():
@@ -415,12 +415,13 @@ class RayPool:
                 array[:, frames:] = -1
 
         def copy(content: Bytes) -> None:
-            for key, source in there.arrays(content.data).items():
+            for key, source in reserved_layout.arrays(content.data).items():
                 arrays[key][:, :frames] = source
 
         actor.copies[local, slot] = copy
-        reserved = self._ask(actor, "reserve", local, slot, there.nbytes)
-        return slot, reserved, there, (0, end - first), frames
+        nbytes = reserved_layout.nbytes
+        reserved = self._ask(actor, "reserve", local, slot, nbytes)
+        return slot, reserved, reserved_layout, (0, end - first), frames
 
     def _placed(self, actor: Actor, local: int, vector: Any) -> NodeVector:
         """Return a vector with its memory on the node, which is reserved once."""

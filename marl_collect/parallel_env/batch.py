@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, final
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.core.factories import Factory
-from marl_collect.parallel_env.attributes import call_method, value_of
 from marl_collect.parallel_env.env_processes import EnvProcesses
+from marl_collect.parallel_env.joint import call_method, value_of
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import EnvOperation
 from marl_collect.processes.closing import CLOSE_SECONDS

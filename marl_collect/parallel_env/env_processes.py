@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, final
 
 from marl_collect.buffers.layout import Layout
@@ -13,7 +15,6 @@ from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
 from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import Signals, SignalsShape
-from marl_collect.parallel_env.spread import Spread
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import Call
@@ -26,6 +27,62 @@ _CHECK_SECONDS: Final = 0.1
 
 _NUDGE_SECONDS: Final = 1.0
 """How long the trainer waits before it sends a message that a hung process ignores."""
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """Which process steps which environments.
+
+    Environments are stored in the order of their indices. A group is a contiguous range
+    of rows, so that a policy can act on it in place. Each process steps a part of every
+    group, so that no process is idle while the policy acts for another group.
+
+    Attributes:
+        groups: rows of each group.
+        rows: ``rows[g][p]`` are the rows of group ``g`` that process ``p`` steps; may
+            be empty.
+    """
+
+    groups: tuple[range, ...]
+    rows: tuple[tuple[range, ...], ...]
+
+    @classmethod
+    def even(cls, environments: int, processes: int, groups: int) -> "Spread":
+        """Spread environments so that process loads differ by at most one."""
+        bounds = [environments * g // groups for g in range(groups + 1)]
+        parts = tuple(range(a, b) for a, b in pairwise(bounds))
+        first = 0  # The process that gets the next spare environment.
+        rows: list[tuple[range, ...]] = []
+        for part in parts:
+            share, spare = divmod(len(part), processes)
+            start = part.start
+            dealt: list[range] = []
+            for p in range(processes):
+                size = share + ((p - first) % processes < spare)
+                dealt.append(range(start, start + size))
+                start += size
+            rows.append(tuple(dealt))
+            first = (first + spare) % processes
+        return cls(parts, tuple(rows))
+
+    def of_process(self, process: int) -> tuple[range, ...]:
+        """Return a process's rows in each group."""
+        return tuple(rows[process] for rows in self.rows)
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """Return the processes that have environments in a group."""
+        return tuple(p for p, rows in enumerate(self.rows[group]) if rows)
+
+    def owners(self) -> list[tuple[int, int]]:
+        """Return group and process of each environment."""
+        owner = {
+            k: (g, p)
+            for g, rows in enumerate(self.rows)
+            for p, mine in enumerate(rows)
+            for k in mine
+        }
+        return [owner[k] for k in range(len(owner))]
 
 
 @final
@@ -118,14 +175,14 @@ class EnvProcesses:
         self._calls += 1
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
-            for process, passed in arguments.items():
-                self._pool.send(process, Call(method, (number, *passed)))
+            for process, of_process in arguments.items():
+                self._pool.send(process, Call(method, (number, *of_process)))
             self.signals.wake(arguments)
             while len(replies) < len(arguments):
-                process, (replied, reply) = self._pool.receive(
+                process, (number_of_reply, reply) = self._pool.receive(
                     arguments.keys() - replies.keys()
                 )
-                if replied == number:  # Else Ctrl-C ended the call that wanted it.
+                if number_of_reply == number:  # Else Ctrl-C ended the call.
                     replies[process] = reply
         return {process: replies[process] for process in arguments}
 
@@ -169,10 +226,10 @@ class EnvProcesses:
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
     ) -> worker.EnvAssignment:
         rows = self.spread.of_process(process)
-        chosen = tuple(factories[k] for part in rows for k in part)
+        of_process = tuple(factories[k] for part in rows for k in part)
         threads = options.num_sub_threads
         pins = options.pin_processes and threads == 1
-        return worker.EnvAssignment(rows, chosen, threads, pins)
+        return worker.EnvAssignment(rows, of_process, threads, pins)
 
     def _receive_all(self) -> list[Any]:
         """Return the next message of every process."""

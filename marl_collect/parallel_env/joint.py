@@ -1,7 +1,7 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
@@ -9,14 +9,31 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.factories import Factory, Kwargs, spread
 from marl_collect.options import Option, require
-from marl_collect.parallel_env.attributes import (
-    STEPPING_SOME,
-    call_method,
-    check_name,
-    value_of,
-)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Factories = Factory | Sequence[Factory]
+_STEPPING = frozenset(
+    {
+        "bind",
+        "close",
+        "rand_step",
+        "reset",
+        "reset_row",
+        "rollout",
+        "set_seed",
+        "step",
+        "step_and_maybe_reset",
+        "step_row",
+    }
+)
+"""Methods that would change an environment's state without the batch noticing."""
+STEPPING_SOME = (
+    'To step or reset some environments, set "_step" or "_reset", bool [N], in the '
+    "TensorDict that is passed to step() or reset() of the batch."
+)
 
 
 def factories_of(
@@ -37,11 +54,6 @@ def factories_of(
         )
     dealt = spread(create_env_fn, num_workers, 1, create_env_kwargs)
     return [factory for factories in dealt for factory in factories]
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class JointEnvs(TensorDictEnv):
@@ -120,3 +132,45 @@ class JointEnvs(TensorDictEnv):
     @abc.abstractmethod
     def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(env, *arguments)`` of every environment."""
+
+
+def check_name(batch: str, name: str) -> None:
+    """Check that environments may be asked for an attribute.
+
+    Args:
+        batch: class of the batch, for error messages.
+        name: of the attribute.
+
+    Raises:
+        AttributeError: the name is private, or that of a method that steps.
+    """
+    if name.startswith("_"):
+        # Includes what copy, pickle and notebooks look up on the batch itself.
+        raise AttributeError(f"{batch} has no attribute {name!r}")
+    if name in _STEPPING:
+        raise AttributeError(
+            f"{name!r} cannot be used on single environments of a {batch}. "
+            f"{STEPPING_SOME}"
+        )
+
+
+def value_of(env: Any, name: str) -> Any:
+    """Return an attribute of an environment.
+
+    Raises:
+        AttributeError: there is none, or it is a method.
+    """
+    attribute = getattr(env, name)
+    if callable(attribute):
+        raise AttributeError(  # noqa: TRY004 - `hasattr` is False
+            f"{name!r} is a method, not a value: env.call({name!r}, ...) calls it in "
+            "every environment, and returns the list of results."
+        )
+    return attribute
+
+
+def call_method(
+    env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the result of a method of an environment."""
+    return getattr(env, name)(*args, **kwargs)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, final
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.core.batch import RowEnv, SerialBatch
+from marl_collect.core.batch import SerialBatch
 from marl_collect.core.factories import Factory, build_singles
 from marl_collect.parallel_env.cpus import affinity, pin
 from marl_collect.parallel_env.signals import (
@@ -105,7 +105,7 @@ class _EnvWorker:
         self,
         context: WorkerContext,
         assignment: EnvAssignment,
-        envs: dict[int, RowEnv],
+        envs: dict[int, Any],
         processors: frozenset[int],
     ) -> None:
         """Get ready for ``attach``.

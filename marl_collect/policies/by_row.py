@@ -284,8 +284,8 @@ class _GroupRows:
     def can_be_split(self) -> bool:
         """Return whether the copies together compute what the policy does."""
         # A copy with one agent mixes none, whatever the policy does with several.
-        known = self.alike or _tells_agents_apart(self._policy)
-        return known and is_by_row(self.alone(0))
+        separable = self.alike or _tells_agents_apart(self._policy)
+        return separable and is_by_row(self.alone(0))
 
     def alone(self, agent: int) -> nn.Module:
         """Return the copy for one agent, which shares the policy's tensors."""

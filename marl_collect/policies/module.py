@@ -114,9 +114,9 @@ class ModuleRunner(PolicyRunner):
         noise = [stream.tensor for stream in self.noise.streams]
         if self._device is not None:
             self._exchange = Exchange([*sources, *noise], self._device)
-            there = self._exchange.inputs
             # The inputs of `sources` come first, followed by the noise.
-            sources, noise = there[: len(keys)], there[len(keys) :]
+            moved = self._exchange.inputs
+            sources, noise = moved[: len(keys)], moved[len(keys) :]
         tensors = dict(zip(keys, sources, strict=True))
         self._inputs = {key: tensors[key] for key in observed}
         self._kept = {key: tensors[key] for key in signature.kept}

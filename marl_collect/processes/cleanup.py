@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import threading
 import weakref
-from typing import Final, Protocol
+from typing import Any, Final
 
 # Imported first, so that its exit hook runs after ours: pools, then servers.
 import marl_collect.processes.launcher as _launcher  # noqa: F401
@@ -12,20 +12,17 @@ import marl_collect.processes.launcher as _launcher  # noqa: F401
 _EXIT_SECONDS: Final = 3.0
 
 
-class Closable(Protocol):
-    """Owns processes or environments."""
-
-    def close(self, timeout: float = ...) -> object:
-        """End or close them within ``timeout`` seconds. May be called twice."""
-        ...
-
-
-_open: Final = weakref.WeakSet[Closable]()
+_open: Final = weakref.WeakSet[Any]()
 _exiting = False
 
 
-def register(owner: Closable) -> None:
-    """Close ``owner`` at exit, while modules still have what its environments use."""
+def register(owner: Any) -> None:
+    """Close ``owner`` at exit, while modules still have what its environments use.
+
+    Args:
+        owner: of processes or environments. ``close(timeout=seconds)`` ends or closes
+            them, and may be called twice.
+    """
     _open.add(owner)
 
 

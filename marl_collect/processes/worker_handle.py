@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
@@ -29,13 +28,7 @@ _NOW: Final = 0.0  # A deadline that has passed.
 _READ_AHEAD: Final = 1000  # Messages at a time.
 
 
-class Absent(Enum):
-    """The type of `ABSENT`."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
+ABSENT: Final = object()
 """Marks a missing message, since None is a valid one."""
 
 

@@ -67,12 +67,12 @@ class AlternatingRollout:
         for part, policy in zip(parts, policies, strict=True):
             rows = slice(first, first + part.size)
             self._rows.append(rows)
-            mine = _part_of(plan, rows)
+            part_plan = _part_of(plan, rows)
             rollout = Rollout(
-                part, policy, mine, self._progress, check_actions=check_actions
+                part, policy, part_plan, self._progress, check_actions=check_actions
             )
             self._rollouts.append(rollout)
-            who = f"environments {mine.environments}"
+            who = f"environments {part_plan.environments}"
             check_same_signature(policies[0].signature, policy.signature, who)
             first += part.size
         self.plan = plan
@@ -93,9 +93,9 @@ class AlternatingRollout:
             if indices is None:
                 rollout.reset()
                 continue
-            mine = [k - rows.start for k in indices if rows.start <= k < rows.stop]
-            if mine:
-                rollout.reset(mine)
+            within = [k - rows.start for k in indices if rows.start <= k < rows.stop]
+            if within:
+                rollout.reset(within)
 
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""
@@ -158,9 +158,11 @@ class AlternatingRollout:
         """Continue from ``state``, also from that of a single rollout."""
         actions = EpisodeActions(**state["actions"])
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            mine = {key: _part(state[key], rows) for key in _BY_ROW}
-            taken = actions.take(np.arange(rows.start, rows.stop))
-            rollout.load({**state, **mine, "actions": vars(taken)}, fresh=fresh)
+            arrays = {key: _part(state[key], rows) for key in _BY_ROW}
+            part_actions = actions.take(np.arange(rows.start, rows.stop))
+            rollout.load(
+                {**state, **arrays, "actions": vars(part_actions)}, fresh=fresh
+            )
 
 
 _BY_ROW = ("environments", "generators", "carried", "is_init", "assigned")

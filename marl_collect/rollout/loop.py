@@ -42,7 +42,13 @@ StateMark = Mapping[str, Any]
 
 
 class ProgressReporter:
-    """Receives what a rollout is doing; this one ignores it and never stops early."""
+    """Receives what a rollout is doing; this one counts steps and never stops early.
+
+    Attributes:
+        steps: number of steps so far; each steps all environments.
+    """
+
+    steps = 0
 
     def resetting(self, environment: int) -> None:
         """Report that environment ``environment`` begins an episode."""
@@ -52,6 +58,7 @@ class ProgressReporter:
 
     def stepping(self) -> None:
         """Report that the environments step."""
+        self.steps += 1
 
     def replaying(self) -> None:
         """Report that recorded episodes are about to make a step."""

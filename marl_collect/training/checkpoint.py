@@ -99,8 +99,8 @@ class Checkpoint:
         due = time.monotonic() - self._saved > SAVE_SECONDS
         if self._connected:
             # Those that go on would wait forever for one that ends.
-            of_all = self._ranks.gather((number, due), "Checkpoint.batch_done()")
-            number, due = map(max, zip(*of_all, strict=True))
+            of_ranks = self._ranks.gather((number, due), "Checkpoint.batch_done()")
+            number, due = map(max, zip(*of_ranks, strict=True))
         if number or due:
             self.save()
         if number:
@@ -212,22 +212,22 @@ class Checkpoint:
             return token_hex(4), self._resume, list(found)
 
         looks = self._ranks.together(look, "Checkpoint()")
-        runs, resuming, of_all = zip(*looks, strict=True)
+        runs, resuming, of_ranks = zip(*looks, strict=True)
         self._run = runs[0]
         if len(set(resuming)) > 1:
             raise RuntimeError(
                 f"resume is {list(resuming)} on ranks 0 to {len(resuming) - 1}: all "
                 "ranks must resume, or none."
             )
-        common = set.intersection(*map(set, of_all))
+        common = set.intersection(*map(set, of_ranks))
         if common:
-            newest = next(moment for moment in of_all[0] if moment in common)
+            newest = next(moment for moment in of_ranks[0] if moment in common)
             load = partial(self._load, *found[newest])
             self._ranks.together(load, "Checkpoint(resume=True)")
-        elif any(of_all):
+        elif any(of_ranks):
             lists = "; ".join(
                 f"rank {rank} has {_described(moments)}"
-                for rank, moments in enumerate(of_all)
+                for rank, moments in enumerate(of_ranks)
             )
             raise RuntimeError(
                 f"The ranks have no common checkpoint in {self._root}: {lists}. Delete "

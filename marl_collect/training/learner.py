@@ -157,7 +157,7 @@ class Learner(abc.ABC):
         """Return the loss to minimise and metrics to log."""
 
     @property
-    def unrolled(self) -> dict[str, nn.Module]:
+    def untrained(self) -> dict[str, nn.Module]:
         """Further modules whose weights the learner saves, such as target networks."""
         return {}
 
@@ -168,7 +168,7 @@ class Learner(abc.ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs."""
-        modules = self.networks | self.unrolled
+        modules = self.networks | self.untrained
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -186,7 +186,7 @@ class Learner(abc.ABC):
         Raises:
             RuntimeError: if a network has other weights; nothing is changed.
         """
-        modules = self.networks | self.unrolled
+        modules = self.networks | self.untrained
         for parts in (copy.deepcopy(modules), modules):  # The copies may be refused.
             for name, net in parts.items():
                 net.load_state_dict(state["networks"][name])

@@ -218,9 +218,9 @@ class ReplayBuffer:
         # In the order of environments and frames: an episode begins where the one
         # before it ended, unless that was another environment's.
         firsts = torch.cat([stops[:1], stops[:-1]])
-        other = torch.ones_like(envs, dtype=torch.bool)
-        other[1:] = envs[1:] != envs[:-1]
-        firsts = torch.where(other, begins[envs], firsts)
+        is_first = torch.ones_like(envs, dtype=torch.bool)
+        is_first[1:] = envs[1:] != envs[:-1]
+        firsts = torch.where(is_first, begins[envs], firsts)
         self._begins = begins.scatter_reduce(0, envs, stops, "amax")
         # The id of the next frame is not known if an episode ended last.
         self._ids = torch.where(ends[:, -1], -1, ids[:, -1])

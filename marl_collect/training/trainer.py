@@ -93,7 +93,7 @@ def make_learner(
     """
     learner = learner_of(setup.algorithm)(description, setup, options, seed)
     if options.initial is not None:
-        networks = learner.networks | learner.unrolled
+        networks = learner.networks | learner.untrained
         load_networks(options.initial, networks, description)
     return learner
 

@@ -148,7 +148,7 @@ class ValueLearner(Learner):
         return setting.startswith("ppo.") or setting in of_others
 
     @property
-    def unrolled(self) -> dict[str, nn.Module]:
+    def untrained(self) -> dict[str, nn.Module]:
         """The target networks."""
         return {"targets": self.target}
 

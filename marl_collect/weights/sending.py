@@ -11,7 +11,6 @@ the worker. It is not overwritten.
 """
 
 import io
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -178,25 +177,9 @@ def _named_parts(module: nn.Module) -> dict[str, Any]:
     return parts | {f"weight {n}": t for n, t in weight_tensors(module).items()}
 
 
-@final
-class _StatePickler(ModulePickler):
-    """Pickles attributes, but no activations."""
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Return what stands for an object.
-
-        Raises:
-            PicklingError: for a tensor with a history, which training stored there.
-        """
-        known = super().persistent_id(obj)
-        if known is None and isinstance(obj, Tensor) and obj.grad_fn is not None:
-            raise pickle.PicklingError("A tensor has a history.")
-        return known
-
-
 def _pickled(value: Any, names: Mapping[int, str]) -> bytes:
     stream = io.BytesIO()
-    _StatePickler(stream, names).dump(value)
+    ModulePickler(stream, names, activations=False).dump(value)
     return stream.getvalue()
 
 

@@ -131,23 +131,36 @@ cloudpickle.Pickler.dispatch_table[torch.memory_format] = _reduce_format
 class ModulePickler(cloudpickle.Pickler):
     """Pickles modules without their weights."""
 
-    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Any]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, keys: Mapping[int, Any], *, activations: bool = True
+    ) -> None:
         """Write to ``stream``.
 
         Args:
             stream: gets the bytes.
             keys: of what is not pickled, such as weights, by its id.
+            activations: whether tensors with a history may be pickled.
         """
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self._keys = keys
+        self._activations = activations
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return what stands for an object, None if it is pickled."""
+        """Return what stands for an object, None if it is pickled.
+
+        Raises:
+            PicklingError: for a tensor with a history, which training stored there, if
+                there may be none.
+        """
         key = self._keys.get(id(obj))
         if key is not None:
             return (_KNOWN, key)
-        if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if obj.device.type not in ("cpu", "meta"):
             return (_PLAIN, obj.detach().cpu().numpy())
+        if obj.grad_fn is not None and not self._activations:
+            raise pickle.PicklingError("A tensor has a history.")
         return None
 
     def reducer_override(self, obj: Any) -> Any:

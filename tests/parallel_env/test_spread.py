@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_collect.parallel_env.spread import Spread
+from marl_collect.parallel_env.env_processes import Spread
 
 
 @given(

@@ -201,7 +201,7 @@ def test_an_update_moves_weights_and_targets_by_definition(
         close(actual[sure], moved[sure], atol=1e-6)
 
     tau = value.tau if value.target_interval == 1 else 0.0
-    targets = dict(case.learner.unrolled["targets"].named_parameters())
+    targets = dict(case.learner.untrained["targets"].named_parameters())
     for name, module in case.modules.items():
         for key, parameter in module.named_parameters():
             mixed = (1 - tau) * case.target[name][key] + tau * parameter.double()
