@@ -202,7 +202,9 @@ class WorldBatch(EnvBatch):
         observed = self.description.observed()
         computed = {key for key in observed if key[-1] in FLAGS or key[1:] == ("mask",)}
         self._observed = [
-            self._source(k, memory[k]) for k in observed if k not in computed
+            (memory[k], self._reader(k, memory[k]))
+            for k in observed
+            if k not in computed
         ]
         self._flags = BatchFlags(memory, self.description)
         self._done: Array = memory["done",][:, 0]
@@ -235,8 +237,8 @@ class WorldBatch(EnvBatch):
     def _begin(self, observations: Observations, which: Array | None) -> None:
         """Write the first frame of the worlds of ``which``; None for all."""
         rows = slice(None) if which is None else np.flatnonzero(which)
-        for source in self._observed:
-            source.target[rows] = self._value(observations, source)[rows]
+        for target, read in self._observed:
+            target[rows] = read(observations)[rows]
         self._flags.clear(rows)
         for group in self._rows:
             group.begin(observations, rows)
@@ -254,8 +256,8 @@ class WorldBatch(EnvBatch):
                 f"returned {step!r:.200} of type {type(step).__name__}."
             )
         observations = step.observations
-        for source in self._observed:
-            source.target[...] = self._value(observations, source)
+        for target, read in self._observed:
+            target[...] = read(observations)
         some = self._flags.some
         for group in self._rows:
             group.step(step, some=some)
@@ -283,33 +285,45 @@ class WorldBatch(EnvBatch):
         np.copyto(self._renewed, self._done)
         self._first = first
 
-    def _source(self, key: Key, target: Array) -> "_Source":
+    def _reader(self, key: Key, target: Array) -> Callable[[Observations], Array]:
+        """Return a function that returns what belongs into an array of the memory."""
         if key[0] not in self._groups:
-            return _Source(key, key[0], key[1:], target)
+            return partial(self._value, key, key[0], key[1:], target)
         if key[1] == "observation":
-            return _Source(key, key[0], key[2:], target)
-        return _Source(key, key, (), target)
+            return partial(self._value, key, key[0], key[2:], target)
+        return partial(self._value, key, key, (), target)
 
-    def _value(self, observations: Observations, source: "_Source") -> Array:
-        """Return an array of the simulator, after checking shape and dtype."""
-        target = source.target
-        value: Any = observations.get(source.name)
+    def _value(
+        self,
+        key: Key,
+        name: str | Key,
+        inner: Key,
+        target: Array,
+        observations: Observations,
+    ) -> Array:
+        """Return an array of the simulator, after checking shape and dtype.
+
+        Args:
+            key: of the array in the memory.
+            name: its key in the observations.
+            inner: names within nested observations.
+            target: the array in the memory.
+            observations: of the simulator.
+        """
+        value: Any = observations.get(name)
         if value is None:
             raise KeyError(
-                f"{self.description.name} returned no observations of "
-                f"{source.name!r}: found {list(observations)}. Expected "
-                f"{list(target.shape)}."
+                f"{self.description.name} returned no observations of {name!r}: found "
+                f"{list(observations)}. Expected {list(target.shape)}."
             )
-        value = inner_value(value, source.inner)
+        value = inner_value(value, inner)
         if type(value) is not np.ndarray or value.shape != target.shape:
-            value = _array(
-                value, target.shape, self.description.name, "/".join(source.key)
-            )
+            value = _array(value, target.shape, self.description.name, "/".join(key))
         if value.dtype != target.dtype and not np.can_cast(
             value.dtype, target.dtype, "same_kind"
         ):
             raise TypeError(
-                f"{self.description.name} returned {'/'.join(source.key)} of dtype "
+                f"{self.description.name} returned {'/'.join(key)} of dtype "
                 f"{value.dtype}, but its space has {target.dtype}: expected a dtype "
                 "of this kind."
             )
@@ -349,24 +363,6 @@ class WorldBatch(EnvBatch):
     @override
     def close(self) -> None:
         self._env.close()
-
-
-@final
-@dataclass(frozen=True)
-class _Source:
-    """Where an array of the memory comes from.
-
-    Attributes:
-        key: of the array.
-        name: its key in the observations.
-        inner: names within nested observations.
-        target: the array.
-    """
-
-    key: Key
-    name: str | Key
-    inner: Key
-    target: Array
 
 
 @final

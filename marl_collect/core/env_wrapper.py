@@ -187,7 +187,7 @@ class EnvWrapper(TensorDictEnv):
             self.env.bind(self.env_row)
             self._step_env = self.env.step_row
         self._done = [
-            _Done(row[name, "done"], [row[key] for key in keys])
+            _clearing(row[name, "done"], [row[key] for key in keys])
             for name, keys in self._cleared.items()
         ]
 
@@ -204,13 +204,13 @@ class EnvWrapper(TensorDictEnv):
 
     def step_row(self) -> None:
         """Step with the row's actions, in all worlds."""
-        before = [done.read() for done in self._done]
+        before = [read() for read, _, _ in self._done]
         self.before_step()
         self._step_env()
         self.after_step()
-        for done, agents in zip(self._done, before, strict=True):
-            if agents != done.nobody:
-                done.clear(agents)
+        for (_, nobody, clear), agents in zip(self._done, before, strict=True):
+            if agents != nobody:
+                clear(agents)
 
     def render(self, *world: int) -> NDArray[np.uint8] | None:
         """Return the image of the wrapped environment, or of one of its worlds."""
@@ -275,21 +275,28 @@ class _WrappedWorlds(EnvBatch):
         self._wrapper.close()
 
 
-class _Done:
-    """The flags of one group, and the arrays to clear for agents that are done."""
+def _clearing(
+    done: NDArray[Any], arrays: Iterable[NDArray[Any]]
+) -> tuple[Callable[[], bytes], bytes, Callable[[bytes], None]]:
+    """Return how to clear the rows of agents that were done before, and still are.
 
-    def __init__(self, done: NDArray[Any], arrays: Iterable[NDArray[Any]]) -> None:
-        self.read: Callable[[], bytes] = bytes_of(done).tobytes
-        self.nobody = bytes(done.nbytes)
-        self._done = done
-        self._arrays = list(arrays)
+    Args:
+        done: flags of a group.
+        arrays: of the group, whose rows are cleared.
 
-    def clear(self, before: bytes) -> None:
-        """Clear the rows of agents that were done before, and still are."""
-        was = np.frombuffer(before, self._done.dtype).reshape(self._done.shape)
-        rows = np.logical_and(was, self._done)[..., 0].nonzero()
-        for array in self._arrays:
+    Returns:
+        A function that reads the flags; what it returns if no agent is done; and a
+        function that clears, given what was read before a step.
+    """
+    arrays = list(arrays)
+
+    def clear(before: bytes) -> None:
+        was = np.frombuffer(before, done.dtype).reshape(done.shape)
+        rows = np.logical_and(was, done)[..., 0].nonzero()
+        for array in arrays:
             array[rows] = 0
+
+    return bytes_of(done).tobytes, bytes(done.nbytes), clear
 
 
 def _require_env(env: Any, wrapper: str) -> MultiAgentEnv | BatchedEnv | EnvWrapper:

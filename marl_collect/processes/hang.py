@@ -9,18 +9,10 @@ has other data to read.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase, StatusBoard
 
 _STARTING = (Phase.START, Phase.CREATE)
-
-
-@dataclass
-class _Clock:
-    cells: list[int]
-    checked: float
-    quiet: float = 0.0
 
 
 class HangWatch:
@@ -47,10 +39,18 @@ class HangWatch:
         """
         now, pause = time.monotonic(), self.pause(timeout)
         for worker, messages in sent.items():
-            if now - self._clocks[worker].checked < pause / 2:
+            before, checked, quiet = self._clocks[worker]
+            if now - checked < pause / 2:
                 continue  # Thousands of messages may arrive, and a check takes 5 us.
-            limit = self._advance(worker, messages, timeout, now)
-            if limit is not None and self._clocks[worker].quiet >= limit:
+            cells = self._status_board.lines[worker].cells.tolist()
+            limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
+            idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= messages
+            if idle or limit is None or cells != before:
+                quiet = 0.0
+            else:
+                quiet += min(now - checked, limit / 4)
+            self._clocks[worker] = cells, now, quiet
+            if not idle and limit is not None and quiet >= limit:
                 return worker, limit
         return None
 
@@ -59,20 +59,10 @@ class HangWatch:
         limits = [t for t in (timeout, self._start_timeout) if t is not None]
         return min([1.0, *(limit / 10 for limit in limits)])
 
-    def _advance(
-        self, worker: int, sent: int, timeout: float | None, now: float
-    ) -> float | None:
-        """Advance a worker's stopwatch; return the limit that applies."""
-        clock = self._clocks[worker]
-        cells = self._status_board.lines[worker].cells.tolist()
-        limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
-        idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= sent
-        if idle or limit is None or cells != clock.cells:
-            clock.cells, clock.quiet = cells, 0.0
-        else:
-            clock.quiet += min(now - clock.checked, limit / 4)
-        clock.checked = now
-        return None if idle else limit
+    def _new_clock(self, worker: int) -> tuple[list[int], float, float]:
+        """Return a line's cells, when they were read, and the seconds without change.
 
-    def _new_clock(self, worker: int) -> _Clock:
-        return _Clock(self._status_board.lines[worker].cells.tolist(), time.monotonic())
+        They are of the last check.
+        """
+        cells = self._status_board.lines[worker].cells.tolist()
+        return cells, time.monotonic(), 0.0
