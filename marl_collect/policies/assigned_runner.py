@@ -70,11 +70,6 @@ class AssignedRunner(PolicyRunner):
         self._dirty = True
         self._acting: list[tuple[str, Call]] = []
 
-    @property
-    def must_observe(self) -> bool:
-        """True, as for every module."""
-        return True
-
     def probe(self, memory: Row) -> None:
         """Probe every policy, and call ``assign`` for some seeds.
 

@@ -73,11 +73,6 @@ class ModuleRunner(PolicyRunner):
         self._remembers = False
         self.noise = HeadNoise(policy, description, size)
 
-    @property
-    def must_observe(self) -> bool:
-        """True: the keys that a policy writes may depend on its observations."""
-        return True
-
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
         with without_gradients(), set_interaction_type(self.how):

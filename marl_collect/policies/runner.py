@@ -29,9 +29,12 @@ class PolicyRunner(abc.ABC):
     Attributes:
         chooses: whether ``begin_episodes`` must be called, because each episode has
             policies of its own.
+        must_observe: whether ``probe`` must be called, with observations of a reset:
+            the keys that a policy writes may depend on them.
     """
 
     chooses = False
+    must_observe = True
 
     @property
     @abc.abstractmethod
@@ -41,12 +44,7 @@ class PolicyRunner(abc.ABC):
         The rollout sets carried states to zero at the beginning of an episode.
         """
 
-    @property
-    def must_observe(self) -> bool:
-        """Whether ``probe`` needs observations of a reset."""
-        return False
-
-    def probe(self, memory: Row) -> None:  # noqa: B027 - most runners need no probe
+    def probe(self, memory: Row) -> None:  # noqa: B027 - random actions need no probe
         """Determine the signature; called before ``signature`` and ``bind``.
 
         Args:
@@ -231,6 +229,8 @@ def states_of(mark: Mapping[int, bytes]) -> dict[int, NDArray[np.int64]]:
 @final
 class RandomRunner(PolicyRunner):
     """Takes random legal actions, with one generator per environment."""
+
+    must_observe = False
 
     def __init__(
         self, description: EnvDescription, instead_of: PolicySignature | None = None

@@ -6,6 +6,7 @@ The collected data equal those of a single rollout of the whole batch.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, final
 
 import numpy as np
@@ -37,13 +38,22 @@ def make_rollout(
 
     Each part has its own runner of the policy.
     """
-    if len(parts) == 1:
-        return Rollout(
-            parts[0], policies[0], plan, progress, check_actions=check_actions
+    progress = progress or ProgressReporter()
+    if len(parts) > 1:
+        progress = _JointReporter(progress, len(parts))
+    rollouts: list[Rollout] = []
+    first = 0
+    for part, policy in zip(parts, policies, strict=True):
+        part_plan = _part_of(plan, slice(first, first + part.size))
+        rollouts.append(
+            Rollout(part, policy, part_plan, progress, check_actions=check_actions)
         )
-    return AlternatingRollout(
-        parts, policies, plan, progress, check_actions=check_actions
-    )
+        who = f"environments {part_plan.environments}"
+        check_same_signature(policies[0].signature, policy.signature, who)
+        first += part.size
+    if not isinstance(progress, _JointReporter):
+        return rollouts[0]
+    return AlternatingRollout(rollouts, plan, progress)
 
 
 @final
@@ -51,31 +61,21 @@ class AlternatingRollout:
     """Collects rollouts of all parts into the rows of one slot."""
 
     def __init__(
-        self,
-        parts: Sequence[EnvBatch],
-        policies: Sequence[PolicyRunner],
-        plan: Plan,
-        progress: ProgressReporter | None = None,
-        *,
-        check_actions: bool = False,
+        self, rollouts: Sequence[Rollout], plan: Plan, progress: "_JointReporter"
     ) -> None:
-        """Create a ``Rollout`` for each part."""
-        self._progress = _JointReporter(progress or ProgressReporter(), len(parts))
-        self._rows: list[slice] = []
-        self._rollouts: list[Rollout] = []
-        first = 0
-        for part, policy in zip(parts, policies, strict=True):
-            rows = slice(first, first + part.size)
-            self._rows.append(rows)
-            part_plan = _part_of(plan, rows)
-            rollout = Rollout(
-                part, policy, part_plan, self._progress, check_actions=check_actions
-            )
-            self._rollouts.append(rollout)
-            who = f"environments {part_plan.environments}"
-            check_same_signature(policies[0].signature, policy.signature, who)
-            first += part.size
+        """Alternate between rollouts.
+
+        Args:
+            rollouts: of the parts, in order.
+            plan: which episodes they collect together.
+            progress: to which all of them report.
+        """
+        self._rollouts = rollouts
+        self._progress = progress
         self.plan = plan
+        sizes = [len(rollout.plan.environments) for rollout in rollouts]
+        bounds = pairwise(accumulate(sizes, initial=0))
+        self._rows = [slice(first, end) for first, end in bounds]
 
     def explain(self) -> str:
         """Return how actions are computed, and why."""

@@ -76,8 +76,8 @@ def materialize(
             "Run infer_lazy(module, fake_tensordict) first, or pass the input sizes "
             "to the constructor."
         )
-    result, new = _initialized_copy(module, seed)
-    if new:
+    result = copy_module(module)
+    if _initialize(result, seed):
         _remember_replaced(module)
     return result.to(device)
 
@@ -303,14 +303,6 @@ def _filled(tensor: Tensor, empty: Tensor, version: int) -> bool:
     # Writing through ``.data`` does not change the version.
     written = tensor is not empty or tensor._version != version
     return written or not bool((tensor == _marker(tensor.dtype)).any())
-
-
-def _initialized_copy(
-    module: nn.Module, seed: int | None
-) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a copy without meta tensors, and its newly allocated tensors by path."""
-    result = copy_module(module)
-    return result, _initialize(result, seed)
 
 
 def _home(module: nn.Module) -> torch.device:

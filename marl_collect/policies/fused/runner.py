@@ -147,11 +147,6 @@ class FusedRunner(PolicyRunner):
         """Signature of the policy."""
         return self.module.signature
 
-    @property
-    def must_observe(self) -> bool:
-        """True, as for every module."""
-        return self.module.must_observe
-
     def probe(self, memory: Row) -> None:
         """Probe the module."""
         self.module.probe(memory)
