@@ -66,12 +66,12 @@ class SkeletonPolicy:
     Attributes:
         skeleton: the module without its weights.
         handle: of the weights' memory.
-        place: of the initial weights.
+        weights_slot: of the initial weights.
     """
 
     skeleton: Skeleton
     handle: Any
-    place: int
+    weights_slot: int
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Weights:
     Attributes:
         order: a unique number, which the worker records once it has read the weights.
         version: of the weights.
-        place: number of the place to read; None if the worker has the weights.
-        handle: of the place, unless the worker has it.
+        weights_slot: number of the slot to read; None if the worker has the weights.
+        handle: of this slot, unless the worker has it.
         state: of the policy, if it has changed.
     """
 
     order: int = 0
     version: int = 0
-    place: int | None = None
+    weights_slot: int | None = None
     handle: Any = None
     state: State | None = None
 

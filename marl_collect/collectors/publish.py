@@ -1,7 +1,7 @@
 """Publishes a collector's weights, counts their versions, and orders workers to read.
 
 Weights pass three objects. The collector gets the request for an update. The publisher
-numbers the weights and writes them to a place that workers read. The reader in a worker
+numbers the weights and writes them to a slot that workers read. The reader in a worker
 copies them from there.
 """
 
@@ -164,24 +164,24 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
 
 
 class Vector(Protocol):
-    """Places that each hold all weights; a place has a number."""
+    """Memory in slots that each hold all weights; a slot has a number."""
 
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
-        """Write weights, in the order of the layout, to a place; return its number.
+        """Write weights, in the order of the layout, to a slot; return its number.
 
         Args:
             tensors: the weights.
-            used: numbers of the places that must not be written.
+            used: numbers of the slots that must not be written.
         """
 
-    def tensors(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the weights at a place; they are read-only."""
+    def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
+        """Return the weights in a slot; they are read-only."""
 
-    def handle(self, place: int) -> Any:
-        """Return what a worker needs to read a place."""
+    def handle(self, weights_slot: int) -> Any:
+        """Return what a worker needs to read a slot."""
 
     def filled(self, call: CallWorkers, worker: int) -> int:
-        """Let a worker write its own weights to a new place; return its number."""
+        """Let a worker write its own weights to a new slot; return its number."""
 
     def close(self) -> None:
         """Release all memory."""
@@ -193,12 +193,12 @@ class Published:
     """Weights that workers can read.
 
     Attributes:
-        place: in the vector.
+        weights_slot: in the vector.
         version: of the weights.
         state: changes of the module's state since the start.
     """
 
-    place: int
+    weights_slot: int
     version: int = 0
     state: State | None = None
 
@@ -212,7 +212,7 @@ class _Reader:
         newest: the weights that it uses from its next order on.
         ordered: the weights that it has, or was last ordered to read; None if neither.
         state: that it was sent last.
-        attached: the places that it can read.
+        attached: the slots that it can read.
         order: number of the last order.
     """
 
@@ -227,7 +227,7 @@ class _Reader:
 class WorkerWeights(Publisher):
     """Publishes weights to workers, and gives each worker its policy.
 
-    A vector has several places. An update takes one that no worker still has to read,
+    A vector has several slots. An update takes one that no worker still has to read,
     so it never waits. Each worker has its own newest weights: those of the last update
     that named it. A replacement reads them too.
     """
@@ -246,7 +246,7 @@ class WorkerWeights(Publisher):
             policy: the trainer's policy.
             options: of the collector.
             workers: their number.
-            open_vector: returns a vector without places.
+            open_vector: returns a vector without slots.
             last_read: returns the number of the last order whose weights a worker is
                 known to have copied; see ``WorkerPool.weights_read``.
         """
@@ -283,9 +283,9 @@ class WorkerWeights(Publisher):
         if module is None or not self._readers:
             return module
         newest = self._readers[index].newest
-        self._readers[index] = _Reader(newest, newest, attached={newest.place})
-        handle = self._vector.handle(newest.place)
-        return messages.SkeletonPolicy(self._skeleton, handle, newest.place)
+        self._readers[index] = _Reader(newest, newest, attached={newest.weights_slot})
+        handle = self._vector.handle(newest.weights_slot)
+        return messages.SkeletonPolicy(self._skeleton, handle, newest.weights_slot)
 
     def share(self, layouts: Sequence[WeightLayout | None], call: CallWorkers) -> None:
         """Publish the weights of policies that workers have built.
@@ -327,7 +327,7 @@ class WorkerWeights(Publisher):
         self._readers = [_Reader(published) for published in initial]
         for worker in sources:
             self._readers[worker].ordered = initial[worker]
-            self._readers[worker].attached = {initial[worker].place}
+            self._readers[worker].attached = {initial[worker].weights_slot}
 
     def _share(self, layout: WeightLayout) -> None:
         """Publish the trainer's weights for the first time."""
@@ -359,18 +359,18 @@ class WorkerWeights(Publisher):
             return messages.Weights()
         reader = self._readers[index]
         newest = reader.newest
-        place = None if reader.ordered is newest else newest.place
+        weights_slot = None if reader.ordered is newest else newest.weights_slot
         handle = None
-        if place is not None and place not in reader.attached:
-            handle = self._vector.handle(place)
-            reader.attached.add(place)
+        if weights_slot is not None and weights_slot not in reader.attached:
+            handle = self._vector.handle(weights_slot)
+            reader.attached.add(weights_slot)
         state = None if reader.state is newest.state else newest.state
         self._orders += 1
         reader.order, reader.ordered, reader.state = self._orders, newest, newest.state
         return messages.Weights(
             order=self._orders,
             version=newest.version,
-            place=place,
+            weights_slot=weights_slot,
             handle=handle,
             state=state,
         )
@@ -389,30 +389,29 @@ class WorkerWeights(Publisher):
 
     @override
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
-        by_place: dict[int, Mapping[str, torch.Tensor]] = {}
-        for reader in self._readers:
-            place = reader.newest.place
-            if place not in by_place:
-                tensors = self._vector.tensors(place)
-                by_place[place] = dict(zip(self.policy.names, tensors, strict=True))
-        return [by_place[reader.newest.place] for reader in self._readers]
+        names = self.policy.names
+        by_slot = {
+            slot: dict(zip(names, self._vector.tensors(slot), strict=True))
+            for slot in {reader.newest.weights_slot for reader in self._readers}
+        }
+        return [by_slot[reader.newest.weights_slot] for reader in self._readers]
 
     @override
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         if not self._readers:
             raise RuntimeError("The policy has no weights to update.")
         state = self.policy.state()
-        used = {reader.newest.place for reader in self._readers}
+        used = {reader.newest.weights_slot for reader in self._readers}
         used |= {
-            reader.ordered.place
+            reader.ordered.weights_slot
             for index, reader in enumerate(self._readers)
             if reader.ordered is not None and self._last_read(index) != reader.order
         }
         newest: dict[int, Published] = {}
         for part in parts:
-            place = self._vector.write(part.tensors, used)
-            used.add(place)
-            published = Published(place, part.version, state)
+            weights_slot = self._vector.write(part.tensors, used)
+            used.add(weights_slot)
+            published = Published(weights_slot, part.version, state)
             chosen = range(self.workers) if part.workers is None else part.workers
             newest |= dict.fromkeys(chosen, published)
         # Only now, so an error leaves all workers with their weights.

@@ -168,9 +168,9 @@ class RolloutWorker:
         layout = self._policy.layout
         return messages.PolicyReady(runners[0].signature, layout, self._explanation)
 
-    def publish_weights(self, place: int, handle: Any) -> None:
-        """Write the policy's own weights to this place."""
-        self._policy.publish(place, handle)
+    def publish_weights(self, weights_slot: int, handle: Any) -> None:
+        """Write the policy's own weights to this slot."""
+        self._policy.publish(weights_slot, handle)
 
     def use_slot(
         self,

@@ -51,9 +51,9 @@ class WorkerPolicy:
 
     def _assemble(self, policy: messages.SkeletonPolicy) -> None:
         views = self._open_vector(policy.handle.layout)
-        self._reader.attach(policy.place, policy.handle)
+        self._reader.attach(policy.weights_slot, policy.handle)
         # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(policy.place)
+        self._reader.pull(policy.weights_slot)
         self.module = assemble_module(policy.skeleton, views)
         self._copy = StateCopy(self.module)
 
@@ -98,10 +98,10 @@ class WorkerPolicy:
             self._views = tuple(self.layout.views(self._vector))
         return [make_runner(module, part, acting) for part in parts]
 
-    def publish(self, place: int, handle: Any) -> None:
-        """Write the policy's own weights to this place."""
-        self._reader.attach(place, handle)
-        self._reader.publish_own(place)
+    def publish(self, weights_slot: int, handle: Any) -> None:
+        """Write the policy's own weights to this slot."""
+        self._reader.attach(weights_slot, handle)
+        self._reader.publish_own(weights_slot)
 
     def use(self, weights: messages.Weights) -> None:
         """Load these weights, and the state that comes with them."""
@@ -113,10 +113,10 @@ class WorkerPolicy:
                     "same modules in both."
                 )
             self._copy.apply(weights.state)
-        if weights.place is None:
+        if weights.weights_slot is None:
             return
         if weights.handle is not None:
-            self._reader.attach(weights.place, weights.handle)
-        self._reader.pull(weights.place)
+            self._reader.attach(weights.weights_slot, weights.handle)
+        self._reader.pull(weights.weights_slot)
         if self._views:
             torch._foreach_copy_(self._tensors, self._views)

@@ -4,7 +4,7 @@
     Teams    choose a slot and its workers
     Workers  collect(worker, Collect) -- socket -->  RolloutWorker.collect
                slot: its number                        writes its rows of the slot
-               weights: version and place              copies that place first
+               weights: version and weights slot       copies that one first
              wait(workers)  <-- Collected, socket --
     Teams    deliver the slot
 

@@ -199,9 +199,9 @@ class RayPool:
                 vector = self._placed(actor, local, policy.handle)
                 arguments = (plan, replace(policy, handle=_bare(vector)))
         elif message.method == "publish_weights":
-            place, unplaced = arguments
+            weights_slot, unplaced = arguments
             vector, fills = self._placed(actor, local, unplaced), WEIGHTS
-            arguments = (place, _bare(vector))
+            arguments = (weights_slot, _bare(vector))
         elif message.method == "collect":
             (command,) = arguments
             fills, weights = command.slot, command.weights

@@ -48,7 +48,7 @@ class NodeVector:
 
 @final
 class RayVector:
-    """Weights in the object store. Every version is a new place.
+    """Weights in the object store. Every version is a new slot.
 
     An object is dropped from the store when no worker uses it any more.
     """
@@ -66,26 +66,26 @@ class RayVector:
         self._writer = WeightWriter(layout)
         self._targets = self._writer.targets(self._staged)
         self._references: dict[int, Any] = {}
-        self._places = 0
+        self._slots = 0
 
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
-        """Store weights, and drop those at places that are not used."""
+        """Store weights, and drop those in slots that are not used."""
         self._writer.write(tensors, self._targets)
         return self._put(used)
 
-    def tensors(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the weights at a place."""
-        stored = self._ray.get(self._references[place], timeout=FETCH_SECONDS)
+    def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
+        """Return the weights in a slot."""
+        stored = self._ray.get(self._references[weights_slot], timeout=FETCH_SECONDS)
         return self._layout.views(torch.from_numpy(np.array(stored)))
 
-    def handle(self, place: int) -> NodeVector:
+    def handle(self, weights_slot: int) -> NodeVector:
         """Return a worker's vector, with the weights that are written there."""
-        return NodeVector(self._layout, self._references[place])
+        return NodeVector(self._layout, self._references[weights_slot])
 
     def filled(self, call: Callable[..., Any], worker: int) -> int:
-        """Store a worker's own weights; return their place."""
+        """Store a worker's own weights; return their slot."""
         vector = NodeVector(self._layout, into=self._staged.numpy())
-        call("publish_weights", self._places, vector, workers=[worker])
+        call("publish_weights", self._slots, vector, workers=[worker])
         return self._put(self._references)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class RayVector:
 
     def _put(self, used: Iterable[int]) -> int:
         reference = self._ray.put(self._staged.numpy())
-        place, self._places = self._places, self._places + 1
+        weights_slot, self._slots = self._slots, self._slots + 1
         references = {number: self._references[number] for number in used}
-        self._references = {**references, place: reference}
-        return place
+        self._references = {**references, weights_slot: reference}
+        return weights_slot

@@ -1,15 +1,15 @@
 """The shared memory that carries policy weights to the workers.
 
-A vector has the bytes of all tensors of a policy. The trainer writes it to places, and
+A vector has the bytes of all tensors of a policy. The trainer writes it to slots, and
 the tensors of a worker's module are views of the worker's own vector:
 
     trainer                                        worker
-    place = write(tensors, used)
-    Collect(weights=place, handle) --------------->  attach(place, handle)
-                                                     pull(place)
-    the place is free again  <-- WEIGHTS_READ ----
+    slot = write(tensors, used)
+    Collect(weights=slot, handle) --------------->  attach(slot, handle)
+                                                     pull(slot)
+    the slot is free again  <-- WEIGHTS_READ ----
 
-``WorkerWeights`` alone decides which place holds which version, and which are free.
+``WorkerWeights`` alone decides which slot holds which version, and which are free.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +46,7 @@ class SharedMemoryWeights:
 @final
 @dataclass(frozen=True)
 class WeightsHandle:
-    """Gives a worker access to a place; can be pickled."""
+    """Gives a worker access to a slot; can be pickled."""
 
     memory: MemoryHandle
     layout: WeightLayout
@@ -87,7 +87,7 @@ class WeightWriter:
 
 @final
 class SharedVector:
-    """Places in shared memory that each hold all weights."""
+    """Slots in shared memory that each hold all weights."""
 
     def __init__(self, layout: WeightLayout) -> None:
         """Reserve nothing yet."""
@@ -98,30 +98,32 @@ class SharedVector:
         self._targets: list[list[_Bytes]] = []
 
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
-        """Write weights to a place that is not used; return its number.
+        """Write weights to a slot that is not used; return its number.
 
         Raises:
-            MemoryError: if there is too little shared memory for another place. The
+            MemoryError: if there is too little shared memory for another slot. The
                 message has the required and the free size.
         """
         free = set(range(len(self._segments))).difference(used)
-        place = min(free) if free else self._open()
-        self._writer.write(tensors, self._targets[place])
-        return place
+        weights_slot = min(free) if free else self._open()
+        self._writer.write(tensors, self._targets[weights_slot])
+        return weights_slot
 
-    def tensors(self, place: int) -> Sequence[torch.Tensor]:
-        """Return the weights at a place; they are read-only."""
-        return self._tensors[place]
+    def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
+        """Return the weights in a slot; they are read-only."""
+        return self._tensors[weights_slot]
 
-    def handle(self, place: int) -> WeightsHandle:
-        """Return what a worker needs to read a place."""
-        return WeightsHandle(self._segments[place].handle, self._layout)
+    def handle(self, weights_slot: int) -> WeightsHandle:
+        """Return what a worker needs to read a slot."""
+        return WeightsHandle(self._segments[weights_slot].handle, self._layout)
 
     def filled(self, call: Callable[..., Any], worker: int) -> int:
-        """Let a worker write its own weights to a new place; return its number."""
-        place = self._open()
-        call("publish_weights", place, self.handle(place), workers=[worker])
-        return place
+        """Let a worker write its own weights to a new slot; return its number."""
+        weights_slot = self._open()
+        call(
+            "publish_weights", weights_slot, self.handle(weights_slot), workers=[worker]
+        )
+        return weights_slot
 
     def close(self) -> None:
         """Release the shared memory."""
@@ -145,25 +147,25 @@ class WeightReader:
     def __init__(self, vector: torch.Tensor) -> None:
         """Fill the worker's vector, uint8 ``[nbytes]``."""
         self._vector = vector
-        self._places: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, torch.Tensor] = {}
 
-    def attach(self, place: int, handle: Any) -> None:
-        """Map a place."""
+    def attach(self, weights_slot: int, handle: Any) -> None:
+        """Map a slot."""
         segment = Segment.attach(handle.memory)
         if handle.only_one:
-            self._places.clear()
+            self._slots.clear()
         memory = np.frombuffer(segment.buffer, np.uint8)
-        self._places[place] = torch.from_numpy(memory)
+        self._slots[weights_slot] = torch.from_numpy(memory)
 
-    def pull(self, place: int) -> None:
-        """Copy the weights at a place."""
+    def pull(self, weights_slot: int) -> None:
+        """Copy the weights in a slot."""
         # numpy's copy is faster, but in workers its large copies bypass the caches
         # (by glibc's memcpy), and the policy reads these weights next.
-        self._vector.copy_(self._places[place])
+        self._vector.copy_(self._slots[weights_slot])
 
-    def publish_own(self, place: int) -> None:
-        """Write the worker's own weights to a place, for all workers to read."""
-        self._places[place].copy_(self._vector)
+    def publish_own(self, weights_slot: int) -> None:
+        """Write the worker's own weights to a slot, for all workers to read."""
+        self._slots[weights_slot].copy_(self._vector)
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:

@@ -440,8 +440,8 @@ class StopsWhileCopying:
     def __call__(self) -> CountingEnv:
         request, waits = self.request, self.waits
 
-        def pull(self: WeightReader, place: int) -> None:
-            target, source = self._vector, self._places[place]
+        def pull(self: WeightReader, weights_slot: int) -> None:
+            target, source = self._vector, self._slots[weights_slot]
             half = len(target) // 2
             target[:half] = source[:half]
             if request.exists():
