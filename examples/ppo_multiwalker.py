@@ -4,16 +4,22 @@
     python examples/ppo_multiwalker.py                   # IPPO
     python examples/ppo_multiwalker.py --critic central  # MAPPO
     python examples/ppo_multiwalker.py --actors 2        # on a local Ray: extra "ray"
+    torchrun --nproc-per-node 2 examples/ppo_multiwalker.py  # ranks that learn together
 
+Each rank collects in workers of its own, and torch's DDP averages the gradients. All
+ranks together collect what one process with all workers would.
 Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. For a video:
 ``marl-collect render multiwalker_v9 --policy FOLDER/policy.pt``.
 """
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from marl_collect import MultiSyncCollector, RayCollector, describe, evaluate
 from marl_collect.envs import PettingZooEnv
@@ -23,8 +29,8 @@ from marl_collect.training.run_folder import write_table
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--critic", choices=["own", "central"], default="own")
-parser.add_argument("--frames", type=int, default=500_000)
-parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
+parser.add_argument("--frames", type=int, default=500_000, help="of all ranks")
+parser.add_argument("--batch", type=int, default=4_000, help="frames of all ranks")
 parser.add_argument("--minibatch", type=int, default=1_000, help="frames")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--lr", type=float, default=3e-4)
@@ -45,6 +51,12 @@ except ImportError as error:
     install = 'pip install "marl-collect[pettingzoo,compare]"'
     raise SystemExit(f"{error}: {install}") from error
 
+# torchrun sets both; nccl is the backend if each rank has a GPU.
+rank, ranks = (
+    int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1"))
+)
+if ranks > 1:
+    dist.init_process_group("gloo")
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
@@ -55,8 +67,6 @@ description = describe(make_env)
 network = {"num_cells": (128, 128), "agent_ids": True}
 policy = make_policy(description, **network)
 critic = make_critic(description, centralised=args.critic == "central", **network)
-parameters = [*policy.parameters(), *critic.parameters()]
-optimizer = torch.optim.Adam(parameters, lr=args.lr, eps=1e-5)
 
 
 def estimate(data):
@@ -84,22 +94,31 @@ def estimate(data):
     data[group, "advantage"] = (advantage - advantage.mean()) / advantage.std()
 
 
-def loss_of(minibatch):
-    """Return the clipped policy loss plus the critic's squared error."""
-    log_prob = policy.get_dist(minibatch).log_prob(minibatch[group, "action"])
-    ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
-    advantage = minibatch[group, "advantage"].squeeze(-1)
-    clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
-    gain = torch.min(ratio * advantage, clipped * advantage).mean()
-    value = critic(minibatch)[group, "state_value"]
-    return 0.5 * (value - minibatch[group, "target"]).square().mean() - gain
+class Loss(torch.nn.Module):
+    """The clipped policy loss plus the critic's squared error."""
+
+    def __init__(self):
+        super().__init__()
+        self.networks = torch.nn.ModuleList([policy, critic])
+
+    def forward(self, minibatch):
+        """Return the loss of some frames."""
+        log_prob = policy.get_dist(minibatch).log_prob(minibatch[group, "action"])
+        ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
+        advantage = minibatch[group, "advantage"].squeeze(-1)
+        clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+        gain = torch.min(ratio * advantage, clipped * advantage).mean()
+        value = critic(minibatch)[group, "state_value"]
+        return 0.5 * (value - minibatch[group, "target"]).square().mean() - gain
 
 
+loss_of = Loss() if ranks == 1 else DistributedDataParallel(Loss())
+optimizer = torch.optim.Adam(loss_of.parameters(), lr=args.lr, eps=1e-5)
 options = {
-    "frames_per_batch": args.batch,
-    "total_frames": args.frames,
+    "frames_per_batch": args.batch // ranks,
+    "total_frames": args.frames // ranks,  # So all ranks have as many batches.
     "envs_per_worker": 8,
-    "seed": args.seed,
+    "seed": args.seed,  # One for all: ranks have different environments.
 }
 
 
@@ -132,25 +151,29 @@ with (
         data = batch.clone()
         estimate(data)
         flat = data.exclude("next").reshape(-1)
-        left = 1 - collector.frames / (args.frames + args.batch)
+        left = 1 - ranks * collector.frames / (args.frames + args.batch)
         optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.epochs):
             for index in torch.randperm(len(flat)).split(args.minibatch):
-                loss = loss_of(flat[index])
                 optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+                loss_of(flat[index]).backward()  # DDP averages over the ranks.
+                torch.nn.utils.clip_grad_norm_(loss_of.parameters(), 0.5)
                 optimizer.step()
         collector.update_policy_weights_()
-        stats = collector.stats()
+        stats = collector.stats(all_ranks=ranks > 1)
         mean = stats.get("mean_agent_return", float("nan"))
-        rows.append((collector.frames, mean, random.mean_agent_return))
-        checkpoint.print(
-            f"{collector.frames:>9,} frames, return per walker {mean:8.2f}"
-        )
-        write_table(args.out, [("frames", "return_per_agent", "random"), *rows])
+        rows.append((stats["frames"], mean, random.mean_agent_return))
+        if rank == 0:
+            checkpoint.print(
+                f"{stats['frames']:>9,} frames, return per walker {mean:8.2f}"
+            )
+            write_table(args.out, [("frames", "return_per_agent", "random"), *rows])
         checkpoint.batch_done()
 
+if ranks > 1:
+    dist.destroy_process_group()
+if rank > 0:
+    raise SystemExit
 save_policy(args.out / "policy.pt", policy, description, **network)
 
 frames, *curves = zip(*rows, strict=True)

@@ -312,11 +312,14 @@ def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
     done = run_python(
         *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
         *["--local-addr", "127.0.0.1"],  # The host's name may not be resolved.
-        Path(__file__).parents[2] / "examples" / "ddp_ppo.py",
-        *["--frames", "320", "--batch", "160", "--minibatches", "1", "--epochs", "1"],
+        Path(__file__).parents[2] / "examples" / "ppo_multiwalker.py",
+        *["--frames", "320", "--batch", "160", "--minibatch", "80", "--epochs", "1"],
+        *["--workers", "1", "--out", str(tmp_path)],
         cwd=tmp_path,
         interpreter=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "random actions" in done.stdout
-    assert "320 frames, return per walker" in done.stdout
+    assert done.stdout.count("320 frames, return per walker") == 1
+    rows = (tmp_path / "progress.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["frames", "160", "320"]
+    assert (tmp_path / "policy.pt").exists()
