@@ -9,7 +9,9 @@ from support.scripts import run_python
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "environments.md").read_text()
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "environments.md").read_text()
+TUTORIAL = (DOCS / "tutorials" / "own_environment.md").read_text()
 RECIPE = PAGE.partition("## Recipe: an environment family")[2].partition("\n## ")[0]
 
 
@@ -23,9 +25,7 @@ def installed(tmp_path: Path) -> Path:
     entry = re.search(r"```toml\n\[project\.entry-points\.(.*?)```", RECIPE, re.S)
     assert entry is not None
     assert sum(text.count("\n") for text in files.values()) <= 20
-    (world,) = re.findall(
-        r"```python\n([^`]*class Meet\(ParallelEnv\).*?)```", PAGE, re.S
-    )
+    (world,) = re.findall(r"```python\n([^`]*class Race\(.*?)```", TUTORIAL, re.S)
     files["gridline/world.py"] = world
     (tmp_path / "gridline").mkdir()
     (tmp_path / "gridline" / "__init__.py").touch()
@@ -50,23 +50,23 @@ def test_a_new_family_is_listed_found_and_passes_check_env(installed: Path) -> N
     code = """
 from marl_collect import check_env
 from marl_collect.cli.tasks import available_tasks, find_factory
-assert available_tasks()["gridline/meet"] == ""
-for name in ("meet", "gridline/meet"):
-    check_env(find_factory(name, {"size": 4}), episodes=2)
+assert available_tasks()["gridline/race"] == ""
+for name in ("race", "gridline/race"):
+    check_env(find_factory(name, {"goal": 4}), episodes=2)
 try:
-    find_factory("gridline/met", {})
+    find_factory("gridline/rac", {})
 except ValueError as error:
     print(error)
 """
-    assert "Did you mean gridline/meet" in _run(installed, code)
+    assert "Did you mean gridline/race" in _run(installed, code)
 
 
 def test_the_command_line_collects_from_a_new_family(installed: Path) -> None:
     code = """
 from typer.testing import CliRunner
 from marl_collect.cli.main import app
-done = CliRunner().invoke(app, ["info", "gridline/meet"])
+done = CliRunner().invoke(app, ["info", "gridline/race"])
 assert done.exit_code == 0, done.output
 print(done.output)
 """
-    assert "gridline/meet" in _run(installed, code)
+    assert "gridline/race" in _run(installed, code)
