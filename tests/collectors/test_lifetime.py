@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
@@ -73,29 +73,11 @@ def test_an_iterator_keeps_its_collector_alive(
     batches = iter(collector)
     del collector
     batch = next(batches)
+    before = batch.clone()
     assert alive() is not None
     del batches
     assert alive() is None
-    assert batch["next", "done"].any() in (
-        True,
-        False,
-    )  # Still valid after the collector.
-
-
-@every_mode
-def test_a_collector_that_failed_is_freed_when_its_error_is(
-    kind: Any, options: dict[str, Any]
-) -> None:
-    def fails() -> CountingEnv:
-        return CountingEnv(fault=Fault("raise", at=3, repeat=True))
-
-    if options.get("on_worker_failure"):
-        options = {}
-    collector = kind([fails] * 2, frames_per_batch=20, **options)
-    with pytest.raises(CountingError):
-        collector.next()
-    pids = getattr(collector, "worker_pids", ())
-    assert not any(map(psutil.pid_exists, pids))
+    assert (batch == before).all()  # Still valid after the collector.
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])

@@ -188,9 +188,6 @@ def test_a_buffer_gets_whole_batches(kind: Any) -> None:
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "preloaded_well.py").write_text("import os\npid = os.getpid()\n")
-    (tmp_path / "preloaded_threads.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
-    )
     return tmp_path
 
 
@@ -213,17 +210,6 @@ def test_preloaded_modules_are_imported_once(kind: Any) -> None:
         assert importers == collector.getattr_env("parent")
         assert importers[0] == importers[1]
         assert collector.next().shape[-1] > 0
-
-
-@pytest.mark.usefixtures("modules")
-def test_a_preloaded_module_must_not_start_threads() -> None:
-    with pytest.raises(RuntimeError, match="'preloaded_threads' started 1 thread"):
-        MultiSyncCollector(
-            CountingEnv,
-            num_workers=1,
-            frames_per_batch=9,
-            preload=["preloaded_threads"],
-        )
 
 
 class OneThread(Level):
@@ -378,19 +364,17 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@every_kind
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_typical_combinations_of_options(kind: Any, name: str) -> None:
+def test_typical_combinations_of_options_in_async_workers(name: str) -> None:
+    """The oracle draws the combinations of the other collectors."""
     options = dict(COMBINATIONS[name])
-    if kind is Collector:
-        options.pop("on_worker_failure", None)  # It has no workers.
     buffer = None
     if "replay_buffer" in options:
         storage = LazyTensorStorage(1000)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=8)
         options["replay_buffer"] = buffer
     policy = make_policy(CountingEnv(action_mask=True), num_cells=(4,))
-    collector = kind(
+    collector = MultiAsyncCollector(
         partial(CountingEnv, action_mask=True),
         policy,
         num_workers=2,

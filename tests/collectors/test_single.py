@@ -45,22 +45,6 @@ def test_shapes_dtypes_and_names() -> None:
     assert ("hunter", "reward") not in batch.keys(True)
 
 
-def test_a_held_batch_is_never_overwritten() -> None:
-    running = collector(frames=8, total_frames=None)
-    batches: list[Any] = []
-    copies: list[Any] = []
-
-    def hold(count: int) -> None:
-        for _ in range(count):
-            batches.append(running.next())
-            copies.append(batches[-1].clone())
-
-    with pytest.warns(UserWarning, match="batches are held"):
-        hold(5)
-    for batch, copy in zip(batches, copies, strict=True):
-        assert (batch == copy).all()
-
-
 def test_one_tensor_of_a_batch_keeps_its_slot() -> None:
     running = collector(frames=8, total_frames=None)
     batch = running.next()
@@ -120,16 +104,6 @@ def test_total_frames_are_collected_and_counted() -> None:
 def test_rounding_up_causes_a_warning() -> None:
     with pytest.warns(UserWarning, match="rounded up to 42"):
         Collector([CountingEnv] * 3, frames_per_batch=40)
-
-
-def test_a_second_loop_continues_after_the_first() -> None:
-    running = collector(frames=8, total_frames=80)
-    expected = [b.clone() for b in collector(frames=8, total_frames=80)]
-    for batch in running:
-        assert (batch == expected[0]).all()
-        break
-    for batch, copy in zip(running, expected[1:], strict=True):
-        assert (batch == copy).all()
 
 
 @pytest.mark.parametrize(
@@ -205,11 +179,6 @@ def test_training_causes_no_warning_because_the_module_itself_acts() -> None:
         with torch.no_grad():
             module.inner.module.weight += 1
     assert running.explain()
-
-
-def test_endless_collector_has_no_length() -> None:
-    with pytest.raises(TypeError, match="no length"):
-        len(collector(total_frames=None))
 
 
 def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:

@@ -9,7 +9,6 @@ import pickle
 import re
 import signal
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,20 +147,6 @@ def ids_of(collector: Any, batches: int) -> set[int]:
     for _ in range(batches):
         ids |= set(collector.next()["collector", "traj_ids"].flatten().tolist())
     return ids
-
-
-@pytest.mark.torchrl_defect("D15")
-@every_kind
-def test_equal_factories_make_environments_that_differ(kind: Any) -> None:
-    factory = partial(CountingEnv, deaths=False)
-    with kind([factory] * 3, frames_per_batch=3, seed=0) as collector:
-        seeds: dict[int, float] = {}
-        while len(seeds) < 3:
-            batch = collector.next()
-            environments = (batch["collector", "traj_ids"][:, 0] >> 32).tolist()
-            first = batch["hunter", "observation"][:, 0, 0, 3].tolist()
-            seeds |= dict(zip(environments, first, strict=True))
-        assert len(set(seeds.values())) == 3
 
 
 @pytest.mark.torchrl_defect("D17")

@@ -133,15 +133,3 @@ def test_the_start_of_processes_has_its_own_limit(
         )
     with env:
         env.rollout(2)
-
-
-def test_the_same_seed_gives_a_collector_in_this_process_the_same_data() -> None:
-    """Row 33; seed 0 is not special."""
-    first, repeated, other = (
-        Collector([CountingEnv] * 2, frames_per_batch=40, seed=seed).next().clone()
-        for seed in (0, 0, 1)
-    )
-    assert (first == repeated).all()
-    assert not (first == other).all()
-    rows = first["hunter", "observation"]
-    assert not torch.equal(rows[0], rows[1])

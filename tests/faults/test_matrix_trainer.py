@@ -1,6 +1,5 @@
 """Rows of the fault matrix about the trainer: exit, fork, threads, lost references."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -348,18 +347,6 @@ def test_after_shutdown_inside_the_loop_the_next_batch_raises_an_error(
         next(batches)
     assert all(map(gone, pids))
     assert (batch["hunter", "observation"] == observations).all()
-
-
-@every_kind
-def test_a_forgotten_collector_ends_its_workers(kind: Any) -> None:
-    collector = kind([CountingEnv] * 2, frames_per_batch=20)
-    batch = collector.next()
-    copy = batch.clone()
-    pids = collector.worker_pids
-    del collector
-    gc.collect()
-    wait_until_gone(pids)
-    assert (batch == copy).all()
 
 
 def test_several_collectors_work_at_once_and_in_threads() -> None:

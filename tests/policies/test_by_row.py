@@ -379,16 +379,3 @@ def test_policies_built_by_hand(all_rows: Any) -> None:
         return {"main": by_hand(0), "rival": by_hand(1)}
 
     same(collect(alone(images, build()), 1), collect(all_rows(images, build()), 1))
-
-
-@pytest.mark.usefixtures("all_worth_it")
-def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
-    def begin() -> Any:
-        return alone(plain, two(plain, recurrent="gru"))
-
-    with begin() as uninterrupted, begin() as resumed:
-        for _ in range(2):
-            uninterrupted.next()
-        resumed.load_state_dict(uninterrupted.state_dict())
-        for _ in range(2):
-            same(resumed.next(), uninterrupted.next())
