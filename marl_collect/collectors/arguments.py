@@ -42,6 +42,46 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
     return [operator.index(index) for index in listed]
 
 
+def listed_environments(
+    environments: Sequence[int] | None, number: int
+) -> tuple[int, ...]:
+    """Return the indices of chosen environments in order; None chooses all.
+
+    Raises:
+        IndexError: if there are fewer environments.
+    """
+    if environments is None:
+        return tuple(range(number))
+    chosen = sorted({operator.index(index) for index in environments})
+    if chosen and not 0 <= chosen[0] <= chosen[-1] < number:
+        raise IndexError(
+            f"environments must be indices from 0 to {number - 1}, but are "
+            f"{list(environments)}."
+        )
+    return tuple(chosen)
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of an argument that ``torch.load`` reads without running code.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if type(value) is dict:
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    raise TypeError(
+        "Arguments of call_env() are stored in state_dict(), so they must be numbers, "
+        f"strings, None, lists, tuples or dicts, but one is a {type(value).__name__}: "
+        f"{value!r:.100}."
+    )
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -13,6 +13,8 @@ from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
 from marl_collect.errors import warn
+from marl_collect.parallel_env.joint import check_name
+from marl_collect.rollout.env_calls import calls_of
 from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
@@ -57,6 +59,7 @@ def unpack(
 
     Raises:
         KeyError: if the mapping is not the state of a collector.
+        AttributeError: if it has a call of a method that is not public.
         ValueError: if its weights do not fit this policy.
     """
     if not description.repeats:
@@ -73,6 +76,8 @@ def unpack(
         )
     _check_weights(state_dict, weights)
     workers = [_restored(worker) for worker in state_dict["workers"]]
+    for call in (call for worker in workers for call in calls_of(worker["calls"])):
+        check_name("state", call.name)
     if description.repeats and any(_lacks_actions(w).any() for w in workers):
         warn(ACTIONS_DISCARDED.format(description.name))
     return workers

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.buffers.layout import Layout
-from marl_collect.collectors.arguments import chosen_workers, listed_workers
+from marl_collect.collectors.arguments import (
+    chosen_workers,
+    listed_environments,
+    listed_workers,
+    plain,
+)
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
     check_numbering,
@@ -27,12 +32,14 @@ from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
+from marl_collect.parallel_env.joint import check_name
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
     ERROR_CLOSE_SECONDS,
     close_after,
 )
 from marl_collect.programs.notebooks import statistics
+from marl_collect.rollout.env_calls import EnvCall
 
 
 class Source(Protocol):
@@ -90,6 +97,14 @@ class Source(Protocol):
 
     def attribute(self, owner: str, name: str) -> list[Any]:
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
+        ...
+
+    def call_env(self, call: EnvCall) -> list[Any]:
+        """Call a method in environments, whose rows count over all workers.
+
+        Returns:
+            A result for each environment, or one for each simulator, in their order.
+        """
         ...
 
     def explain(self) -> list[str]:
@@ -516,6 +531,52 @@ class CollectorBase:
         """Return attribute ``name`` of every worker's environments."""
         with self._asking():
             return self._source.attribute("env", name)
+
+    @final
+    def call_env(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        environments: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call a method of the environments, between two batches.
+
+        It acts from the next batch on, but not in batches that workers are collecting
+        already, with ``prefetch`` and in a ``MultiAsyncCollector``: there it acts from
+        the batch after that one.
+
+        The call is part of ``state_dict``. A collector that loads the state makes it
+        again, before the same frame of a running episode, and so does a worker that
+        replaces another one. So the method should set what it changes: calling it once
+        more must not matter.
+
+        Args:
+            name: of the method.
+            args: its arguments: numbers, strings, None, and lists, tuples and dicts of
+                them.
+            environments: rows of a batch of all environments; None for all. The worlds
+                of a ``BatchedEnv`` share one simulator, so they are called together.
+            kwargs: its keyword arguments, like ``args``.
+
+        Returns:
+            What the method returned in each environment, or in each simulator, in the
+            order of the environments.
+
+        Raises:
+            AttributeError: the environments do not have the method, or it steps them.
+            IndexError: there is no such environment.
+            TypeError: an argument is of another kind.
+            ValueError: only some worlds of a simulator are chosen.
+            Exception: what the method raised. It was called in the other environments,
+                and the collector stays usable.
+        """
+        check_name(type(self).__name__, name, "The collector resets and steps them.")
+        with self._asking():
+            rows = listed_environments(environments, sum(self._source.sizes))
+            call = EnvCall(rows, name, plain(args), plain(kwargs))
+            return self._source.call_env(call) if rows else []
 
     @final
     def getattr_policy(self, name: str) -> Any:

@@ -39,6 +39,7 @@ from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import make_rollout
+from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter
 
@@ -201,6 +202,16 @@ class OwnRollout:
         if owner == "policy":
             return [getattr(self._policy.module, name)]
         return self._engine.attribute(name)
+
+    def call_env(self, call: EnvCall) -> list[Any]:
+        """Call a method of environments; see ``Source``."""
+        outcomes = self._rollout.call_env(call)
+        for row, (_, error) in zip(call.rows, outcomes, strict=False):
+            if error is not None:
+                number = self._rollout.plan.environments[row]
+                error.add_note(f"The error was raised by environment {number}.")
+                raise error
+        return [value for value, _ in outcomes]
 
     def metrics(self) -> dict[str, Any]:
         """Return entries of ``stats()`` in addition to ``statistics``."""

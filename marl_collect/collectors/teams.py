@@ -23,6 +23,7 @@ from marl_collect.collectors.workers import Workers
 from marl_collect.core.description import Key
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import result
+from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import EndedEpisodes
 
 
@@ -323,6 +324,18 @@ class Teams:
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
         replies = self._workers.call("attribute", owner, name)
         return [result(reply, index) for index, reply in enumerate(replies)]
+
+    def call_env(self, call: EnvCall) -> list[Any]:
+        """Call a method of environments; see ``Source``."""
+        calls: dict[int, EnvCall] = {}
+        ends = accumulate(self.sizes)
+        for worker, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
+            part = call.in_rows(range(end - size, end))
+            if part.rows:
+                calls[worker] = part
+        replies = self._workers.call_env(calls)
+        pairs = zip(calls, replies, strict=True)
+        return [result(reply, worker) for worker, of in pairs for reply in of]
 
 
 @final

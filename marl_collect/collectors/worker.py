@@ -3,6 +3,7 @@
 See ``marl_collect.collectors.messages`` for the order of the calls.
 """
 
+import os
 import time
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ from marl_collect.core.description import Key
 from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
 from marl_collect.core.seeding import seed_global_generators
-from marl_collect.errors import worker_error_of
+from marl_collect.errors import Failure, worker_error_of
 from marl_collect.processes.context import Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
@@ -34,6 +35,7 @@ from marl_collect.processes.status_board import (
     fence,
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
+from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 
@@ -269,6 +271,24 @@ class RolloutWorker:
         if owner == "policy":
             return attempt(getattr, self._policy.module, name)
         return attempt(self.engine.attribute, name)
+
+    def call_env(self, call: EnvCall) -> list[bytes | Raised]:
+        """Call a method of environments; return their results, see ``Rollout``."""
+        environments = self._plan.environments
+        try:
+            outcomes = self._rollout.call_env(call)
+        except ValueError as error:
+            outcomes = [(None, error)]
+        return [
+            attempt(lambda value: value, value)
+            if error is None
+            else Raised(
+                Failure.capture(
+                    error, os.getpid(), environment=environments[call.rows[k]]
+                )
+            )
+            for k, (value, error) in enumerate(outcomes)
+        ]
 
     def _seed_generators(self, seed: int) -> None:
         """Seed the global generators of this process."""

@@ -44,10 +44,11 @@ from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import PolicySignature, check_same_signature
 from marl_collect.errors import WorkerError, warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
-from marl_collect.processes.context import Call
+from marl_collect.processes.context import Call, Raised, result
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import WorkerProgress
+from marl_collect.rollout.env_calls import EnvCall, calls_of, returned
 from marl_collect.rollout.episodes import Plan
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.shared import SharedVector
@@ -277,12 +278,28 @@ class Workers:
             zip(self._members, states, strict=True)
         ):
             member.running = running[index]
+            member.calls = calls_of(state["calls"])
             self._seed, generation = state["seed"], state["generation"]
             member.plan = replace(member.plan, seed=self._seed, generation=generation)
             if index not in fresh:
                 self.statistics.cut_resumed(
                     member.plan.environments, state, running[index]
                 )
+
+    def call_env(self, calls: Mapping[int, EnvCall]) -> list[list[bytes | Raised]]:
+        """Let each of these workers call a method of its environments.
+
+        A worker that replaces one of them later calls it too.
+        """
+        replies = self.call_each(
+            "call_env", {worker: (call,) for worker, call in calls.items()}
+        )
+        for (worker, call), results in zip(calls.items(), replies, strict=True):
+            made = returned(call, [isinstance(reply, Raised) for reply in results])
+            if made.rows:
+                member = self._members[worker]
+                member.calls = [c for c in member.calls if c != made] + [made]
+        return replies
 
     def play(self, seed: int, seeds: Sequence[tuple[int, ...]]) -> None:
         """Let each environment begin with episodes of these seeds.
@@ -552,12 +569,14 @@ class Workers:
         member = self._members[worker]
         member.is_heavy = False
         self.statistics.recycled += 1
+        calls, member.calls = member.calls, []  # The state has them.
         try:
             self._restart([worker])
             self._renew(worker)
         except Exception as error:  # noqa: BLE001 - raised again, or handled
             self._replace_or_raise(error)
         (member.running,) = self.call("load", state, False, workers=[worker])
+        member.calls = calls
         self.statistics.cut_resumed(member.plan.environments, state, member.running)
         warn_if_not_resumed(self.description, [state], member.running)
 
@@ -573,6 +592,11 @@ class Workers:
         check_same_signature(self._signature, reply.signature, who)
         self.weights.use(worker, reply.layout)
         member.explanation = reply.explanation
+        for call in member.calls:
+            self._send(worker, "call_env", call)
+            (results,) = self._first_replies([worker])
+            for again in results:
+                result(again, worker)
         for slot, arguments in list(member.slots.items()):
             if arguments[1].exists():
                 self._send(worker, "use_slot", *arguments)
@@ -597,6 +621,7 @@ class _Member:
         is_heavy: whether it is to be replaced, because it has grown too large.
         failures: how often it was restarted since its last batch.
         explanation: how its policy runs.
+        calls: that were made in its environments.
     """
 
     assignment: messages.Assignment
@@ -609,6 +634,7 @@ class _Member:
     is_heavy: bool = False
     failures: int = 0
     explanation: str = ""
+    calls: list[EnvCall] = field(default_factory=list)
 
 
 def _assign(

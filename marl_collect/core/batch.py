@@ -5,7 +5,7 @@ environments in other processes, and ``WorldBatch`` for a simulator of many worl
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
@@ -117,6 +117,12 @@ class EnvBatch(abc.ABC):
         """Return an attribute of every environment."""
 
     @abc.abstractmethod
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of one environment, or of the simulator of all worlds."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Release all resources. May be called twice."""
 
@@ -197,6 +203,12 @@ class SerialBatch(EnvBatch):
     def attribute(self, name: str) -> "list[Any]":
         """Return an attribute of every environment."""
         return [getattr(env, name) for env in self._envs]
+
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of one environment."""
+        return getattr(self._envs[index], name)(*args, **kwargs)
 
     def close(self) -> None:
         """Close every environment, even if one of them raises."""

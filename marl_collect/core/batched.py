@@ -361,6 +361,13 @@ class WorldBatch(EnvBatch):
         return [getattr(self._env, name)]
 
     @override
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        del index
+        return getattr(self._env, name)(*args, **kwargs)
+
+    @override
     def close(self) -> None:
         self._env.close()
 

@@ -271,6 +271,13 @@ class _WrappedWorlds(EnvBatch):
         return [getattr(self._wrapper, name)]
 
     @override
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        del index
+        return getattr(self._wrapper, name)(*args, **kwargs)
+
+    @override
     def close(self) -> None:
         self._wrapper.close()
 

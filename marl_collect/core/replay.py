@@ -102,6 +102,7 @@ def replay(
     *,
     reset: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     stepping: Callable[[], None] = lambda: None,
+    calling: Callable[[int], None] = lambda _: None,
 ) -> list[int]:
     """Replay the episodes of several environments at the same time.
 
@@ -115,6 +116,7 @@ def replay(
         episodes: of any of the environments.
         reset: resets environments, by their indices and seeds; None for the engine's.
         stepping: called before each step.
+        calling: called with the number of steps that are left, after the resets.
 
     Returns:
         The environments whose replay did not end at the recorded frame. Their state is
@@ -127,10 +129,12 @@ def replay(
     try:
         for frame in range(playing.length):
             playing.begin(frame)
+            calling(playing.length - frame)
             if playing.act(frame):
                 stepping()
                 playing.step(frame)
         playing.begin(playing.length)
+        calling(0)
     except Exception as error:
         error.add_note(
             "The error was raised while a recorded episode was replayed from its seed "

@@ -1,6 +1,6 @@
 """Environments in other processes, stepped through shared memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.batch import EnvBatch
@@ -141,6 +141,14 @@ class ParallelBatch(EnvBatch):
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
         return self.call_on_each(value_of, name)
+
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of one environment."""
+        rows = [self._rows[index]]
+        (value,) = self._call_on_rows(rows, call_method, name, args, kwargs)
+        return value
 
     def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return ``function(env, *arguments)`` of every environment.

@@ -134,12 +134,13 @@ class JointEnvs(TensorDictEnv):
         """Return ``function(env, *arguments)`` of every environment."""
 
 
-def check_name(batch: str, name: str) -> None:
+def check_name(batch: str, name: str, instead: str = STEPPING_SOME) -> None:
     """Check that environments may be asked for an attribute.
 
     Args:
         batch: class of the batch, for error messages.
         name: of the attribute.
+        instead: what to do instead of stepping some environments.
 
     Raises:
         AttributeError: the name is private, or that of a method that steps.
@@ -149,8 +150,7 @@ def check_name(batch: str, name: str) -> None:
         raise AttributeError(f"{batch} has no attribute {name!r}")
     if name in _STEPPING:
         raise AttributeError(
-            f"{name!r} cannot be used on single environments of a {batch}. "
-            f"{STEPPING_SOME}"
+            f"{name!r} cannot be used on single environments of a {batch}. {instead}"
         )
 
 

@@ -16,6 +16,7 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
+from marl_collect.rollout.env_calls import EnvCall, Outcome, joined, part_of
 from marl_collect.rollout.episodes import EndedEpisodes, Plan
 from marl_collect.rollout.loop import (
     Arrays,
@@ -97,6 +98,15 @@ class AlternatingRollout:
             if within:
                 rollout.reset(within)
 
+    def call_env(self, call: EnvCall) -> list[Outcome]:
+        """Call a method of some environments; see ``Rollout.call_env``."""
+        return [
+            outcome
+            for rows, rollout in zip(self._rows, self._rollouts, strict=True)
+            if (part := call.in_rows(range(rows.start, rows.stop))).rows
+            for outcome in rollout.call_env(part)
+        ]
+
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""
         for rollout in self._rollouts:
@@ -151,6 +161,10 @@ class AlternatingRollout:
         actions = [EpisodeActions(**state["actions"]) for state in states]
         return states[0] | {
             "actions": vars(EpisodeActions.join(actions)),
+            "calls": joined(
+                [state["calls"] for state in states],
+                [rows.start for rows in self._rows],
+            ),
             **{key: _joined([state[key] for state in states]) for key in _BY_ROW},
         }
 
@@ -158,11 +172,10 @@ class AlternatingRollout:
         """Continue from ``state``, also from that of a single rollout."""
         actions = EpisodeActions(**state["actions"])
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            arrays = {key: _part(state[key], rows) for key in _BY_ROW}
-            part_actions = actions.take(np.arange(rows.start, rows.stop))
-            rollout.load(
-                {**state, **arrays, "actions": vars(part_actions)}, fresh=fresh
-            )
+            part = {key: _part(state[key], rows) for key in _BY_ROW}
+            part["actions"] = vars(actions.take(np.arange(rows.start, rows.stop)))
+            part["calls"] = part_of(state["calls"], range(rows.start, rows.stop))
+            rollout.load({**state, **part}, fresh=fresh)
 
 
 _BY_ROW = ("environments", "generators", "carried", "is_init", "assigned")

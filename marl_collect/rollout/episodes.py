@@ -194,6 +194,11 @@ class RunningEpisodes:
         """Whether every environment has an episode."""
         return self._begun
 
+    @property
+    def longest(self) -> int | None:
+        """Frames of the longest running episode; None if none has begun."""
+        return int(self._lengths.max()) if self._begun else None
+
     def begin(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Start new episodes and return the seeds to reset with."""
         self._begun = True

@@ -6,7 +6,7 @@ see ``marl_collect.buffers.frame_writer``.
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -28,6 +28,7 @@ from marl_collect.policies.runner import (
     states_of,
 )
 from marl_collect.rollout.action_check import action_check
+from marl_collect.rollout.env_calls import CallLog, EnvCall, Outcome, returned
 from marl_collect.rollout.episodes import (
     NEVER,
     EndedEpisodes,
@@ -103,6 +104,7 @@ class Rollout:
         engine.bind(self._memory)
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self._calls = CallLog()
         self._reset_seconds = 0.0
         # Seeds of environments that are reset already; -1 for others.
         self._early_seeds: NDArray[np.int64] | None = None
@@ -145,6 +147,55 @@ class Rollout:
         repeats = self._description.repeats
         self._compared = list(self._description.observed()) if repeats else []
 
+    def call_env(self, call: EnvCall) -> list[Outcome]:
+        """Call a method of some environments, between two slots.
+
+        Returns:
+            A result for each environment, or one for all worlds of a simulator.
+
+        Raises:
+            ValueError: for only some of the worlds of a simulator.
+        """
+        if self._engine.one_simulator and len(call.rows) < self._engine.size:
+            raise ValueError(
+                f"The {self._engine.size} worlds of {self._description.name} are one "
+                "simulator, whose methods are called for all of them."
+            )
+        self._early_seeds = None  # The call may change what a reset does.
+        self._make_pending()
+        outcomes = self._make(call)
+        made = returned(call, [error is not None for _, error in outcomes])
+        if made.rows:
+            self._calls.add(made, longest=self._episodes.longest)
+        return outcomes
+
+    def _make(self, call: EnvCall) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        rows = call.rows[:1] if self._engine.one_simulator else call.rows
+        for row in rows:
+            try:
+                value = self._engine.call(row, call.name, call.args, call.kwargs)
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                outcomes.append((None, error))
+            else:
+                outcomes.append((value, None))
+        return outcomes
+
+    def _make_again(self, calls: Iterable[EnvCall]) -> None:
+        """Make calls that were made before, in another process or an earlier one."""
+        for call in calls:
+            for _, error in self._make(call):
+                if error is not None:
+                    error.add_note(f"The call of {call.name}() was made once more.")
+                    raise error
+
+    def _make_pending(self) -> None:
+        """Make the calls that a loaded state has after its next slot."""
+        pending, self._calls.pending = self._calls.pending, []
+        self._make_again(pending)
+        for call in pending:
+            self._calls.add(call, longest=self._episodes.longest)
+
     def explain(self) -> str:
         """Return how actions are computed, and why."""
         explained = self._policy.explain()
@@ -155,6 +206,7 @@ class Rollout:
     def reset(self, indices: Sequence[int] | None = None) -> None:
         """Begin a new episode in all environments, or in those of ``indices``."""
         rows = range(self._engine.size) if indices is None else indices
+        self._calls.began()
         self._begin(np.array(rows, np.int64))
 
     @property
@@ -287,6 +339,8 @@ class Rollout:
             slot["next", *VERSION].fill(version)
         writer.close(end)
         self._last = writer.last
+        self._calls.passed(end)
+        self._make_pending()
         return ended
 
     def _end_episodes(
@@ -338,6 +392,7 @@ class Rollout:
             "generation": self._episodes.plan.generation,
             "environments": self._episodes.state() | {"frame": now},
             "actions": self._episodes.mark(),
+            "calls": self._calls.mark(),
             "generators": self._generators.mark(),
             "carried": carried,
             "is_init": None if self._is_init is None else self._is_init.copy(),
@@ -359,6 +414,7 @@ class Rollout:
         return {
             **mark,
             "actions": vars(mark["actions"].cut()),
+            "calls": self._calls.state(mark["calls"]),
             "generators": states_of(mark["generators"]),
         }
 
@@ -384,25 +440,36 @@ class Rollout:
         self._generators = Generators(seed, plan.environments, generation)
         self._generators.load(state["generators"])
         self._policy.remember(whether=False)
+        calls = self._calls.load(state["calls"])
+        if calls:
+            self._early_seeds = None
         started = self._episodes.started
-        if fresh or (started and not self._description.repeats):
-            self.reset()
-        elif started:
-            self._replay_running(state, actions)
+        if fresh or not (started and self._description.repeats):
+            self._make_again(call for call, _ in calls)
+            if fresh or started:
+                self.reset()
+        else:
+            self._replay_running(state, actions, calls)
         set_global_generators(state)
 
     def _replay_running(
-        self, state: Mapping[str, Any], actions: EpisodeActions
+        self,
+        state: Mapping[str, Any],
+        actions: EpisodeActions,
+        calls: Sequence[tuple[EnvCall, int | None]],
     ) -> None:
         """Replay the running episodes of a state; begin new ones if that fails."""
         known = self._episodes.recorded(actions, state["environments"]["frame"])
+        longest = max(known.actions.lengths, default=-1)
         self._early_seeds = None
+        self._make_again(c for c, age in calls if age is None or age > longest)
         elsewhere = replay(
             self._engine,
             self._memory,
             known,
             reset=self._reset,
             stepping=self._progress.replaying,
+            calling=lambda left: self._make_again(c for c, age in calls if age == left),
         )
         for key, value in state["carried"].items():
             self._memory[key][...] = value

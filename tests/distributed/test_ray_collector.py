@@ -207,6 +207,8 @@ def test_attributes_of_environments_and_policies_can_be_read(
     pair: RayCollector,
 ) -> None:
     assert [len(actor) for actor in pair.getattr_env("description")] == [2, 2]
+    images = pair.call_env("render", environments=[1, 3])
+    assert [image.ndim for image in images] == [3, 3]
     assert len(pair.explain()) == 2
     assert pair.steps_so_far() >= pair.frames
     with pytest.raises(AttributeError, match="colour"):

@@ -1,0 +1,368 @@
+"""``call_env`` changes environments between batches, and its effect is never lost."""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.worlds import CountingWorlds
+
+from marl_collect import (
+    Collector,
+    EnvDescription,
+    GroupDescription,
+    MultiAgentEnv,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    RandomPolicy,
+)
+from marl_collect.core.flags import Flags
+from marl_collect.errors import WorkerError, worker_error_of
+
+TEAM = GroupDescription(
+    ("left", "right"),
+    spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    spaces.Discrete(3),
+)
+ENVS, FRAMES = 4, 7
+
+
+class Windy(MultiAgentEnv):
+    """Robots that the wind moves in every step. Episodes begin on a height."""
+
+    def __init__(self, length: int = 11, *, repeats: bool = True) -> None:
+        self.repeats, self.length = repeats, length
+        self.wind = 0.0
+        self.height = 0
+
+    @property
+    def description(self) -> EnvDescription:
+        return EnvDescription("windy", {"team": TEAM}, repeats=self.repeats)
+
+    def bind(self, row: Any) -> None:
+        self.row, self.flags = row, Flags(row, self.description)
+
+    def reset_row(self, seed: int) -> None:
+        self.at = np.random.default_rng(seed).normal(size=2) + 100 * self.height
+        self.steps = 0
+        self.flags.clear()
+        self.row["team", "mask"].fill(True)
+        self.look()
+
+    def step_row(self) -> None:
+        self.at = self.at + self.row["team", "action"] - 1 + self.wind
+        self.steps += 1
+        self.row["team", "reward"][...] = self.wind
+        self.look()
+        if self.steps == self.length:
+            self.flags.end_all(terminated=False, truncated=True)
+
+    def look(self) -> None:
+        seen = self.row["team", "observation"]
+        seen[:, 0], seen[:, 1], seen[:, 2] = self.at, self.wind, self.height
+
+    def set_wind(self, wind: float) -> float:
+        before, self.wind = self.wind, wind
+        return before
+
+    def set_height(self, *, height: int) -> int:
+        self.height = height
+        return os.getpid()
+
+    def fail(self, wind: float) -> None:
+        if self.wind == wind:
+            raise OSError(f"no wind of {wind}")
+
+
+def lengths(first: int = 5) -> list[Callable[[], Windy]]:
+    return [partial(Windy, first + 3 * k) for k in range(ENVS)]
+
+
+def collector_of(kind: Any, factories: Any = None, **options: Any) -> Any:
+    factories = lengths() if factories is None else factories
+    return kind(
+        factories,
+        RandomPolicy(),
+        **{"frames_per_batch": ENVS * FRAMES, "seed": 3} | options,
+    )
+
+
+def changing(collector: Any, batches: int, first: int = 0) -> list[Any]:
+    """Return batches, and call methods before each of them."""
+    collected = []
+    for n in range(first, first + batches):
+        collector.call_env("set_wind", n / 4, environments=[0, 3])
+        if n % 3 == 1:
+            collector.call_env("set_height", height=n)
+        collected.append(collector.next().clone())
+    return collected
+
+
+def expect_equal(some: list[Any], others: list[Any]) -> None:
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert (one == other).all()
+
+
+def in_groups(workers: int) -> list[Any]:
+    """Return the factories of as many workers, which differ in their environments."""
+    each = ENVS // workers
+    factories = lengths()
+    return [factories[k * each : (k + 1) * each] for k in range(workers)]
+
+
+def winds(batch: Any) -> Any:
+    return batch["team", "observation"][..., 0, 1]
+
+
+def test_the_next_batch_is_collected_after_the_call() -> None:
+    with collector_of(Collector) as collector:
+        first = collector.next().clone()
+        assert collector.call_env("set_wind", 0.5, environments=[3, 1]) == [0.0, 0.0]
+        assert collector.call_env("set_wind", 2) == [0.0, 0.5, 0.0, 0.5]
+        second = collector.next()
+    assert (winds(first) == 0).all()
+    # The first frame of a batch was observed before.
+    assert (winds(second)[:, 1:] == 2).all()
+    assert (second["next", "team", "reward"] == 2).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_collect_the_same_data(workers: int) -> None:
+    with collector_of(Collector) as collector:
+        expected = changing(collector, 5)
+    factories = lengths()
+    options: dict[str, Any] = {"num_workers": workers} if workers < ENVS else {}
+    if workers < ENVS:
+        options["envs_per_worker"] = ENVS // workers
+        with collector_of(Collector, Windy, num_workers=ENVS) as collector:
+            expected = changing(collector, 5)
+        factories = Windy  # type: ignore[assignment]
+    with collector_of(MultiSyncCollector, factories, **options) as collector:
+        assert collector.call_env("set_wind", 0) == [0.0] * ENVS
+        expect_equal(changing(collector, 5), expected)
+
+
+def test_environments_in_processes_of_their_own() -> None:
+    with collector_of(Collector) as collector:
+        expected = changing(collector, 5)
+    env = partial(ParallelEnv, ENVS, lengths(), groups=2)
+    with collector_of(Collector, env) as collector:
+        expect_equal(changing(collector, 2), expected[:2])
+        state = collector.state_dict()
+        expect_equal(changing(collector, 3, first=2), expected[2:])
+    with collector_of(Collector, env) as collector:
+        collector.load_state_dict(state)
+        expect_equal(changing(collector, 3, first=2), expected[2:])
+
+
+def test_results_are_in_the_order_of_the_environments() -> None:
+    with collector_of(MultiSyncCollector) as collector:
+        for k in range(ENVS):
+            collector.call_env("set_wind", float(k), environments=[k])
+        assert collector.call_env("set_wind", 9) == [0.0, 1.0, 2.0, 3.0]
+        pids = collector.call_env("set_height", height=1)
+        assert pids == list(collector.worker_pids)
+        assert collector.call_env("set_wind", 9, environments=[]) == []
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_error_names_its_environment(kind: Any) -> None:
+    with collector_of(kind) as collector:
+        collector.call_env("set_wind", 3.0, environments=[2])
+        with pytest.raises(OSError, match=r"no wind of 3\.0") as error:
+            collector.call_env("fail", 3.0)
+        if kind is Collector:
+            assert "environment 2" in error.value.__notes__[0]
+        else:
+            cause = worker_error_of(error.value)
+            assert isinstance(cause, WorkerError)
+            assert cause.environment == 2
+        assert (winds(collector.next())[2, 1:] == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "options", "error", "message"),
+    [
+        ("_hidden", (), {}, AttributeError, "_hidden"),
+        ("reset", (), {}, AttributeError, "collector resets"),
+        ("missing", (), {}, AttributeError, "missing"),
+        ("set_wind", (np.zeros(2),), {}, TypeError, "ndarray"),
+        ("set_wind", (1,), {"environments": [4]}, IndexError, "0 to 3"),
+        ("set_wind", (1,), {"environments": [-1]}, IndexError, "0 to 3"),
+    ],
+)
+def test_what_is_refused(
+    name: str, args: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with collector_of(Collector) as collector:
+        with pytest.raises(error, match=message):
+            collector.call_env(name, *args, **options)
+        collector.call_env("set_wind", np.float32(0.5))
+        assert collector.call_env("set_wind", 0) == [0.5] * ENVS
+
+
+def test_a_batch_that_is_being_collected_does_not_see_the_call() -> None:
+    with collector_of(MultiSyncCollector, prefetch=True) as collector:
+        collector.next()
+        collector.call_env("set_wind", 1.0)
+        assert (winds(collector.next()) == 0).all()
+        assert (winds(collector.next())[:, 1:] == 1).all()
+
+
+def test_nor_does_the_batch_of_an_async_worker() -> None:
+    options = {"frames_per_batch": FRAMES, "num_workers": 2}
+    with collector_of(MultiAsyncCollector, Windy, **options) as collector:
+        seen: dict[int, list[Any]] = {0: [], 1: []}
+        for _ in range(2):
+            add(seen, collector.next())
+        collector.call_env("set_wind", 1.0)
+        before = [len(batches) for batches in seen.values()]
+        while min(map(len, seen.values())) < 5:
+            add(seen, collector.next())
+    for batches, count in zip(seen.values(), before, strict=True):
+        # At most one batch was in progress, and one was waiting for its delivery.
+        still = [bool((batch == 0).all()) for batch in batches]
+        changed = still.index(False)
+        assert count <= changed <= count + 1
+        assert all((batch[:, 1:] == 1).all() for batch in batches[changed:])
+
+
+def add(seen: dict[int, list[Any]], batch: Any) -> None:
+    worker = int(batch["collector", "traj_ids"][0, 0]) >> 32
+    seen[worker].append(winds(batch).clone())
+
+
+@pytest.mark.parametrize("batches", [1, 3, 4])
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_state_has_the_calls(kind: Any, batches: int, tmp_path: Any) -> None:
+    with collector_of(kind) as collector:
+        changing(collector, batches)
+        collector.call_env("set_height", height=7, environments=[1, 2])
+        torch.save(collector.state_dict(), tmp_path / "state.pt")
+        expected = changing(collector, 3, first=batches)
+    with collector_of(kind) as collector:
+        collector.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        again = collector.state_dict()
+        expect_equal(changing(collector, 3, first=batches), expected)
+    with collector_of(kind) as collector:
+        collector.load_state_dict(again)
+        expect_equal(changing(collector, 3, first=batches), expected)
+
+
+def test_a_state_has_calls_that_act_after_a_batch_in_progress() -> None:
+    with collector_of(MultiSyncCollector, prefetch=True) as collector:
+        changing(collector, 2)
+        collector.call_env("set_wind", 5)
+        state = collector.state_dict()
+        expected = changing(collector, 3, first=2)
+    with collector_of(MultiSyncCollector, prefetch=True) as collector:
+        collector.load_state_dict(state)
+        state = collector.state_dict()  # Before anything was collected.
+        first = collector.next().clone()
+        collector.call_env("set_wind", 0.5, environments=[0, 3])
+        second = collector.next()
+    assert (first == expected[0]).all()
+    assert (winds(second)[1, 1:] == 5).all()
+    with collector_of(MultiSyncCollector) as collector:
+        collector.load_state_dict(state)
+        collector.next()
+        assert (winds(collector.next())[1, 1:] == 5).all()
+
+
+def test_a_reset_after_a_call_is_replayed_after_it() -> None:
+    with collector_of(Collector, lengths(30)) as collector:
+        collector.next()
+        collector.call_env("set_height", height=2)
+        collector.reset()
+        collector.next()
+        state = collector.state_dict()
+        expected = collector.next()
+    with collector_of(Collector, lengths(30)) as collector:
+        collector.load_state_dict(state)
+        assert (collector.next() == expected).all()
+
+
+@pytest.mark.filterwarnings("ignore:windy does not repeat")
+def test_episodes_that_do_not_repeat_begin_after_the_calls() -> None:
+    env = partial(Windy, repeats=False)
+    with collector_of(Collector, env) as collector:
+        collector.next()
+        collector.call_env("set_height", height=2)
+        state = collector.state_dict()
+    with collector_of(Collector, env) as collector:
+        collector.load_state_dict(state)
+        batch = collector.next()
+    assert (batch["team", "observation"][:, 0, :, 2] == 2).all()
+    assert (batch["team", "observation"][:, 0, :, 0] > 150).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_replacement_makes_the_calls_of_its_predecessor() -> None:
+    with collector_of(MultiSyncCollector, on_worker_failure="restart") as collector:
+        collector.call_env("set_height", height=4)
+        collector.next()
+        collector.call_env("set_wind", 1.5, environments=[2])
+        os.kill(collector.worker_pids[2], signal.SIGKILL)
+        batch = collector.next()
+        assert collector.stats()["restarts"] == 1
+        state = collector.state_dict()
+    assert (winds(batch)[2, 1:] == 1.5).all()
+    assert (batch["team", "observation"][2, :, :, 2] == 4).all()
+    with collector_of(MultiSyncCollector) as collector:
+        collector.load_state_dict(state)
+        assert (winds(collector.next())[2] == 1.5).all()
+
+
+def test_a_worker_that_grew_too_large_is_replaced_with_its_calls() -> None:
+    with collector_of(Collector) as collector:
+        expected = changing(collector, 4)
+    options: dict[str, Any] = {"max_worker_rss": 1}
+    with collector_of(MultiSyncCollector, **options) as collector:
+        expect_equal(changing(collector, 4), expected)
+        assert collector.stats()["recycled"] > 0
+
+
+def test_equal_calls_do_not_pile_up() -> None:
+    with collector_of(Collector) as collector:
+        for n in range(40):
+            collector.call_env("set_wind", n % 2)
+            collector.next()
+        (worker,) = collector.state_dict()["workers"]
+        assert len(worker["calls"]["made"]) < 10
+
+
+def named_worlds() -> Any:
+    env: Any = CountingWorlds(3)
+
+    def name(prefix: str) -> str:
+        env.prefix = prefix
+        return f"{prefix}{env.worlds}"
+
+    env.name = name
+    return env
+
+
+def test_a_simulator_is_called_once_for_all_of_its_worlds() -> None:
+    worlds = [named_worlds] * 2
+    with MultiSyncCollector(worlds, RandomPolicy(), frames_per_batch=12) as both:
+        assert both.call_env("name", "x") == ["x3", "x3"]
+        assert both.call_env("name", "y", environments=[3, 4, 5]) == ["y3"]
+        assert both.getattr_env("prefix") == [["x"], ["y"]]
+        with pytest.raises(ValueError, match="one simulator"):
+            both.call_env("name", "z", environments=[0, 3, 4, 5])
+
+
+def test_a_state_cannot_call_what_is_not_public() -> None:
+    with collector_of(Collector) as collector:
+        collector.call_env("set_wind", 1)
+        state = collector.state_dict()
+        state["workers"][0]["calls"]["made"][0]["name"] = "__init__"
+        with pytest.raises(AttributeError, match="__init__"):
+            collector.load_state_dict(state)
