@@ -27,9 +27,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,15 +41,15 @@ from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
     Column,
+    columns_difference,
     columns_of,
     decode,
     flat_rows,
     runs_of,
-    schema_difference,
 )
 from marl_collect.storage.files import BatchFile, read_schema, read_table
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _STATE: Final = "state.json"
 _INDEX: Final = np.dtype(
     [("traj_id", "<i8"), ("run", "<i4"), ("frame_index", "<i4"), ("done", "?")],
@@ -58,6 +57,16 @@ _INDEX: Final = np.dtype(
 )
 _LZ4: Final = pa.Codec("lz4_raw")
 _KINDS: Final = ("records", "large", "index")
+
+
+class _Part(NamedTuple):
+    """What a cache has of a file."""
+
+    first: str  # Names of its first and its last batch.
+    last: str
+    end: int  # Number of the frame behind it.
+    large_end: int  # Where its large frames end.
+    modified: int  # Time in nanoseconds.
 
 
 @final
@@ -68,24 +77,16 @@ class CacheState:
     Attributes:
         dtype: of a record, as text.
         generation: beginning of the names of its files.
-        frames: number of records.
-        large_bytes: of the file with large frames.
         runs: number of frames of each run by name, in the order of their numbers.
-        begins: for each file's ``run.first``: the number of its first frame.
-        ends: for each file's ``run.last``: the number of the frame behind it, the end
-            of its large frames, and its time of modification in nanoseconds. A file of
-            joined batches begins as the first one and ends as the last one of those
-            that it replaces.
+        parts: what it has of each file, in their order. A file of joined batches stands
+            for several.
         version: of this layout.
     """
 
     dtype: str
     generation: str = field(default_factory=lambda: secrets.token_hex(8))
-    frames: int = 0
-    large_bytes: int = 0
     runs: dict[str, int] = field(default_factory=dict)
-    begins: dict[str, int] = field(default_factory=dict)
-    ends: dict[str, list[int]] = field(default_factory=dict)
+    parts: list[_Part] = field(default_factory=list)
     version: int = _FORMAT
 
     @classmethod
@@ -96,26 +97,43 @@ class CacheState:
             known = {entry.name for entry in fields(cls)}
             if set(data) != known or data["version"] != _FORMAT:
                 return None
-            state = cls(**data)
-            if state.dtype != str(dtype):
-                return None
-            sizes = state.sizes(dtype)
-            if all((folder / f).stat().st_size >= n for f, n in sizes.items()):
+            state = cls(**data | {"parts": [_Part(*part) for part in data["parts"]]})
+            sizes = state.sizes(dtype).items()
+            is_whole = all((folder / f).stat().st_size >= n for f, n in sizes)
+            if state.dtype == str(dtype) and is_whole:
                 return state
         except (OSError, ValueError, TypeError):
             pass
         return None
 
-    def known_files(self, files: Sequence[BatchFile]) -> int:
-        """Return how many of these files, from the first one on, the cache has."""
-        behind = known = 0
+    @property
+    def frames(self) -> int:
+        """Number of records."""
+        return self.parts[-1].end if self.parts else 0
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of the large frames."""
+        return self.parts[-1].large_end if self.parts else 0
+
+    def known(self, files: Sequence[BatchFile]) -> tuple[int, int]:
+        """Return of how many files, from the first one on, it has how many parts."""
+        count = used = 0
         for file in files:
-            begin = self.begins.get(f"{file.run}.{file.first}")
-            end, _, modified = self.ends.get(f"{file.run}.{file.last}", (-1, -1, -1))
-            if begin != behind or modified != file.path.stat().st_mtime_ns:
+            modified = file.path.stat().st_mtime_ns
+            if used == len(self.parts) or self.parts[used].first != file.begin:
                 break
-            behind, known = end, known + 1
-        return known
+            last = used
+            while self.parts[last].last != file.end and last < len(self.parts) - 1:
+                last += 1
+            if self.parts[last][1::3] != (file.end, modified):
+                break
+            count, used = count + 1, last + 1
+        return count, used
+
+    def has(self, files: Sequence[BatchFile]) -> bool:
+        """Whether it has these files, and no others."""
+        return self.known(files) == (len(files), len(self.parts))
 
     def sizes(self, dtype: np.dtype[Any]) -> dict[str, int]:
         """Return the names of its files, and how long each is at least."""
@@ -168,13 +186,11 @@ class Cache:
 
     def saved(self, name: str) -> dict[str, Any]:
         """Return what ``save`` has kept; empty if there is nothing that fits."""
-        try:
+        with suppress(OSError, ValueError):
             checksum, _, text = self._derived(name).read_text().partition(" ")
             if int(checksum, 16) == zlib.crc32(text.encode()):
                 content: dict[str, Any] = json.loads(text)
                 return content
-        except (OSError, ValueError):
-            pass
         return {}
 
     def save(self, name: str, content: Mapping[str, Any]) -> None:
@@ -183,48 +199,49 @@ class Cache:
         Failing is no error: the folder may be read-only, or the disk full.
         """
         text = json.dumps(content)
+        line = f"{zlib.crc32(text.encode()):08x} {text}"
         with suppress(OSError):
-            write_atomically(
-                self._derived(name), f"{zlib.crc32(text.encode()):08x} {text}"
-            )
+            write_atomically(self._derived(name), line)
+
+    def _derived(self, name: str) -> Path:
+        state = self.state
+        return self.folder / f"{state.generation}.{state.frames}.{name}.json"
 
     def verify(self, files: Sequence[BatchFile]) -> None:
-        """Decode files again, and compare.
-
-        Args:
-            files: of the cache.
+        """Decode its files again, and compare.
 
         Raises:
             DatasetError: if a file is damaged, or the cache differs; names it.
         """
-        schema = read_schema(files[0].path)
-        builder = _Builder(self.folder, schema, self.columns, self.records.dtype)
+        builder = _Builder(self.folder, self.columns, self.records.dtype)
         runs: dict[str, int] = {}
         parts = []
         behind = 0
         for file in files:
-            large: list[memoryview] = []
-
-            def keep(frame: memoryview, large: list[memoryview] = large) -> Any:
-                large.append(frame)
-                return len(large) - 1, len(large)
-
-            rows, entries = builder.decoded(file, keep, runs)
-            begin, behind = behind, behind + len(rows)
-            same = all(
-                self._has(column, begin, rows[column.name], large)
-                for column in self.columns
-            )
-            if not same:
-                raise self._differs(file.path)
+            rows, large, entries = builder.decoded(file, runs)
+            stored = self.records[behind : behind + len(rows)]
+            behind += len(rows)
+            for column in self.columns:
+                actual, expected = stored[column.name], rows[column.name]
+                if not column.is_large:
+                    same = actual.tobytes() == expected.tobytes()
+                else:
+                    pairs = np.unique(np.c_[actual, expected[: len(actual), 0]], axis=0)
+                    out = np.empty(column.shape, column.stored)
+                    same = len(actual) == len(rows)
+                    for *span, number in pairs.tolist():
+                        self.large_frame(span, out)
+                        same &= out.tobytes() == bytes(large[number])
+                if not same:
+                    raise self._differs(file.path)
             parts.append(entries)
         index = np.concatenate(parts)
         order, episodes = builder.episodes(index, self.records)
         path = self.folder / f"{self.state.generation}.index"
-        stored = np.fromfile(path, _INDEX, len(index))
         same = (
             (runs, len(index)) == (self.state.runs, len(self.records))
-            and np.array_equal(stored, index)  # Not bytes: there are gaps.
+            # Not bytes: there are gaps.
+            and np.array_equal(np.fromfile(path, _INDEX, len(index)), index)
             and np.array_equal(order, self.order)
             and episodes.dtype == self.episodes.dtype
             and episodes.tobytes() == self.episodes.tobytes()
@@ -238,39 +255,12 @@ class Cache:
             "cache."
         )
 
-    def _has(
-        self,
-        column: Column,
-        begin: int,
-        values: NDArray[Any],
-        large: Sequence[memoryview],
-    ) -> bool:
-        """Return whether the records from one on have these values of a column."""
-        stored = self.records[column.name][begin : begin + len(values)]
-        if not column.is_large:
-            return stored.tobytes() == values.tobytes()
-        out = np.empty(column.shape, column.stored)
-        pairs = zip(stored.tolist(), values[:, 0].tolist(), strict=True)
-        for span, number in dict.fromkeys((tuple(s), n) for s, n in pairs):
-            self.large_frame(span, out)
-            if out.tobytes() != bytes(large[number]):
-                return False
-        return True
-
-    def _derived(self, name: str) -> Path:
-        state = self.state
-        return self.folder / f"{state.generation}.{state.frames}.{name}.json"
-
     def __reduce__(self) -> Any:
         """Map the files again in another process, instead of copying them there."""
         return _mapped, (self.folder, self.state, self.columns)
 
     def large_frame(self, span: Sequence[int], out: NDArray[Any]) -> None:
-        """Decompress a large frame.
-
-        Args:
-            span: where it begins and ends.
-            out: contiguous, of the column's shape.
+        """Decompress the large frame at ``span``, where it begins and ends.
 
         Raises:
             DatasetError: if the cache is damaged.
@@ -280,14 +270,15 @@ class Cache:
             return
         try:
             assert self.large is not None
-            data = _LZ4.decompress(
-                self.large[begin:end].data, out.nbytes, asbytes=False
-            )
+            part = self.large[begin:end].data
+            data = _LZ4.decompress(part, out.nbytes, asbytes=False)
         except (pa.ArrowException, OSError, ValueError, AssertionError) as error:
-            raise DatasetError(
-                f"The cache {self.folder} is damaged: {error}. Delete this folder."
-            ) from error
+            raise _damaged(self.folder, error) from error
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+
+def _damaged(folder: Path, error: Exception) -> DatasetError:
+    return DatasetError(f"The cache {folder} is damaged: {error}. Delete this folder.")
 
 
 def cache_folder(folders: Sequence[Path], home: Path | None = None) -> Path:
@@ -331,22 +322,19 @@ def open_cache(
         FileNotFoundError: if a file has vanished; a writer may have joined it.
         OSError: if the cache cannot be written.
     """
-    schema = read_schema(files[0].path)
-    with naming(files[0].path, "a file of a dataset"):
-        columns = columns_of(schema)
+    columns = columns_of(read_schema(files[0].path))
     dtype = _record(columns)
     state = CacheState.read(folder, dtype)
-    if not _is_complete(state, files):
+    if state is None or not state.has(files):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 # Another reader may have done it, also with files that are newer.
                 files = list_again()
-                state = CacheState.read(folder, dtype)
-                if not _is_complete(state, files):
-                    builder = _Builder(folder, schema, columns, dtype)
-                    state = builder.build(state or CacheState(str(dtype)), files)
+                state = CacheState.read(folder, dtype) or CacheState(str(dtype))
+                if not state.has(files):
+                    state = _Builder(folder, columns, dtype).build(state, files)
         except OSError as error:
             is_of_dataset = isinstance(error, FileNotFoundError)
             if is_of_dataset or error.errno in (errno.EMFILE, errno.ENFILE):
@@ -357,7 +345,6 @@ def open_cache(
                 "cache=, a folder with free space that may be written to",
                 str(folder),
             ) from error
-    assert state is not None
     return files, _mapped(folder, state, columns)
 
 
@@ -371,20 +358,11 @@ def _record(columns: Sequence[Column]) -> np.dtype[Any]:
     return np.dtype(entries, align=True)
 
 
-def _is_complete(state: CacheState | None, files: Sequence[BatchFile]) -> bool:
-    """Return whether a cache has these files, and no others."""
-    if state is None or state.known_files(files) < len(files):
-        return False
-    last = files[-1]
-    return state.ends[f"{last.run}.{last.last}"][0] == state.frames
-
-
 @dataclass
 class _Builder:
     """Writes decoded frames; holds the cache's lock."""
 
     folder: Path
-    schema: pa.Schema
     columns: tuple[Column, ...]
     dtype: np.dtype[Any]
 
@@ -396,32 +374,25 @@ class _Builder:
         """
         self._clean()
         try:
-            known = state.known_files(files)
-            last = files[known - 1]
-            end, _, _ = state.ends[f"{last.run}.{last.last}"] if known else (0, 0, 0)
-            if end != state.frames:
-                state = self._beginning(state, files[:known])
-            return self._extend(state, files[known:])
+            count, used = state.known(files)
+            if used < len(state.parts):
+                state = self._beginning(state, used)
+            return self._extend(state, files[count:])
         finally:
             self._clean()
 
-    def _beginning(self, state: CacheState, files: Sequence[BatchFile]) -> CacheState:
+    def _beginning(self, state: CacheState, used: int) -> CacheState:
         """Copy what a cache has of its first files to a new generation."""
-        new = CacheState(str(self.dtype))
-        if not files:
+        new = CacheState(str(self.dtype), parts=state.parts[:used])
+        if not used:
             return new
-        for file in files:
-            begin, end = f"{file.run}.{file.first}", f"{file.run}.{file.last}"
-            new.begins[begin], new.ends[end] = state.begins[begin], state.ends[end]
-            new.frames, new.large_bytes, _ = state.ends[end]
         for kind in _KINDS:  # What is too long is cut before it is appended to.
             shutil.copyfile(
                 self.folder / f"{state.generation}.{kind}",
                 self.folder / f"{new.generation}.{kind}",
             )
         path = self.folder / f"{new.generation}.index"
-        index = np.fromfile(path, _INDEX, new.frames)
-        counts = np.bincount(index["run"]).tolist()
+        counts = np.bincount(np.fromfile(path, _INDEX, new.frames)["run"]).tolist()
         new.runs = dict(zip(state.runs, counts, strict=False))
         return new
 
@@ -437,14 +408,21 @@ class _Builder:
             index.truncate(state.frames * _INDEX.itemsize)
             for file in files:
                 modified = file.path.stat().st_mtime_ns
-                keep = partial(_append, large, state)
-                rows, entries = self.decoded(file, keep, state.runs)
+                rows, frames, entries = self.decoded(file, state.runs)
+                ends = [state.large_bytes]
+                for frame in frames:
+                    size = 0
+                    if frame.nbytes:
+                        size = large.write(_LZ4.compress(frame, asbytes=False))
+                    ends.append(ends[-1] + size)
+                spans = np.array([ends[:-1], ends[1:]], np.int64).T
+                for column in self.columns:
+                    if column.is_large:
+                        rows[column.name] = spans[rows[column.name][:, 0]]
                 records.write(rows.view(np.uint8).data)
                 index.write(entries.view(np.uint8).data)
-                state.begins[f"{file.run}.{file.first}"] = state.frames
-                state.frames += len(rows)
-                end = [state.frames, state.large_bytes, modified]
-                state.ends[f"{file.run}.{file.last}"] = end
+                end = state.frames + len(rows)
+                state.parts.append(_Part(file.begin, file.end, end, ends[-1], modified))
         entries = np.fromfile(self.folder / f"{name}.index", _INDEX, state.frames)
         rows = _map(self.folder / f"{name}.records", self.dtype, state.frames)
         order, episodes = self.episodes(entries, rows)
@@ -456,26 +434,17 @@ class _Builder:
         return state
 
     def decoded(
-        self,
-        file: BatchFile,
-        keep: Callable[[memoryview], tuple[int, int]],
-        runs: dict[str, int],
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the records and the index of a file.
-
-        Args:
-            file: to decode.
-            keep: stores a large frame and returns where.
-            runs: frames of each run so far, which are counted.
-        """
+        self, file: BatchFile, runs: dict[str, int]
+    ) -> tuple[NDArray[Any], list[memoryview], NDArray[Any]]:
+        """Return records, large frames and index of a file; count frames by run."""
         table = read_table(file.path, file.path)
-        with naming(file.path, "a file of a dataset"):
-            text = schema_difference(self.schema, table.schema)
+        with naming(file.path):
+            text = columns_difference(self.columns, columns_of(table.schema))
             if text:
                 raise DatasetError(f"it does not fit the other files: {text}.")
             if not len(table):
                 raise DatasetError("it has no frames.")
-            rows = decode(table, self.columns, self.dtype, keep)
+            rows, large = decode(table, self.columns, self.dtype)
             names, codes = runs_of(table)
             entries = np.zeros(len(rows), _INDEX)
             entries["frame_index"] = table.column(FRAME_INDEX).to_numpy()
@@ -486,7 +455,7 @@ class _Builder:
         by_key = {column.key: column.name for column in self.columns}
         entries["traj_id"] = rows[by_key[TRAJ_IDS]]
         entries["done"] = rows[by_key[DONE]].reshape(-1)
-        return rows, entries
+        return rows, large, entries
 
     def episodes(
         self, index: NDArray[Any], records: NDArray[Any]
@@ -508,9 +477,7 @@ class _Builder:
         expected = np.arange(len(order)) - np.repeat(first, length)
         is_wrong = arranged["frame_index"] != expected
         complete = arranged["done"][last] & ~np.logical_or.reduceat(is_wrong, first)
-        rewards = [
-            c for c in self.columns if c.key[0] == "next" and c.key[-1] == "reward"
-        ]
+        rewards = [column for column in self.columns if column.is_reward]
         columns: list[Any] = [
             *(("first", "<i8"), ("length", "<i8"), ("traj_id", "<i8")),
             *(("run", "<i4"), ("terminated", "?")),
@@ -538,16 +505,6 @@ class _Builder:
                 path.unlink(missing_ok=True)  # Who has mapped it keeps it.
 
 
-def _append(large: Any, state: CacheState, frame: memoryview) -> tuple[int, int]:
-    """Append a large frame to a file, and return where it is."""
-    begin = state.large_bytes
-    if frame.nbytes:
-        data = _LZ4.compress(frame, asbytes=False)
-        large.write(data)
-        state.large_bytes += len(data)
-    return begin, state.large_bytes
-
-
 def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     mapped: NDArray[Any] = np.memmap(path, dtype, "c", shape=(count,))
     return mapped
@@ -571,7 +528,5 @@ def _mapped(folder: Path, state: CacheState, columns: tuple[Column, ...]) -> Cac
     except FileNotFoundError:
         raise
     except Exception as error:  # NumPy's header is a Python literal.
-        raise DatasetError(
-            f"The cache {folder} is damaged: {error}. Delete this folder."
-        ) from error
+        raise _damaged(folder, error) from error
     return Cache(columns, records, large, order, episodes, folder, state)

@@ -8,7 +8,7 @@ value at the root of the following row, and that row is of the same trajectory.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,18 +25,18 @@ from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage.arrow import pa, pc
-from marl_collect.storage.checks import DEEPEST, DatasetError, key_of, shape_of
+from marl_collect.storage.checks import DatasetError
 
 RUN: Final = "run"
 FRAME_INDEX: Final = "frame_index"
-METADATA: Final = b"marl_collect"
-VERSION: Final = 1
 DONE: Final = ("next", "done")
-
+_METADATA: Final = b"marl_collect"
+_VERSION: Final = 1
+_DEEPEST: Final = 100
+"""Parts of the longest key; TensorDicts are nested by recursion."""
 _LARGE: Final = 4096
 """Bytes of a frame from which on it is stored as bytes: lists of many numbers are slow
 to encode, and a reader that needs no pictures skips them."""
-
 _VIEWS: Final = {
     "bfloat16": "int16",
     "float8_e4m3fn": "uint8",
@@ -44,11 +44,10 @@ _VIEWS: Final = {
     "complex64": "int64",
 }
 """Dtypes that Parquet lacks, by the dtype of the same size whose bytes it stores."""
-_PLAIN: Final = (
-    *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    *("uint16", "uint32", "uint64", "float16", "float32", "float64"),
+_DTYPES: Final = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", *_VIEWS),
 )
-
 Rows = Mapping["Column", NDArray[Any]]
 """The frames of a batch, ``[n, *shape]`` for every column."""
 
@@ -93,53 +92,41 @@ class Column:
         """The key at the root of a key under ``next``."""
         return self.key[1:] if self.key[0] == "next" else None
 
+    @property
+    def is_reward(self) -> bool:
+        """Whether it has the rewards of a step."""
+        return self.key[0] == "next" and self.key[-1] == "reward"
+
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Return stored values as a tensor of the column's dtype, without copying."""
         tensor = torch.from_numpy(values)
-        return tensor.view(getattr(torch, self.dtype)) if self.is_view else tensor
+        is_view = self.dtype in _VIEWS
+        return tensor.view(getattr(torch, self.dtype)) if is_view else tensor
 
     def array(self, tensor: torch.Tensor) -> NDArray[Any]:
         """Return the stored values of a contiguous tensor, without copying."""
         stored = getattr(torch, str(self.stored))
-        return (tensor.view(stored) if self.is_view else tensor).numpy()
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the stored values are bytes of another dtype."""
-        return self.dtype in _VIEWS
+        return (tensor.view(stored) if self.dtype in _VIEWS else tensor).numpy()
 
     def field(self, arrow_type: pa.DataType) -> pa.Field:
         """Return the field of the table's schema."""
-        about = {
-            "key": json.dumps(self.key),
-            "shape": json.dumps(self.shape),
-            "dtype": self.dtype,
-        }
-        return pa.field(self.name, arrow_type, metadata=about)
+        about = {"key": json.dumps(self.key), "shape": json.dumps(self.shape)}
+        return pa.field(self.name, arrow_type, metadata=about | {"dtype": self.dtype})
 
     @classmethod
     def of_field(cls, field: pa.Field) -> Self:
-        """Return the column of a field.
-
-        Raises:
-            DatasetError: if the field says no or something impossible about it.
-        """
-        # Damaged text does not become anything that is expected.
-        metadata = (field.metadata or {}).items()
-        about = {
-            k.decode(errors="replace"): v.decode(errors="replace") for k, v in metadata
-        }
-        if not {"key", "shape", "dtype"} <= about.keys():
-            raise DatasetError(f"the column {field.name} does not say what it is.")
-        try:
-            key, shape = json.loads(about["key"]), json.loads(about["shape"])
-        except ValueError as error:
-            raise DatasetError(
-                f"the column {field.name} is not described in JSON."
-            ) from error
-        if about["dtype"] not in (*_PLAIN, *_VIEWS):
-            raise DatasetError(f"the dtype {about['dtype']!r} is unknown.")
-        column = cls(key_of(key), shape_of(shape), about["dtype"])
+        """Return the column of a field; an error if it says something impossible."""
+        texts = {k: v.decode(errors="replace") for k, v in field.metadata.items()}
+        key, shape = json.loads(texts[b"key"]), json.loads(texts[b"shape"])
+        is_key = isinstance(key, list) and 0 < len(key) <= _DEEPEST
+        is_shape = isinstance(shape, list)
+        if (
+            not (is_key and all(isinstance(part, str) for part in key))
+            or not (is_shape and all(type(n) is int and n >= 0 for n in shape))
+            or texts[b"dtype"] not in _DTYPES
+        ):
+            raise DatasetError(f"the column {field.name} is described as {texts}.")
+        column = cls(tuple(key), tuple(shape), texts[b"dtype"])
         if column.name != field.name:
             raise DatasetError(f"the column {field.name} is of the key {key!r}.")
         return column
@@ -167,6 +154,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
     if DONE not in tensors:
         raise ValueError(f"The batch has no {DONE} to tell where episodes end.")
     valid = tensors.pop(VALID, None)
+    chosen = slice(None) if valid is None else valid.reshape(-1).cpu().numpy()
     tensors.pop(FRAME_IDS, None)  # Only restore_next needs them.
     rows = {}
     for key, tensor in sorted(tensors.items()):
@@ -175,25 +163,22 @@ def rows_of(batch: TensorDictBase) -> Rows:
         column = _column(key, tensor)
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         array = column.array(tensor).reshape(batch.numel(), *column.shape)
-        rows[column] = (
-            array if valid is None else array[valid.reshape(-1).cpu().numpy()]
-        )
+        rows[column] = array[chosen]
     if not len(next(iter(rows.values()))):
         raise ValueError("The batch has no valid frames.")
     return rows
 
 
 def _column(key: Key, tensor: torch.Tensor) -> Column:
-    column = Column(
-        key, tuple(tensor.shape[2:]), str(tensor.dtype).removeprefix("torch.")
-    )
-    if column.name in (RUN, FRAME_INDEX) or len(key) > DEEPEST:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    column = Column(key, tuple(tensor.shape[2:]), dtype)
+    if column.name in (RUN, FRAME_INDEX) or len(key) > _DEEPEST:
         raise ValueError(
             f"{key} cannot be stored: the names {RUN} and {FRAME_INDEX} are "
-            f"taken, and keys have at most {DEEPEST} parts."
+            f"taken, and keys have at most {_DEEPEST} parts."
         )
-    if column.dtype not in (*_PLAIN, *_VIEWS):
-        raise ValueError(f"{key} has the dtype {column.dtype}, which is not stored.")
+    if dtype not in _DTYPES:
+        raise ValueError(f"{key} has the dtype {dtype}, which is not stored.")
     return column
 
 
@@ -203,20 +188,12 @@ def column_of(rows: Rows, key: Key) -> NDArray[Any] | None:
 
 
 def to_table(
-    rows: Rows, run: str, frame_index: NDArray[np.int32], metadata: Mapping[str, Any]
+    rows: Rows, run: str, frame_index: NDArray[np.int32], about: Mapping[str, Any]
 ) -> pa.Table:
-    """Return the frames as a table.
-
-    Args:
-        rows: of a batch.
-        run: name of the run.
-        frame_index: of each frame.
-        metadata: JSON values for the schema.
-    """
+    """Return frames of a run as a table, with JSON values for the schema."""
     ids = column_of(rows, TRAJ_IDS)
     assert ids is not None
     follows = np.append(ids[1:] == ids[:-1], False)
-    roots = {column.key: column for column in rows}
     arrays = [
         pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), [run]),
         pa.array(frame_index),
@@ -224,30 +201,23 @@ def to_table(
     fields = [pa.field(RUN, arrays[0].type), pa.field(FRAME_INDEX, pa.int32())]
     for column, values in rows.items():
         repeats = np.zeros(len(ids), np.bool_)
-        root = roots.get(column.root) if column.root else None
-        if root is not None and (root.shape, root.dtype) == (
-            column.shape,
-            column.dtype,
-        ):
-            repeats = follows & _same_as_next(values, rows[root])
-        array = _encode(column, values, repeats)
-        arrays.append(array)
-        fields.append(column.field(array.type))
-    about = {METADATA: json.dumps({"version": VERSION, **metadata}).encode()}
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, about))
+        root = rows.get(Column(column.root or (), column.shape, column.dtype))
+        if root is not None:
+            same = _bytes(values)[:-1] == _bytes(root)[1:]
+            repeats[:-1] = follows[:-1] & same.all(1)
+        arrays.append(_encode(column, values, repeats))
+        fields.append(column.field(arrays[-1].type))
+    metadata = {_METADATA: json.dumps({"version": _VERSION, **about}).encode()}
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata))
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return the columns of a file.
-
-    Raises:
-        DatasetError: if it is no file of a dataset, or of a newer version.
-    """
-    about = json_of(schema)
-    if about.get("version") != VERSION:
+    """Return the columns of a file; an error if it is none of a dataset."""
+    version = json_of(schema).get("version")
+    if version != _VERSION:
         raise DatasetError(
-            f"it has version {about.get('version')!r} of the format, but this package "
-            f"reads version {VERSION}: install a newer one."
+            f"it has version {version!r} of the format, but this package reads version "
+            f"{_VERSION}: install a newer one."
         )
     if schema.names[:2] != [RUN, FRAME_INDEX]:
         raise DatasetError(f"it lacks the columns {RUN} and {FRAME_INDEX}.")
@@ -259,32 +229,18 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def json_of(schema: pa.Schema) -> dict[str, Any]:
-    """Return the metadata of a file.
-
-    Raises:
-        DatasetError: if it has none.
-    """
-    text = (schema.metadata or {}).get(METADATA)
-    about: Any = None
-    if text is not None:
-        try:
-            about = json.loads(text)
-        except ValueError as error:
-            raise DatasetError("its metadata are not JSON.") from error
+    """Return the metadata of a file of a dataset."""
+    about: Any = json.loads((schema.metadata or {}).get(_METADATA, b"null"))
     if not isinstance(about, dict):
         raise DatasetError("it was not written by a dataset's Writer.")
     return about
 
 
-def schema_difference(there: pa.Schema, here: pa.Schema) -> str:
-    """Say how the keys of a file differ from those of a dataset; empty if not.
-
-    Raises:
-        DatasetError: if it is no file of a dataset.
-    """
+def columns_difference(there: Iterable[Column], here: Iterable[Column]) -> str:
+    """Say how columns differ from those of a dataset; empty if not."""
     expected, actual = (
         {column.key: f"{column.dtype} {list(column.shape)}" for column in columns}
-        for columns in map(columns_of, (there, here))
+        for columns in (there, here)
     )
     for key in {**expected, **actual}:
         before, now = (keys.get(key, "missing") for keys in (expected, actual))
@@ -293,66 +249,40 @@ def schema_difference(there: pa.Schema, here: pa.Schema) -> str:
     return ""
 
 
-def float_paths(table: pa.Table) -> list[str]:
-    """Return the paths of float32, which compress better split by byte.
-
-    Those of float64 do not: their values repeat as a whole.
-    """
-    paths = []
-    for field in table.schema:
-        depth, kind = "", field.type
-        while pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-            depth, kind = f"{depth}.list.element", kind.value_type
-        if pa.types.is_float32(kind):
-            paths.append(field.name + depth)
-    return paths
-
-
 def decode(
-    table: pa.Table,
-    columns: tuple[Column, ...],
-    dtype: np.dtype[Any],
-    keep: Callable[[memoryview], tuple[int, int]],
-) -> NDArray[Any]:
-    """Return the frames of a table as records.
+    table: pa.Table, columns: tuple[Column, ...], dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], list[memoryview]]:
+    """Return the frames of a table as records, and the bytes of large frames.
 
-    Args:
-        table: of one file, with these columns.
-        columns: of the dataset.
-        dtype: of a record, with a field for each column: its values, or for large ones
-            two int64.
-        keep: stores a large frame and returns where.
-
-    Raises:
-        DatasetError: if values do not fit the columns' shapes.
+    A record has a field for each column: its values, or for large ones two int64, of
+    which the first one is a number in the list.
     """
     names = {column.key: column.name for column in columns}
     # All sizes are compared with the described ones before memory is allocated.
     decoded = {column: _decode(table.column(column.name), column) for column in columns}
     rows = np.zeros(len(table), dtype)
+    large: list[memoryview] = []
     follows = _follows(table, decoded)
     for column, (values, is_null) in sorted(
         decoded.items(), key=lambda item: item[0].root is not None
     ):
         out = rows[column.name]
+        present: Any = slice(None)
         if is_null.any():
             if column.root not in names or (is_null & ~follows).any():
                 raise DatasetError(f"the column {column.name} has a null too many.")
             out[:-1] = rows[names[column.root]][1:]
-        present = ~is_null if is_null.any() else slice(None)
+            present = ~is_null
         if column.is_large:
-            out[present] = np.array([keep(v) for v in values], np.int64).reshape(-1, 2)
+            out[present, 0] = np.arange(len(large), len(large) + len(values))
+            large += values
         else:
             out[present] = values
-    return rows
+    return rows, large
 
 
 def runs_of(table: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the names of a table's runs as they appear, and of each row the number.
-
-    Raises:
-        DatasetError: if a row has no run.
-    """
+    """Return the names of a table's runs as they appear, and of each row the number."""
     # The dictionary of a file may have names that no row has.
     column = table.column(RUN).cast(pa.string())
     encoded = pa.concat_arrays(column.chunks).dictionary_encode()
@@ -374,13 +304,6 @@ def _follows(table: pa.Table, decoded: Mapping[Column, Any]) -> NDArray[np.bool_
 def flat_rows(values: NDArray[Any]) -> NDArray[Any]:
     """Return ``[n, ...]`` as ``[n, elements]``, also if n is 0."""
     return values.reshape(len(values), prod(values.shape[1:]))
-
-
-def _same_as_next(values: NDArray[Any], root: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each row whether its bytes equal those of the root's next row."""
-    same = np.zeros(len(values), np.bool_)
-    same[:-1] = (_bytes(values)[:-1] == _bytes(root)[1:]).all(1)
-    return same
 
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -415,9 +338,10 @@ def _decode(chunks: pa.ChunkedArray, column: Column) -> tuple[Any, NDArray[np.bo
     is_null = ~array.is_valid().to_numpy(zero_copy_only=False)
     count = int((~is_null).sum())
     array = array.drop_null()
+    expected = f"the column {column.name} holds {array.type}, expected {column}."
     if column.is_large:
         if not pa.types.is_large_binary(array.type):
-            raise DatasetError(f"the column {column.name} holds no bytes.")
+            raise DatasetError(expected)
         frames = [memoryview(value.as_buffer()) for value in array]
         if any(frame.nbytes != column.nbytes for frame in frames):
             raise DatasetError(
@@ -426,24 +350,15 @@ def _decode(chunks: pa.ChunkedArray, column: Column) -> tuple[Any, NDArray[np.bo
             )
         return frames, is_null
     for size in column.shape:
-        if not _is_list(array.type):
-            raise DatasetError(f"the column {column.name} is not nested enough.")
+        kind = array.type
+        if not (pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            raise DatasetError(expected)
         if len(array) and not (pc.list_value_length(array).to_numpy() == size).all():
             raise DatasetError(
                 f"the column {column.name} has other shapes than {column.shape}."
             )
         array = array.flatten()
-    if array.null_count or str(array.type) not in _arrow_names(column):
-        raise DatasetError(
-            f"the column {column.name} holds {array.type}, expected {column.stored}."
-        )
+    if array.null_count or array.type != pa.from_numpy_dtype(column.stored):
+        raise DatasetError(expected)
     values = array.to_numpy(zero_copy_only=False)
     return values.reshape(count, *column.shape), is_null
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _arrow_names(column: Column) -> tuple[str, ...]:
-    return (str(pa.from_numpy_dtype(column.stored)),)

@@ -13,8 +13,8 @@ from typing import Any, Final, Self, final
 
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
 from marl_collect.files.urls import url_of
-from marl_collect.storage.checks import DatasetError, naming
-from marl_collect.storage.columns import columns_of, json_of, schema_difference
+from marl_collect.storage.checks import DatasetError
+from marl_collect.storage.columns import columns_difference, columns_of, json_of
 from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (
     BatchFile,
@@ -169,10 +169,7 @@ class _Location:
     def schema(self, name: str) -> Any:
         """Return the schema of a file of a dataset."""
         with _named(self.name), self.store.open(self.path(name)) as file:
-            schema = read_schema(Path(self.name, name), file)
-        with naming(f"{self.name}/{name}", "a file of a dataset"):
-            columns_of(schema)
-        return schema
+            return read_schema(Path(self.name, name), file)
 
 
 def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[str]]:
@@ -188,10 +185,9 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
             first, second = goal.schema(before[0].path.name), origin.schema(names[0])
-            text = difference(
-                json_of(first).get("description"), json_of(second).get("description")
-            )
-            _check(goal, text or schema_difference(first, second))
+            pair = [json_of(schema).get("description") for schema in (first, second)]
+            columns = map(columns_of, (first, second))
+            _check(goal, difference(*pair) or columns_difference(*columns))
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.

@@ -68,7 +68,6 @@ class Dataset:
         self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.frames)
 
     def __getitem__(self, numbers: Any) -> TensorDict:
@@ -166,7 +165,6 @@ class Dataset:
         return Loader(self.transitions, options)
 
     def __repr__(self) -> str:
-        """Return the path, the task and the sizes."""
         return (
             f"Dataset({self.name!r}, task={self.description.task!r}, {len(self)} "
             f"frames, {len(self.trajectories)} episodes)"
@@ -293,7 +291,7 @@ def _about(
     expected: Any = None
     described = []
     for file in firsts.values():
-        with naming(file.path, "a file of a dataset"):
+        with naming(file.path):
             about = json_of(read_schema(file.path))
             described.append(RunDescription.from_json(about["run"]))
             says = about["description"]

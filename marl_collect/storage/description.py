@@ -6,18 +6,19 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self, final
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.seeding import LARGEST_SEED, checked_seed
+from marl_collect.core.seeding import checked_seed
 from marl_collect.files.description_json import (
     environment_from_json,
     environment_to_json,
 )
 from marl_collect.programs.task_providers import packages
-from marl_collect.storage.checks import DatasetError, integer
+from marl_collect.storage.checks import DatasetError
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 """The packages of the engine that determine the data."""
@@ -30,10 +31,8 @@ def installed_versions() -> dict[str, str]:
     """
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *packages()):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = _version(name, tuple(sys.path))
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -60,13 +59,12 @@ class DatasetDescription:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values."""
-        about = {
-            "task": self.task,
-            "env_kwargs": dict(self.env_kwargs),
-            "environment": environment_to_json(self.environment),
-        }
+        environment = environment_to_json(self.environment)
+        about = {"task": self.task, "env_kwargs": dict(self.env_kwargs)}
         # As they are read, with lists instead of tuples.
-        values: dict[str, Any] = json.loads(json.dumps(about))
+        values: dict[str, Any] = json.loads(
+            json.dumps(about | {"environment": environment})
+        )
         return values
 
     @classmethod
@@ -96,12 +94,7 @@ class RunDescription:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def __post_init__(self) -> None:
-        """Check the seed.
-
-        Raises:
-            TypeError: if it is not an integer.
-            ValueError: if it is negative or too large.
-        """
+        """Raise a TypeError or a ValueError if the seed is none."""
         if self.seed is not None:
             checked_seed(self.seed)
 
@@ -112,32 +105,19 @@ class RunDescription:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the description from the output of ``to_json``."""
-        seed = data["seed"]
-        return cls(
-            seed if seed is None else integer(data, "seed", LARGEST_SEED + 1),
-            _typed(data, "policy"),
-            _typed(data, "options"),
-            _typed(data, "versions"),
-            _typed(data, "started", str),
-        )
+        mappings = (_typed(data, name) for name in ("policy", "options", "versions"))
+        return cls(data["seed"], *mappings, _typed(data, "started", str))
 
 
-def _typed(data: Mapping[str, Any], name: str, *types: type) -> Any:
-    """Return an entry of one of these types; a mapping if there are none."""
+def _typed(data: Mapping[str, Any], name: str, kind: type = dict) -> Any:
     value = data[name]
-    if type(value) not in (types or (dict,)):
+    if type(value) is not kind:
         raise DatasetError(f"{name} is {value!r}, which is of another type.")
     return value
 
 
 def difference(there: Any, here: Any, where: str = "") -> str:
-    """Say how JSON values differ from those of a dataset; empty if they do not.
-
-    Args:
-        there: values of the dataset.
-        here: values to compare.
-        where: what they are; for entries of mappings, their names are added.
-    """
+    """Say how JSON values ``here`` differ from those of a dataset; empty if not."""
     if there == here:
         return ""
     if not isinstance(there, Mapping) or not isinstance(here, Mapping):

@@ -54,7 +54,6 @@ class EpisodeWriter(Closing):
         """How many more episodes each environment contributes."""
 
     def __repr__(self) -> str:
-        """Return the writer, and how many episodes are wanted."""
         return f"EpisodeWriter({self._writer!r}, episodes={self._wanted})"
 
     @property

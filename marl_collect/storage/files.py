@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.arrow import pa, pq
-from marl_collect.storage.checks import DatasetError
-from marl_collect.storage.columns import RUN, float_paths
+from marl_collect.storage.checks import DatasetError, naming
+from marl_collect.storage.columns import RUN, columns_of
 
 _NAME: Final = re.compile(
     r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
@@ -36,19 +36,22 @@ Listing = TypeVar("Listing")
 
 
 class BatchFile(NamedTuple):
-    """A file with consecutive batches of a run.
-
-    Attributes:
-        run: name of the run.
-        first: number of its first batch in the run.
-        last: number of its last one.
-        path: of the file.
-    """
+    """A file with the batches ``first`` to ``last`` of a run."""
 
     run: str
     first: int
     last: int
     path: Path
+
+    @property
+    def begin(self) -> str:
+        """Name of its first batch."""
+        return f"{self.run}.{self.first}"
+
+    @property
+    def end(self) -> str:
+        """Name of its last batch."""
+        return f"{self.run}.{self.last}"
 
 
 def new_run(files: Sequence[BatchFile]) -> str:
@@ -74,13 +77,7 @@ def file_name(run: str, first: int, last: int) -> str:
 
 
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
-    """Return the files of a folder in the order of their frames.
-
-    Hidden files are ignored. See ``arranged`` for the rest.
-
-    Raises:
-        DatasetError: as ``arranged``, and if something is not a file, such as a pipe.
-    """
+    """Return the files of a folder as ``arranged`` does; hidden ones are ignored."""
 
     def list_once() -> list[BatchFile]:
         paths = list(folder.glob(PATTERN))
@@ -92,11 +89,7 @@ def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is a file, unless it has vanished.
-
-    Raises:
-        DatasetError: if it is a pipe, which is not read but waited for, or a folder.
-    """
+    """Check that a path is no folder and no pipe, for which readers would wait."""
     if not path.is_file() and path.exists():
         raise DatasetError(f"{path} is not a file: move it to another folder.")
 
@@ -119,15 +112,7 @@ def arranged(
     """Return Parquet files in the order of their frames.
 
     A file whose batches are in a longer file is left out: a writer that joined them was
-    killed before it deleted them.
-
-    Args:
-        paths: the files.
-        folder: of the dataset, for errors.
-        check: whether a missing batch is an error.
-
-    Raises:
-        DatasetError: if a batch is missing, or a Parquet file has another name.
+    killed before it deleted them. With ``check``, a missing batch is an error.
     """
     batch_files = []
     for path in paths:
@@ -140,9 +125,7 @@ def arranged(
         run, first, last = match.groups()
         batch_files.append(BatchFile(run, int(first), int(last), path))
     listed: list[BatchFile] = []
-    for file in sorted(
-        batch_files, key=lambda file: (file.run, file.first, -file.last)
-    ):
+    for file in sorted(batch_files, key=lambda f: (f.run, f.first, -f.last)):
         is_same_run = bool(listed) and listed[-1].run == file.run
         following = listed[-1].last + 1 if is_same_run else 0
         if file.last < following:
@@ -158,12 +141,7 @@ def arranged(
 
 
 def check_target(folder: Path) -> list[BatchFile]:
-    """Return the files of a folder to write to, which may not exist.
-
-    Raises:
-        NotADirectoryError: if it is a file.
-        FileExistsError: if it holds something else than a dataset.
-    """
+    """Return the files of a folder to write to; refuse one that holds other things."""
     if not folder.exists():
         return []
     if not folder.is_dir():
@@ -189,9 +167,6 @@ def write_table(
         folder: descriptor of the folder, which may have been renamed.
         path: of the folder, for errors.
         like: a file whose time of modification it gets.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     temporary = f".{name}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -205,7 +180,7 @@ def write_table(
                     compression="zstd",
                     compression_level=_ZSTD,
                     use_dictionary=[RUN],
-                    use_byte_stream_split=float_paths(table),
+                    use_byte_stream_split=_float_paths(table.schema),
                     write_page_checksum=True,
                     row_group_size=_ROW_GROUP,
                     data_page_size=_PAGE_BYTES,
@@ -222,46 +197,40 @@ def write_table(
             raise
 
 
+def _float_paths(schema: pa.Schema) -> list[str]:
+    """Return the paths of float32, which compress better split by byte.
+
+    Those of float64 do not: their values repeat as a whole.
+    """
+    return [
+        column.name + ".list.element" * len(column.shape)
+        for column in columns_of(schema)
+        if column.dtype == "float32" and not column.is_large
+    ]
+
+
 def remove(name: str, folder: int) -> None:
     """Remove a file that may not be there."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
 
-def read_table(
-    file: Any, name: str | Path, columns: Sequence[str] | None = None
-) -> Any:
-    """Read a file and compare the checksums of its pages.
-
-    Args:
-        file: path or open file.
-        name: of the file, for errors.
-        columns: names of the columns; None for all.
-
-    Raises:
-        DatasetError: if it is damaged; names it.
-        FileNotFoundError: if it is missing.
-    """
+def read_table(file: Any, name: str | Path) -> pa.Table:
+    """Read a path or an open file, and compare the checksums of its pages."""
     with (
         _named_if_damaged(name),
         pq.ParquetFile(file, page_checksum_verification=True) as parquet,
     ):
-        return parquet.read(columns)
+        return parquet.read()
 
 
 def read_schema(path: Path, file: Any = None) -> pa.Schema:
-    """Read the schema of a file.
-
-    Args:
-        path: of the file.
-        file: the open file, if it is not on this machine.
-
-    Raises:
-        DatasetError: if it is damaged; names it.
-        FileNotFoundError: if it is missing.
-    """
+    """Read the schema of a file, which is open if it is not on this machine."""
     with _named_if_damaged(path):
-        return pq.read_schema(file or path)
+        schema = pq.read_schema(file or path)
+    with naming(path, "a file of a dataset"):
+        columns_of(schema)
+    return schema
 
 
 @contextmanager

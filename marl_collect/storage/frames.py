@@ -28,7 +28,6 @@ class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
     """Makes ``memmap`` and ``save`` write files that need no ``Sample`` to be read."""
 
     def __str__(cls) -> str:
-        """Return the name that tensordict writes as the type."""
         return str(TensorDict)
 
 
@@ -168,7 +167,6 @@ class Frames:
         return replace(self, keys=tuple(chosen))
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.cache.records)
 
     def numbers(

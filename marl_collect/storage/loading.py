@@ -124,7 +124,6 @@ class Normalised(Loadable):
     """Items whose values have the mean 0 and the standard deviation 1, as float32."""
 
     def __init__(self, source: Loadable, moments: Mapping[Key, Moments]) -> None:
-        """Normalise the items of ``source``."""
         self._source = source
         self._moments = moments
         (item,) = self._source.__getitems__([0]).unbind(0)
@@ -132,11 +131,9 @@ class Normalised(Loadable):
             item[key]  # Raises a KeyError that says what there is.
 
     def __len__(self) -> int:
-        """Number of items."""
         return len(self._source)
 
     def __getitems__(self, indices: list[int]) -> "TensorDict":
-        """Read items; torch's ``DataLoader`` calls this method."""
         items = self._source.__getitems__(indices)
         padding = items.get(VALID, None)
         for key, moments in self._moments.items():
@@ -153,7 +150,6 @@ class Normalised(Loadable):
         return items
 
     def __repr__(self) -> str:
-        """Return the items and the keys."""
         return f"Normalised({self._source!r}, {list(self._moments)})"
 
 
@@ -168,7 +164,6 @@ class Loader:
     """
 
     def __init__(self, source: Loadable, options: LoaderArguments) -> None:
-        """Prepare the loader; see ``Loadable.loader``."""
         import torch
 
         rank, world_size = options.rank, options.world_size
@@ -206,11 +201,9 @@ class Loader:
             )
 
     def __repr__(self) -> str:
-        """Return the data and the size of a batch."""
         return f"Loader({self._source!r}, batch_size={self._options.batch_size})"
 
     def __len__(self) -> int:
-        """Number of batches of an epoch; the last one may be smaller."""
         options = self._options
         if options.drop_last:
             return len(self._source) // options.world_size // options.batch_size
@@ -223,7 +216,6 @@ class Loader:
         return self._epoch + (self._done == len(self))
 
     def __iter__(self) -> "Iterator[TensorDict]":
-        """Yield an epoch; or its rest, see ``resume`` and ``load_state_dict``."""
         if not self._continues or self._done == len(self):
             self._epoch, self._done = self._epoch + 1, 0
         self._continues = self._options.resume

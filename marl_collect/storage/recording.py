@@ -228,7 +228,6 @@ class BackgroundWriter(Closing):
         self._closed = self._raised = False
 
     def __repr__(self) -> str:
-        """Return the writer that the thread owns."""
         return f"BackgroundWriter({self._writer!r})"
 
     def add(self, batch: TensorDictBase) -> None:

@@ -59,7 +59,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
         self.runs: tuple[RunDescription, ...] = frames.runs
 
     def __len__(self) -> int:
-        """Number of episodes."""
         return len(self._rows)
 
     @overload
@@ -80,11 +79,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return self._cat(number.reshape(1))
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        """Read episodes, padded; torch's ``DataLoader`` calls this method."""
         return self._padded(np.asarray(indices))
 
     def __iter__(self) -> Iterator[TensorDict]:
-        """Read one episode after the other."""
         return (self[i] for i in range(len(self)))
 
     @property
@@ -313,7 +310,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
         _save(self._frames, self._rows, local_folder(path))
 
     def __repr__(self) -> str:
-        """Return the path and the sizes."""
         return (
             f"Trajectories({self.name!r}, {len(self)} episodes, "
             f"{int(self.lengths.sum())} frames)"

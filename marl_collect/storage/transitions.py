@@ -25,11 +25,9 @@ class Transitions(Loadable):
     def __init__(
         self, frames: Frames, numbers: NDArray[np.int64] | None = None
     ) -> None:
-        """Select frames by number, None for all; nothing is read yet."""
         self._frames, self._numbers = frames, numbers
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self._frames if self._numbers is None else self._numbers)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
@@ -59,7 +57,6 @@ class Transitions(Loadable):
         return frames if numbers.ndim else frames[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
-        """Read frames ``[n]``; torch's ``DataLoader`` calls this method."""
         return self[indices]
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
@@ -109,7 +106,6 @@ class Transitions(Loadable):
         return {c.key: Moments.from_json(saved[c.name]) for c in chosen.keys}
 
     def __repr__(self) -> str:
-        """Return the path and the number of frames."""
         return f"Transitions({self._frames.name!r}, {len(self)} frames)"
 
     def _read(self, positions: NDArray[np.int64]) -> TensorDict:

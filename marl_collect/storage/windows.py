@@ -52,19 +52,15 @@ class Sequences(Loadable):
         self._pieces = starts(1 + -(-beyond_first // stride))
 
     def __len__(self) -> int:
-        """Number of pieces."""
         return int(self._pieces[-1])
 
     def __getitem__(self, index: int) -> TensorDict:
-        """Read one piece ``[burn_in + length]``."""
         return self.__getitems__([operator.index(index)])[0]
 
     def __iter__(self) -> Iterator[TensorDict]:
-        """Read one piece after the other."""
         return (self[i] for i in range(len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        """Read pieces ``[n, burn_in + length]``; ``DataLoader`` calls this method."""
         items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         rows = self._episodes[episode]
@@ -83,7 +79,6 @@ class Sequences(Loadable):
         )
 
     def __repr__(self) -> str:
-        """Return the path and the sizes."""
         width = self._burn_in + self._length
         return f"Sequences({self._frames.name!r}, {len(self)} of {width} frames)"
 
@@ -106,7 +101,6 @@ class NSteps(Loadable):
         n: int,
         gamma: float,
     ) -> None:
-        """Prepare reading; see ``Trajectories.n_step``."""
         if n < 1:
             raise ValueError(f"n must be at least 1, but is {n}.")
         if not 0 <= gamma <= 1:
@@ -126,11 +120,9 @@ class NSteps(Loadable):
         self._episodes, self._starts = episodes, starts(episodes["length"])
 
     def __len__(self) -> int:
-        """Number of frames."""
         return int(self._starts[-1])
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        """Read transitions ``[n]``; torch's ``DataLoader`` calls this method."""
         items = item_numbers(indices, len(self), "frame")
         episode = np.searchsorted(self._starts, items, side="right") - 1
         rows = self._episodes[episode]
@@ -156,7 +148,6 @@ class NSteps(Loadable):
         return self._frames.nested(tensors, [len(first)], time=False)
 
     def __repr__(self) -> str:
-        """Return the path and the sizes."""
         return f"NSteps({self._frames.name!r}, {len(self)} frames, n={self._n})"
 
 

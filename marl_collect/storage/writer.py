@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
@@ -12,12 +13,12 @@ from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
 from marl_collect.storage.arrow import pa
-from marl_collect.storage.checks import naming
 from marl_collect.storage.columns import (
+    Column,
+    columns_difference,
     columns_of,
     json_of,
     rows_of,
-    schema_difference,
     to_table,
 )
 from marl_collect.storage.description import (
@@ -81,10 +82,12 @@ class Writer(Closing):
         self.description: Final = description
         self.frames = 0
         self._about = {"description": description.to_json()}
-        self._schema: pa.Schema | None = None
+        self._columns: Iterable[Column] = ()
         if files:
-            self._schema = read_schema(files[0].path)
-            self._check_description(files[0].path)
+            schema = read_schema(files[0].path)
+            self._columns = columns_of(schema)
+            there = json_of(schema).get("description")
+            self._check("batches do", difference(there, self._about["description"]))
         self._about["run"] = (run or RunDescription()).to_json()
         self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -100,7 +103,6 @@ class Writer(Closing):
         self._tracker = EpisodeTracker()
 
     def __repr__(self) -> str:
-        """Return the path, and whether it is closed."""
         return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
 
     def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
@@ -128,11 +130,12 @@ class Writer(Closing):
         rows = rows_of(batch)
         tracker = self._tracker.copy()
         frame_index, ended = tracker.add(rows)
+        if self._columns:
+            self._check("batch does", columns_difference(self._columns, rows))
         table = to_table(rows, self.run, frame_index, self._about)
-        self._check_keys(table.schema)
         try:
             self._write_batch(table)
-            self._tracker = tracker
+            self._tracker, self._columns = tracker, rows.keys()
             if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
                 self._join()
         except BaseException as error:
@@ -163,7 +166,6 @@ class Writer(Closing):
         if not is_small:
             self._join()  # Parts of a joined file have consecutive numbers.
         self._write(table, self._batches, self._batches)
-        self._schema = self._schema or table.schema
         if is_small:
             self._parts.append(self._batches)
             self._part_bytes += table.nbytes
@@ -222,24 +224,10 @@ class Writer(Closing):
                 "this process is a fork of that one. Open a writer in it."
             )
 
-    def _check_description(self, path: Path) -> None:
-        assert self._schema is not None
-        with naming(path, "a file of a dataset"):
-            columns_of(self._schema)
-            there = json_of(self._schema).get("description")
-        text = difference(there, self._about["description"])
+    def _check(self, what: str, text: str) -> None:
+        """Raise an error if ``text`` says how something differs from the dataset."""
         if text:
             raise ValueError(
-                f"The batches do not fit the dataset {self.path}: {text}. Write to "
-                "another folder."
-            )
-
-    def _check_keys(self, schema: pa.Schema) -> None:
-        if self._schema is None:
-            return
-        text = schema_difference(self._schema, schema)
-        if text:
-            raise ValueError(
-                f"The batch does not fit the dataset {self.path}: {text}. Write to "
-                "another folder."
+                f"The {what} not fit the dataset {self.path}: {text}. Write to another "
+                "folder."
             )
