@@ -100,13 +100,17 @@ class Column:
     def tensor(self, values: NDArray[Any]) -> torch.Tensor:
         """Return stored values as a tensor of the column's dtype, without copying."""
         tensor = torch.from_numpy(values)
-        is_view = self.dtype in _VIEWS
-        return tensor.view(getattr(torch, self.dtype)) if is_view else tensor
+        return tensor.view(getattr(torch, self.dtype)) if self.is_view else tensor
 
     def array(self, tensor: torch.Tensor) -> NDArray[Any]:
         """Return the stored values of a contiguous tensor, without copying."""
         stored = getattr(torch, str(self.stored))
-        return (tensor.view(stored) if self.dtype in _VIEWS else tensor).numpy()
+        return (tensor.view(stored) if self.is_view else tensor).numpy()
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the stored values are bytes of another dtype."""
+        return self.dtype in _VIEWS
 
     def field(self, arrow_type: pa.DataType) -> pa.Field:
         """Return the field of the table's schema."""

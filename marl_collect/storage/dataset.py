@@ -9,14 +9,8 @@ import numpy as np
 from tensordict import TensorDict
 
 from marl_collect.files.urls import url_of
-from marl_collect.options import method
 from marl_collect.programs import notebooks
-from marl_collect.storage.cache import (
-    Cache,
-    cache_folder,
-    open_cache,
-    user_cache,
-)
+from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
 from marl_collect.storage.card import card
 from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import Column, json_of
@@ -26,13 +20,9 @@ from marl_collect.storage.description import (
     RunDescription,
     difference,
 )
-from marl_collect.storage.files import (
-    BatchFile,
-    list_files,
-    read_schema,
-)
+from marl_collect.storage.files import BatchFile, list_files, read_schema
 from marl_collect.storage.frames import Frames
-from marl_collect.storage.loading import Loader, LoaderArguments
+from marl_collect.storage.loading import Loadable
 from marl_collect.storage.statistics import Range, Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
 from marl_collect.storage.transitions import Transitions
@@ -42,11 +32,13 @@ _LISTINGS: Final = 5
 
 
 @final
-class Dataset:
+class Dataset(Loadable):
     """The frames of one or several folders, in the order of their runs.
 
     ``dataset[numbers]`` is a TensorDict of frames in new memory. Open a dataset with
-    ``open_dataset``.
+    ``open_dataset``. ``loader`` yields frames ``[n]``; ``transitions``,
+    ``trajectories``, ``trajectories.sequences(length)`` and every selection of keys,
+    frames or episodes have this method too.
 
     Attributes:
         name: its folders, for messages.
@@ -57,12 +49,6 @@ class Dataset:
     """
 
     def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
-        """Map a cache; reads the descriptions from the files.
-
-        Raises:
-            DatasetError: if two runs have different descriptions; names the first
-                difference.
-        """
         self.name, self.files = name, tuple(files)
         self.description, self.runs = _about(self.files, cache.runs)
         self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
@@ -77,6 +63,9 @@ class Dataset:
             IndexError: if a number is out of range.
         """
         return self.transitions[np.asarray(numbers).reshape(-1)]
+
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        return self[indices]
 
     @property
     def path(self) -> Path:
@@ -152,18 +141,6 @@ class Dataset:
         """
         self.frames.cache.verify(self.files)
 
-    @method(LoaderArguments)
-    def loader(self, options: LoaderArguments) -> Loader:
-        """Return mini-batches of single frames ``[n]`` for training.
-
-        ``transitions``, ``trajectories``, ``trajectories.sequences(length)`` and every
-        selection of keys, frames or episodes have this method too.
-
-        Raises:
-            ValueError: if there is nothing to load, or an argument does not fit.
-        """
-        return Loader(self.transitions, options)
-
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name!r}, task={self.description.task!r}, {len(self)} "
@@ -172,15 +149,13 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         """Show sizes and groups as tables in notebooks."""
-        episodes = self.trajectories
+        lengths, returns = self.trajectories.lengths, self.trajectories.returns
         rows = {
             "path": self.name,
             "frames": f"{len(self):,}",
-            "episodes": f"{len(episodes):,}",
-            "mean length": float(episodes.lengths.mean()) if len(episodes) else None,
-            "mean team return": (
-                float(episodes.returns.mean()) if len(episodes) else None
-            ),
+            "episodes": f"{len(lengths):,}",
+            "mean length": float(lengths.mean()) if len(lengths) else None,
+            "mean team return": float(returns.mean()) if len(lengths) else None,
             "runs": len(self.runs),
         }
         about = notebooks.facts(self.description.task, rows)
@@ -221,7 +196,7 @@ def open_dataset(
         )
     home = Path(cache).absolute() if cache else user_cache()
     folders = [
-        fetch(url, home, **storage_options) if url else _folder(one)
+        fetch(url, home, **storage_options) if url else Path(one).absolute()
         for one, url in zip(paths, urls, strict=True)
     ]
     name = ", ".join(
@@ -245,35 +220,25 @@ def open_dataset(
     raise AssertionError
 
 
-def _folder(path: str | Path) -> Path:
-    """Return the folder that is read."""
-    folder = Path(path).absolute()
-    if not folder.is_dir():
-        kind = NotADirectoryError if folder.exists() else FileNotFoundError
-        raise kind(f"{folder} is not a folder of a dataset.")
-    return folder
-
-
 def _list_all(folders: Sequence[Path]) -> list[BatchFile]:
     files: list[BatchFile] = []
+    of_runs: dict[str, Path] = {}
     for folder in folders:
+        if not folder.is_dir():
+            kind = NotADirectoryError if folder.exists() else FileNotFoundError
+            raise kind(f"{folder} is not a folder of a dataset.")
         listed = list_files(folder)
         if not listed:
             raise FileNotFoundError(f"{folder} has no batches of a dataset.")
+        for file in listed:
+            other = of_runs.setdefault(file.run, folder)
+            if other != folder:
+                raise ValueError(
+                    f"The run {file.run} is in {other} and in {folder}, so its "
+                    "episodes would be read twice."
+                )
         files += listed
-    _check_runs(files)
     return files
-
-
-def _check_runs(files: Sequence[BatchFile]) -> None:
-    folders: dict[str, Path] = {}
-    for file in files:
-        other = folders.setdefault(file.run, file.path.parent)
-        if other != file.path.parent:
-            raise ValueError(
-                f"The run {file.run} is in {other} and in {file.path.parent}, so its "
-                "episodes would be read twice."
-            )
 
 
 def _about(

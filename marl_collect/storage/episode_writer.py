@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import STEP_COUNT
+from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.buffers.trajectories import TrajectoryAssembler
 from marl_collect.core.closing import Closing
 from marl_collect.core.signature import IS_INIT
@@ -36,18 +36,12 @@ class EpisodeWriter(Closing):
 
         Args:
             writer: writes the batches; closed by ``close``.
-            episodes: how many to write; None for no limit.
-            frames: write a batch when the complete episodes have at least this many
-                frames.
-
-        Raises:
-            ValueError: if ``episodes`` is less than one.
+            episodes: how many to write, at least 1; None for no limit.
+            frames: write a batch when the complete episodes have at least this many.
         """
         if episodes is not None and episodes < 1:
             raise ValueError(f"episodes must be at least 1, but is {episodes}.")
-        self._writer = writer
-        self._wanted = episodes
-        self._frames = frames
+        self._writer, self._wanted, self._frames = writer, episodes, frames
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
         self._missing: dict[int, float] = {}
@@ -70,16 +64,11 @@ class EpisodeWriter(Closing):
         Raises:
             KeyError: if it has no ``("collector", "traj_ids")``.
         """
-        self._take(batch)
-        enough = sum(map(len, self._waiting)) >= self._frames
-        return self._flush() if enough or self.complete else []
-
-    def _take(self, batch: TensorDictBase) -> None:
         if not self._missing:
             self._missing = self._shares(batch)
         self._assembler.add(batch)
         frames = self._assembler.take("cat")
-        ids = frames.get(("collector", "traj_ids")).numpy()
+        ids = frames.get(TRAJ_IDS).numpy()
         (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
         whole = np.ones(len(first), np.bool_)
         # A collector that has run before delivers the rest of an episode first.
@@ -94,6 +83,8 @@ class EpisodeWriter(Closing):
         if whole.any():
             frames_of_whole = whole.repeat(np.diff(first, append=len(ids)))
             self._waiting.append(frames[torch.from_numpy(frames_of_whole)])
+        enough = sum(map(len, self._waiting)) >= self._frames
+        return self._flush() if enough or self.complete else []
 
     def close(self) -> None:
         """Write the buffered complete episodes, and close the writer."""
@@ -104,7 +95,7 @@ class EpisodeWriter(Closing):
 
     def _shares(self, batch: TensorDictBase) -> dict[int, float]:
         """Return how many episodes each environment of a batch contributes."""
-        ids = batch.get(("collector", "traj_ids"), None)
+        ids = batch.get(TRAJ_IDS, None)
         if ids is None:
             raise KeyError(
                 "The batch has no ('collector', 'traj_ids') to identify episodes: "

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble, key_path
 from marl_collect.processes.cgroups import free_memory
@@ -38,25 +39,14 @@ _NOT_COLLATED = (
 
 
 class Sample(TensorDict, metaclass=_SavedAsTensorDict):
-    """A TensorDict whose errors say where a missing key is, and what to do."""
+    """A TensorDict whose errors name keys that end like a missing one, and advice."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the first dimension.
-
-        Raises:
-            TypeError: if there is none.
-        """
         if not self.batch_dims:  # torch's default_collate takes it for a dict.
             raise TypeError(f"A TensorDict [] has no items. {_NOT_COLLATED}")
         return super().__iter__()
 
     def __getitem__(self, index: Any) -> Any:
-        """Index by key or by position.
-
-        Raises:
-            KeyError: if there is no such key. The message names keys that end alike.
-            TypeError: if the index is a TensorDict.
-        """
         if isinstance(index, TensorDict):
             raise TypeError(f"A TensorDict is not a key. {_NOT_COLLATED}")
         try:
@@ -71,11 +61,8 @@ class Sample(TensorDict, metaclass=_SavedAsTensorDict):
             if not alike:
                 raise
             names = ", ".join(map(repr, alike))
-            hint = (
-                " What a step returns is under 'next'."
-                if any(isinstance(key, tuple) and key[0] == "next" for key in alike)
-                else ""
-            )
+            is_next = any(isinstance(key, tuple) and key[0] == "next" for key in alike)
+            hint = " What a step returns is under 'next'." if is_next else ""
             raise KeyError(f"There is no key {index!r}, but {names}.{hint}") from error
 
 
@@ -148,18 +135,18 @@ class Frames:
             KeyError: if a key does not exist.
         """
         wanted = [key_path(key) for key in keys]
-        for key in wanted:
-            if not any(column.key[: len(key)] == key for column in self.keys):
+        below = {
+            key: [column for column in self.keys if column.key[: len(key)] == key]
+            for key in wanted
+        }
+        for key, columns in below.items():
+            if not columns:
                 names = ", ".join("/".join(column.key) for column in self.keys)
                 raise KeyError(
                     f"There is no key {'/'.join(key)} in {self.name}; it has {names}."
                 )
-        chosen = (
-            column
-            for column in self.keys
-            if any(column.key[: len(key)] == key for key in wanted)
-        )
-        return replace(self, keys=tuple(chosen))
+        chosen = {column for columns in below.values() for column in columns}
+        return replace(self, keys=tuple(c for c in self.keys if c in chosen))
 
     def only(self, key: Key) -> Self:
         """Return the same frames with one key, whether it is selected or not."""
@@ -172,12 +159,7 @@ class Frames:
     def numbers(
         self, first: NDArray[np.int64], length: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the numbers of frames of episodes, given as positions in the order.
-
-        Args:
-            first: position of the first frame of each piece in ``Cache.order``.
-            length: frames of each piece.
-        """
+        """Return the numbers of frames of pieces, which begin in ``Cache.order``."""
         return np.asarray(self.cache.order[ranges(first, length)])
 
     def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
@@ -199,8 +181,8 @@ class Frames:
     def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
         """Copy frames as ``read`` does, as arrays; float32 instead of bfloat16."""
         return {
-            key: (tensor.float() if _is_unknown(tensor.dtype) else tensor).numpy()
-            for key, tensor in self.read(numbers).items()
+            key: (t.float() if t.is_floating_point() and c.is_view else t).numpy()
+            for c, (key, t) in zip(self.keys, self.read(numbers).items(), strict=True)
         }
 
     def stored(self, numbers: NDArray[np.int64]) -> dict[Column, NDArray[Any]]:
@@ -222,15 +204,36 @@ class Frames:
         *,
         time: bool = True,
     ) -> TensorDict:
-        """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape.
-
-        Args:
-            tensors: by key.
-            shape: batch size.
-            time: whether the last dimension is time.
-        """
+        """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape."""
         shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
         return assemble(shaped, shape, self.groups, time=time, kind=Sample)
+
+    def padded(
+        self,
+        first: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        width: int,
+        padding: NDArray[np.int64] | None = None,
+    ) -> TensorDict:
+        """Read pieces ``[n, width]``, padded with zeros, and their mask.
+
+        Args:
+            first: where each piece begins in ``Cache.order``.
+            lengths: of the pieces.
+            width: frames of a row.
+            padding: frames of zeros in front of each piece; None for none.
+        """
+        begin = np.zeros_like(lengths) if padding is None else padding
+        column = np.arange(width)
+        end = (begin + lengths)[:, None]
+        valid = torch.from_numpy((begin[:, None] <= column) & (column < end))
+        tensors = self.read(self.numbers(first, lengths))
+        if lengths.sum() < valid.numel():
+            positions = valid.reshape(-1).nonzero()[:, 0]
+            for key, tensor in tensors.items():
+                out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
+                tensors[key] = out.index_copy_(0, positions, tensor)
+        return self.nested(tensors, valid.shape).set(VALID, valid)
 
     def _large(self, column: Column, numbers: NDArray[np.int64]) -> torch.Tensor:
         out = np.empty((len(numbers), *column.shape), column.stored)
@@ -255,15 +258,6 @@ class Frames:
             )
 
 
-def _is_unknown(dtype: torch.dtype) -> bool:
-    """Return whether NumPy lacks a dtype."""
-    return dtype.is_floating_point and dtype not in (
-        torch.float16,
-        torch.float32,
-        torch.float64,
-    )
-
-
 def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
     shift = begin - np.cumsum(counts) + counts
@@ -277,11 +271,6 @@ def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
     """Return numbers of ``count`` items, which may count from the end, from 0 on.
-
-    Args:
-        numbers: integers of any shape.
-        count: number of items.
-        what: an item, for the error.
 
     Raises:
         IndexError: if one is out of range. It names the first one.
@@ -298,17 +287,7 @@ def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
 def draw(
     n: int, count: int, what: str, generator: torch.Generator | None
 ) -> NDArray[np.int64]:
-    """Draw ``n`` of ``count`` items uniformly, with replacement.
-
-    Args:
-        n: number of items.
-        count: number of items to draw from.
-        what: the items and where they are, for the error.
-        generator: random generator; torch's default if None.
-
-    Raises:
-        ValueError: if there are no items, or ``n`` is not an integer of at least 0.
-    """
+    """Draw ``n`` of ``count`` items uniformly, with replacement."""
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
     if not count:

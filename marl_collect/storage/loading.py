@@ -78,8 +78,7 @@ class Loadable(abc.ABC):
     """Items that are read many at once, in any order."""
 
     @abc.abstractmethod
-    def __len__(self) -> int:
-        """Number of items."""
+    def __len__(self) -> int: ...
 
     @abc.abstractmethod
     def __getitems__(self, indices: list[int]) -> "TensorDict":
@@ -124,9 +123,8 @@ class Normalised(Loadable):
     """Items whose values have the mean 0 and the standard deviation 1, as float32."""
 
     def __init__(self, source: Loadable, moments: Mapping[Key, Moments]) -> None:
-        self._source = source
-        self._moments = moments
-        (item,) = self._source.__getitems__([0]).unbind(0)
+        self._source, self._moments = source, moments
+        (item,) = source.__getitems__([0]).unbind(0)
         for key in moments:
             item[key]  # Raises a KeyError that says what there is.
 
@@ -157,10 +155,11 @@ class Normalised(Loadable):
 class Loader:
     """Yields every item once per epoch, in mini-batches.
 
-    One ``for`` loop is one epoch. The order depends on the seed and the epoch only, not
-    on the number of workers. Several loops at a time are independent: each is an epoch
-    of its own. ``state_dict`` after a batch and ``load_state_dict`` in another process
-    continue with the next batch.
+    One ``for`` loop is one epoch, or the rest of one: see ``resume`` and
+    ``load_state_dict``. ``len`` is the number of its batches. The order depends on the
+    seed and the epoch only, not on the number of workers. Several loops at a time are
+    independent: each is an epoch of its own. ``state_dict`` after a batch and
+    ``load_state_dict`` in another process continue with the next batch.
     """
 
     def __init__(self, source: Loadable, options: LoaderArguments) -> None:
@@ -235,16 +234,14 @@ class Loader:
                 batch = self._source.__getitems__(indices)
                 yield batch.pin_memory() if self._pin else batch
             return
-        if not self._readers:
-            self._readers.append(self._start_reader())
-        to_read, reader = self._readers.pop()
+        to_read, reader = self._readers.pop() if self._readers else self._reader()
         to_read[:] = batches
         try:
             yield from reader
         finally:
             self._readers.append((to_read, reader))
 
-    def _start_reader(self) -> tuple[list[list[int]], Any]:
+    def _reader(self) -> tuple[list[list[int]], Any]:
         from torch.utils.data import DataLoader
 
         to_read: list[list[int]] = []
@@ -261,15 +258,13 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""
+        names = ("batch_size", "world_size", "shuffle", "drop_last")
         return {
             "seed": self._seed,
             "epoch": self.epoch,
             "batches": self._done % len(self),
             "items": len(self._source),
-            "batch_size": self._options.batch_size,
-            "world_size": self._options.world_size,
-            "shuffle": int(self._options.shuffle),
-            "drop_last": int(self._options.drop_last),
+            **{name: int(getattr(self._options, name)) for name in names},
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -278,14 +273,12 @@ class Loader:
         Raises:
             ValueError: if the state is of a loader with other items or batches.
         """
-        here = self.state_dict()
-        position = ("seed", "epoch", "batches")
-        for name in [name for name in here if name not in position]:
+        for name, here in list(self.state_dict().items())[3:]:
             there = state.get(name)
-            if there != here[name]:
+            if there != here:
                 raise ValueError(
                     f"The state is of a loader with {name} {there}, but this one has "
-                    f"{here[name]}. Open the same dataset with the same arguments."
+                    f"{here}. Open the same dataset with the same arguments."
                 )
         self._seed = state["seed"]
         self._epoch, self._done = state["epoch"], state["batches"]

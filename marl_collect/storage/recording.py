@@ -129,43 +129,36 @@ def collect_into(
         )
     refuse(arguments, "record")
     check_target(local_folder(path))
-    options = changed(BatchOptions, arguments)
+    options = changed(BatchOptions, arguments) | asdict(arguments.ranks)
+    options |= {"seed": draw_seed(arguments.seed), "total_frames": frames}
     options["frames_per_batch"] = arguments.frames_per_batch
     if arguments.frames_per_batch is None:
         options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
-    options |= {"seed": draw_seed(arguments.seed), "total_frames": frames}
-    options |= asdict(arguments.ranks)
     with MultiSyncCollector(
         arguments.create_env_fn, arguments.policy, **options
     ) as collector:
         environment = collector.description
-        about = DatasetDescription(
-            arguments.task or environment.name,
-            environment,
-            dict(arguments.env_kwargs or {}),
-        )
-        policy_description = arguments.policy_description
-        if policy_description is None:
+        task = arguments.task or environment.name
+        settings = dict(arguments.env_kwargs or {})
+        about = DatasetDescription(task, environment, settings)
+        policy = arguments.policy_description
+        if policy is None:
             built = "policy_factory" in options and collector.policy is None
-            policy_description = (
-                {"kind": "built in the workers"}
-                if built
-                else describe_policy(collector.policy)
-            )
-        settings = {"episodes": episodes, "frames": frames} | {
-            name: value for name, value in options.items() if _is_plain(value)
+            kind = {"kind": "built in the workers"}
+            policy = kind if built else describe_policy(collector.policy)
+        limits = {"episodes": episodes, "frames": frames} | {
+            name: value
+            for name, value in options.items()
+            if isinstance(value, bool | int | float | str | None)
         }
-        run = RunDescription(options["seed"], policy_description, settings)
-        interruption = interruption or Interruption()
-        ends = FirstEnds(environment)
+        run = RunDescription(options["seed"], policy, limits)
+        interruption, ends = interruption or Interruption(), FirstEnds(environment)
         writer = Writer(path, about, run)
         whole = None if episodes is None else EpisodeWriter(writer, episodes)
         with BackgroundWriter(whole or writer, on_episodes) as recorder:
             if on_start is not None:
                 on_start(collector, writer)
-            while not interruption.happened:
-                if whole is not None and whole.complete:
-                    break
+            while not (interruption.happened or (whole and whole.complete)):
                 batch = collector.next()
                 if batch is None:
                     break
@@ -212,15 +205,11 @@ class BackgroundWriter(Closing):
         writer: Writer | EpisodeWriter,
         on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
     ) -> None:
-        """Start the thread; it owns ``writer``.
+        """Start the thread, which owns ``writer`` and closes it.
 
-        Args:
-            writer: closed by ``close``.
-            on_episodes: called in the thread with the episodes of each batch that
-                has been written.
+        ``on_episodes`` is called in it with the episodes of each batch on disk.
         """
-        self._writer = writer
-        self._on_episodes = on_episodes
+        self._writer, self._on_episodes = writer, on_episodes
         self._thread = ThreadPoolExecutor(1, "writer")
         self._owner = os.getpid()
         self._batch: Any = None
@@ -261,7 +250,6 @@ class BackgroundWriter(Closing):
             self._wait()
 
     def _wait(self) -> None:
-        """Wait until the last batch is written, and raise its error."""
         if self._last is not None and os.getpid() == self._owner:
             error = self._last.exception()
             if error is not None:
@@ -273,7 +261,3 @@ class BackgroundWriter(Closing):
         episodes = self._writer.add(batch)
         if self._on_episodes is not None:
             self._on_episodes(episodes)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.description import FLAGS, EnvDescription, Key
 
 
 @final
@@ -45,14 +45,7 @@ class Range:
 @final
 @dataclass(frozen=True)
 class Summary:
-    """Describes one number per episode.
-
-    Attributes:
-        mean: arithmetic mean.
-        std: standard deviation of the episodes, divided by ``n``.
-        low: the lowest value.
-        high: the highest value.
-    """
+    """Describes one number per episode; ``std`` divides by the number of episodes."""
 
     mean: float
     std: float
@@ -62,12 +55,7 @@ class Summary:
     @classmethod
     def of(cls, values: NDArray[Any]) -> Self:
         """Summarise at least one value, ``[n]``."""
-        return cls(
-            float(values.mean()),
-            float(values.std()),
-            float(values.min()),
-            float(values.max()),
-        )
+        return cls(*(float(f(values)) for f in (np.mean, np.std, np.min, np.max)))
 
 
 @final
@@ -128,13 +116,7 @@ class Statistics:
         returns: Mapping[str, NDArray[np.float64]],
         ranges: Mapping[Key, Range],
     ) -> Self:
-        """Summarise episodes.
-
-        Args:
-            lengths: of the episodes, ``[n]``.
-            returns: of each agent, ``[n, n_agents]``, by group.
-            ranges: of each key.
-        """
+        """Summarise ``n`` episodes; returns are ``[n, n_agents]``."""
         if not len(lengths):
             return cls(0, None, {}, None, ranges)
         team = np.sum([values.sum(1) for values in returns.values()], 0)
@@ -145,9 +127,8 @@ class Statistics:
 
     def main_ranges(self, environment: EnvDescription) -> dict[Key, Range]:
         """Return the ranges of observations, actions and rewards."""
-        flags = ("done", "terminated", "truncated")
         wanted = [
-            *(key for key in environment.observed() if key[-1] not in flags),
+            *(key for key in environment.observed() if key[-1] not in FLAGS),
             *environment.actions(),
             *(("next", *key) for key in environment.outcome()),
         ]
@@ -166,22 +147,10 @@ def ranges_of(parts: Iterable[Mapping[Key, torch.Tensor]]) -> dict[Key, Range]:
 @final
 @dataclass(frozen=True)
 class Moments:
-    """Describes the values of a key.
-
-    Attributes:
-        mean: of each element, float32.
-        std: standard deviation of each element, float32.
-    """
+    """Mean and standard deviation of each element of a key, float32."""
 
     mean: torch.Tensor
     std: torch.Tensor
-
-    @classmethod
-    def of(cls, count: int, total: torch.Tensor, squares: torch.Tensor) -> Self:
-        """Return the moments of values, from their number and sums in float64."""
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0)
-        return cls(mean.float(), variance.sqrt().float())
 
     def to_json(self) -> list[Any]:
         """Return the moments as JSON values, which may be NaN."""
@@ -190,29 +159,31 @@ class Moments:
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Self:
         """Return the moments from the output of ``to_json``."""
-        mean, std = (
-            torch.tensor(values, dtype=torch.float32, device="cpu") for values in data
-        )
-        return cls(mean, std)
+        return cls(*(torch.tensor(v, dtype=torch.float32, device="cpu") for v in data))
 
 
 def moments_of(
     parts: Iterable[Mapping[Key, torch.Tensor]], groups: Iterable[str]
 ) -> dict[Key, Moments]:
-    """Return the moments over frames, and over the agents of groups.
+    """Return the moments over frames ``[n, ...]``, and over the agents of groups.
 
-    Args:
-        parts: of frames, ``[n, ...]`` for each key.
-        groups: names of the groups.
+    The variances of parts are joined, because ``E[x^2] - E[x]^2`` loses digits.
     """
-    sums: dict[Key, list[Any]] = {}
+    moments: dict[Key, tuple[int, torch.Tensor, torch.Tensor]] = {}
     names = set(groups)
     for part in parts:
         for key, tensor in part.items():
             values = tensor.double()
             if key[0] in names:
                 values = values.flatten(0, 1)
-            added = len(values), values.sum(0), values.square().sum(0)
-            before = sums.get(key, [0, 0, 0])
-            sums[key] = [a + b for a, b in zip(before, added, strict=True)]
-    return {key: Moments.of(*values) for key, values in sums.items()}
+            variance, mean = torch.var_mean(values, 0, correction=0)
+            count, mean_before, before = moments.get(key, (0, mean, variance))
+            total, apart = count + len(values), mean - mean_before
+            share = len(values) / total
+            variance = before * (1 - share) + variance * share
+            variance += apart.square() * share * (1 - share)
+            moments[key] = total, mean_before + apart * share, variance
+    return {
+        key: Moments(mean.float(), variance.sqrt().float())
+        for key, (_, mean, variance) in moments.items()
+    }

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, final, overload
@@ -25,8 +25,9 @@ from marl_collect.storage.files import BatchFile, file_name, new_run, write_tabl
 from marl_collect.storage.frames import Frames, draw, item_numbers, ranges, starts
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.transitions import Transitions
-from marl_collect.storage.windows import NSteps, Sequences, read_padded
+from marl_collect.storage.windows import NSteps, Sequences
 
+_Chosen = NDArray[np.int64] | slice
 _ABOUT: Final = ("traj_id", "length", "terminated")
 _TOLERATED_SHARE: Final = 0.1
 """Difference of a part from its share, of all episodes, that is no surprise."""
@@ -48,12 +49,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     """
 
     def __init__(self, frames: Frames, rows: NDArray[Any]) -> None:
-        """Select episodes; nothing is read yet.
-
-        Args:
-            frames: to read from.
-            rows: of ``Cache.episodes``.
-        """
+        # Rows of ``Cache.episodes``.
         self._frames, self._rows, self.name = frames, rows, frames.name
         self.description: DatasetDescription = frames.description
         self.runs: tuple[RunDescription, ...] = frames.runs
@@ -75,14 +71,10 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         if isinstance(index, slice):
             return self._take(index)
-        number = item_numbers(operator.index(index), len(self), "episode")
-        return self._cat(number.reshape(1))
+        return self._cat(self._number(operator.index(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         return self._padded(np.asarray(indices))
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        return (self[i] for i in range(len(self)))
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -117,10 +109,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def returns(self) -> NDArray[np.float64]:
         """Undiscounted return of each episode, summed over all agents, ``[n]``."""
-        sums = np.zeros(len(self))
-        for values in self.agent_returns.values():
-            sums += values.sum(1)
-        return sums
+        sums = (values.sum(1) for values in self.agent_returns.values())
+        return sum(sums, start=np.zeros(len(self)))
 
     @property
     def seeds(self) -> list[int | None]:
@@ -156,31 +146,22 @@ class Trajectories(Sequence[TensorDict], Loadable):
         ]
 
     def first(self, key: Key) -> NDArray[Any]:
-        """Return one key in the first frame of each episode, ``[n, ...]``.
-
-        Raises:
-            KeyError: if there is no such key.
-        """
+        """Return one key, or a KeyError, in the first frame of each episode."""
         numbers = self._frames.numbers(self._rows["first"], np.ones_like(self.lengths))
         return self._frames.only(key).arrays(numbers)[key]
 
     def arrays(self, index: int) -> dict[Key, NDArray[Any]]:
-        """Read an episode: every key ``[T, ...]``, float32 instead of bfloat16.
-
-        Raises:
-            IndexError: if there is no such episode.
-        """
-        number = item_numbers(index, len(self), "episode")
-        return self._frames.arrays(self._numbers(number.reshape(1)))
+        """Read an episode: every key ``[T, ...]``, float32 instead of bfloat16."""
+        return self._frames.arrays(self._numbers(self._number(index)))
 
     def cat(self) -> TensorDict:
         """Read all episodes, back to back: ``[sum of lengths]``."""
-        return self._cat(np.arange(len(self)))
+        return self._cat(slice(None))
 
     @property
     def transitions(self) -> Transitions:
         """The frames of these episodes."""
-        return Transitions(self._frames, self._numbers(np.arange(len(self))))
+        return Transitions(self._frames, self._numbers(slice(None)))
 
     def select(self, *keys: str | Key) -> "Trajectories":
         """Return the same episodes with these keys, and those below them, only.
@@ -307,7 +288,39 @@ class Trajectories(Sequence[TensorDict], Loadable):
             KeyError: if a key that tells episodes apart was not selected.
             FileExistsError: if something is at ``path``.
         """
-        _save(self._frames, self._rows, local_folder(path))
+        frames, target = self._frames, local_folder(path)
+        missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
+        if missing:
+            raise KeyError(
+                f"Datasets need the keys {sorted(missing)}: select them too."
+            )
+        if not len(self):
+            raise ValueError(f"There are no episodes of {self.name} to save.")
+        size = sum(column.nbytes for column in frames.keys)
+        description = self.description.to_json()
+        with completed(target, "save", or_empty=True) as temporary:
+            temporary.mkdir()
+            folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            saved: list[BatchFile] = []
+            try:
+                for run in np.unique(self._rows["run"]).tolist():
+                    rows = self._rows[self._rows["run"] == run]
+                    # So files of several selections may be in one folder.
+                    saved.append(BatchFile(new_run(saved), 0, 0, target))
+                    run_about = self.runs[run].to_json()
+                    about = {"description": description, "run": run_about}
+                    ends = starts(rows["length"])[1:] * size // _FILE_BYTES
+                    cuts = np.flatnonzero(np.diff(ends)) + 1
+                    for number, part in enumerate(np.split(rows, cuts)):
+                        index = ranges(np.zeros(len(part), np.int64), part["length"])
+                        numbers = frames.numbers(part["first"], part["length"])
+                        values = frames.stored(numbers)
+                        name = saved[-1].run
+                        table = to_table(values, name, index.astype(np.int32), about)
+                        file = file_name(name, number, number)
+                        write_table(table, file, folder, target)
+            finally:
+                os.close(folder)
 
     def __repr__(self) -> str:
         return (
@@ -315,23 +328,24 @@ class Trajectories(Sequence[TensorDict], Loadable):
             f"{int(self.lengths.sum())} frames)"
         )
 
-    def _take(self, chosen: NDArray[np.int64] | slice) -> "Trajectories":
+    def _take(self, chosen: _Chosen) -> "Trajectories":
         return Trajectories(self._frames, self._rows[chosen])
 
-    def _numbers(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _number(self, index: int) -> NDArray[np.int64]:
+        return item_numbers(index, len(self), "episode").reshape(1)
+
+    def _numbers(self, chosen: _Chosen) -> NDArray[np.int64]:
         """Return the numbers of the frames of some episodes, back to back."""
         rows = self._rows[chosen]
         return self._frames.numbers(rows["first"], rows["length"])
 
-    def _cat(self, chosen: NDArray[np.int64]) -> TensorDict:
+    def _cat(self, chosen: _Chosen) -> TensorDict:
         numbers = self._numbers(chosen)
         return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
-    def _padded(self, chosen: NDArray[np.int64]) -> TensorDict:
-        lengths = self.lengths[chosen]
-        padding = np.zeros_like(lengths)
-        numbers, width = self._numbers(chosen), int(lengths.max(initial=0))
-        return read_padded(self._frames, numbers, lengths, padding, width)
+    def _padded(self, chosen: _Chosen) -> TensorDict:
+        first, lengths = self._rows["first"][chosen], self._rows["length"][chosen]
+        return self._frames.padded(first, lengths, int(lengths.max(initial=0)))
 
 
 def _warn_of_ties(
@@ -351,39 +365,3 @@ def _warn_of_ties(
         "go into the same part. Other quantiles, another group, or "
         "filter(lambda episode: ...) may fit better."
     )
-
-
-def _save(frames: Frames, episodes: NDArray[Any], path: Path) -> None:
-    """Write rows of ``Cache.episodes``, with the selected keys; see ``Trajectories``.
-
-    Each run gets a new name, so files of several selections may be in one folder. Its
-    description stays, so its episodes keep their seeds.
-    """
-    missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
-    if missing:
-        raise KeyError(f"Datasets need the keys {sorted(missing)}: select them too.")
-    if not len(episodes):
-        raise ValueError(f"There are no episodes of {frames.name} to save.")
-    size = sum(column.nbytes for column in frames.keys)
-    description = frames.description.to_json()
-    with completed(path, "save", or_empty=True) as temporary:
-        temporary.mkdir()
-        folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        saved: list[BatchFile] = []
-        try:
-            for run in np.unique(episodes["run"]).tolist():
-                rows = episodes[episodes["run"] == run]
-                name = new_run(saved)
-                saved.append(BatchFile(name, 0, 0, path))
-                about = {"description": description, "run": frames.runs[run].to_json()}
-                ends = starts(rows["length"])[1:] * size // _FILE_BYTES
-                cuts = np.flatnonzero(np.diff(ends)) + 1
-                for number, part in enumerate(np.split(rows, cuts)):
-                    index = ranges(np.zeros(len(part), np.int64), part["length"])
-                    numbers = frames.numbers(part["first"], part["length"])
-                    values = frames.stored(numbers)
-                    table = to_table(values, name, index.astype(np.int32), about)
-                    target = file_name(name, number, number)
-                    write_table(table, target, folder, path)
-        finally:
-            os.close(folder)

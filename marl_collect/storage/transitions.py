@@ -80,8 +80,7 @@ class Transitions(Loadable):
         """Return the mean and the standard deviation of each element of keys.
 
         They are over all frames, and over the agents of a group. All frames are read
-        once, in parts. Moments of ``dataset.transitions`` are kept in the cache; the
-        next call reads them there and no frames.
+        once, in parts. Moments of ``dataset.transitions`` are kept in the cache.
 
         Args:
             keys: numeric keys at the root, such as ``("agent", "observation")``.
@@ -111,6 +110,5 @@ class Transitions(Loadable):
     def _read(self, positions: NDArray[np.int64]) -> TensorDict:
         if self._numbers is not None:
             positions = self._numbers[positions]
-        return self._frames.nested(
-            self._frames.read(positions), [len(positions)], time=False
-        )
+        frames = self._frames.read(positions)
+        return self._frames.nested(frames, [len(positions)], time=False)

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from marl_collect.buffers.layout import VALID
 from marl_collect.storage.frames import Frames, item_numbers, ranges, starts
 from marl_collect.storage.loading import Loadable
 
@@ -18,9 +17,10 @@ from marl_collect.storage.loading import Loadable
 class Sequences(Loadable):
     """Pieces of episodes with the same number of frames, for recurrent networks.
 
-    Every frame of an episode is in a piece. The last piece is padded with zeros behind
-    its frames, and pieces with ``burn_in`` in front of them;
-    ``("collector", "mask")`` says which frames are valid.
+    A piece is ``[burn_in + length]``, several are ``[n, burn_in + length]``. Every
+    frame of an episode is in a piece. The last piece is padded with zeros behind its
+    frames, and pieces with ``burn_in`` in front of them; ``("collector", "mask")`` says
+    which frames are valid.
     """
 
     def __init__(
@@ -31,11 +31,6 @@ class Sequences(Loadable):
         stride: int,
         burn_in: int,
     ) -> None:
-        """Cut episodes, rows of ``Cache.episodes``; nothing is read yet.
-
-        Raises:
-            ValueError: if the numbers do not fit.
-        """
         if length < 1:
             raise ValueError(f"length must be at least 1, but is {length}.")
         if not 1 <= stride <= length:
@@ -64,19 +59,12 @@ class Sequences(Loadable):
         items = item_numbers(indices, len(self), "piece")
         episode = np.searchsorted(self._pieces, items, side="right") - 1
         rows = self._episodes[episode]
-        first = rows["first"]
-        begin = first + self._stride * (items - self._pieces[episode])
-        end = np.minimum(first + rows["length"], begin + self._length)
-        padding = np.maximum(0, self._burn_in - (begin - first))
-        begin = begin - self._burn_in + padding
-        lengths = end - begin
-        return read_padded(
-            self._frames,
-            self._frames.numbers(begin, lengths),
-            lengths,
-            padding,
-            self._burn_in + self._length,
-        )
+        offset = self._stride * (items - self._pieces[episode])
+        begin = np.maximum(offset - self._burn_in, 0)
+        end = np.minimum(rows["length"], offset + self._length)
+        padding = np.maximum(self._burn_in - offset, 0)
+        width = self._burn_in + self._length
+        return self._frames.padded(rows["first"] + begin, end - begin, width, padding)
 
     def __repr__(self) -> str:
         width = self._burn_in + self._length
@@ -87,36 +75,28 @@ class Sequences(Loadable):
 class NSteps(Loadable):
     """Transitions over several frames of an episode, one that begins at each frame.
 
-    Keys at the root are those of the first frame, keys under ``next`` those of the last
-    one, and rewards are the discounted sum in between. ``"steps_to_next_obs"`` ``[n,
-    1]`` is the number of frames, and ``"gamma"`` ``[n, 1]`` the discount of the value
-    of the next observation, ``gamma ** steps_to_next_obs``; the names are those of
-    TorchRL's ``MultiStep``.
+    Several are ``[n]``. Keys at the root are those of the first frame, keys under
+    ``next`` those of the last one, and rewards are the discounted sum in between.
+    ``"steps_to_next_obs"`` ``[n, 1]`` is the number of frames, and ``"gamma"`` ``[n,
+    1]`` the discount of the value of the next observation, ``gamma **
+    steps_to_next_obs``; the names are those of TorchRL's ``MultiStep``.
     """
 
     def __init__(
-        self,
-        frames: Frames,
-        episodes: NDArray[Any],
-        n: int,
-        gamma: float,
+        self, frames: Frames, episodes: NDArray[Any], n: int, gamma: float
     ) -> None:
         if n < 1:
             raise ValueError(f"n must be at least 1, but is {n}.")
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be between 0 and 1, but is {gamma}.")
-        self._rewards = [
-            item.key
-            for item in frames.keys
-            if item.key[0] == "next" and item.key[-1] == "reward"
-        ]
-        if not self._rewards:
+        root = [column.key for column in frames.keys if not column.root]
+        after = [column.key for column in frames.keys if column.root]
+        rewards = [column.key for column in frames.keys if column.is_reward]
+        if not rewards:
             raise ValueError("No reward is selected: add its key to select().")
         self._frames, self._n, self._gamma = frames, n, gamma
-        root = [item.key for item in frames.keys if item.key[0] != "next"]
-        after = [item.key for item in frames.keys if item.key[0] == "next"]
         self._root, self._after = frames.select(*root), frames.select(*after)
-        self._between = frames.select(*self._rewards)
+        self._rewards = frames.select(*rewards)
         self._episodes, self._starts = episodes, starts(episodes["length"])
 
     def __len__(self) -> int:
@@ -126,57 +106,23 @@ class NSteps(Loadable):
         items = item_numbers(indices, len(self), "frame")
         episode = np.searchsorted(self._starts, items, side="right") - 1
         rows = self._episodes[episode]
-        first = rows["first"] + items - self._starts[episode]
-        end = np.minimum(first + self._n, rows["first"] + rows["length"])
-        steps = end - first
-        between = self._frames.numbers(first, steps)
+        offset = items - self._starts[episode]
+        steps = np.minimum(self._n, rows["length"] - offset)
+        between = self._frames.numbers(rows["first"] + offset, steps)
         item_starts = starts(steps)
         tensors = self._root.read(between[item_starts[:-1]])
         tensors |= self._after.read(between[item_starts[1:] - 1])
-        rewards = self._between.read(between)
-        item = torch.from_numpy(np.repeat(np.arange(len(first)), steps))
+        item = torch.from_numpy(np.repeat(np.arange(len(steps)), steps))
         power = torch.from_numpy(ranges(np.zeros_like(steps), steps))
         discount = self._gamma ** power.double()
-        for key in self._rewards:
-            values = rewards[key]
+        for key, values in self._rewards.read(between).items():
             weighted = values * discount.view(-1, *[1] * (values.ndim - 1))
             total = weighted.new_zeros(tensors[key].shape)
             tensors[key] = total.index_add_(0, item, weighted).to(values.dtype)
         count = torch.from_numpy(steps).view(-1, 1)
         tensors["steps_to_next_obs",] = count
         tensors["gamma",] = (self._gamma ** count.double()).float()
-        return self._frames.nested(tensors, [len(first)], time=False)
+        return self._frames.nested(tensors, [len(steps)], time=False)
 
     def __repr__(self) -> str:
         return f"NSteps({self._frames.name!r}, {len(self)} frames, n={self._n})"
-
-
-def read_padded(
-    frames: Frames,
-    numbers: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    padding: NDArray[np.int64],
-    width: int,
-) -> TensorDict:
-    """Read pieces ``[n, width]`` and their mask.
-
-    Args:
-        frames: to read from.
-        numbers: of the frames, all pieces back to back.
-        lengths: of the pieces.
-        padding: frames of zeros in front of each piece; behind it they fill the row.
-        width: frames of a row.
-    """
-    shape = [len(lengths), width]
-    column = np.arange(width)
-    first = padding[:, None]
-    valid = torch.from_numpy((first <= column) & (column < first + lengths[:, None]))
-    tensors = frames.read(numbers)
-    if len(numbers) < len(lengths) * width:
-        positions = valid.reshape(-1).nonzero()[:, 0]
-        for key, tensor in tensors.items():
-            out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
-            tensors[key] = out.index_copy_(0, positions, tensor)
-    result = frames.nested(tensors, shape)
-    result.set(VALID, valid)
-    return result
