@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, Key, stored_action
 from marl_collect.storage.description import RunDescription
-from marl_collect.storage.statistics import Range, Statistics, Summary
+from marl_collect.storage.statistics import Range, Statistics
 
 if TYPE_CHECKING:
     from marl_collect.storage.frames import Frames
@@ -89,15 +89,16 @@ def _episodes(environment: EnvDescription, statistics: Statistics) -> str:
     if statistics.lengths is None or statistics.team_return is None:
         return "No episode is complete."
     groups = environment.groups
-    rows = [
-        ("return", "all", "team sum", *_numbers(statistics.team_return)),
-        *(
-            ("return", name, agent, *_numbers(summary))
-            for name, summaries in statistics.returns.items()
-            for agent, summary in zip(groups[name].agents, summaries, strict=True)
-        ),
-        ("length", "", "", *_numbers(statistics.lengths)),
-    ]
+    summaries = {
+        ("return", "all", "team sum"): statistics.team_return,
+        **{
+            ("return", name, agent): summary
+            for name, agents in statistics.returns.items()
+            for agent, summary in zip(groups[name].agents, agents, strict=True)
+        },
+        ("length", "", ""): statistics.lengths,
+    }
+    rows = ((*k, *map(number, vars(s).values())) for k, s in summaries.items())
     columns = ("per episode", "group", "agent", "mean", "std", "lowest", "highest")
     return _table(columns, rows)
 
@@ -113,20 +114,13 @@ def describe_space(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def _numbers(summary: Summary) -> tuple[str, ...]:
-    values = (summary.mean, summary.std, summary.low, summary.high)
-    return tuple(map(number, values))
-
-
 def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
     rows = (
         (
             f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
             str(list(field.shape)),
             field.dtype,
-            number(ranges[field.key].low),
-            number(ranges[field.key].high),
-            f"{ranges[field.key].nans:,}",
+            *map(number, vars(ranges[field.key]).values()),
         )
         for field in frames.keys
     )
@@ -134,8 +128,9 @@ def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
 
 
 def _runs(frames: "Frames") -> str:
-    versions, counts = new_versions(frames.runs), frames.cache.state.runs.values()
-    rows = [
+    counts = frames.cache.state.runs.values()
+    runs = zip(frames.runs, counts, new_versions(frames.runs), strict=True)
+    rows = (
         (
             str(number),
             f"{count:,}",
@@ -143,10 +138,10 @@ def _runs(frames: "Frames") -> str:
             run.started,
             ", ".join(f"{k}={v}" for k, v in run.policy.items()),
             ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None),
-            versions[number],
+            versions,
         )
-        for number, (run, count) in enumerate(zip(frames.runs, counts, strict=True))
-    ]
+        for number, (run, count, versions) in enumerate(runs)
+    )
     columns = ("run", "frames", "seed", "started", "policy", "options", "new versions")
     return _table(columns, rows)
 

@@ -66,16 +66,7 @@ def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
 
 
 def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
-    """Return a folder with the files of a dataset in an object store.
-
-    Args:
-        url: of the dataset.
-        cache: has a folder for each URL, which is brought up to date.
-        storage_options: arguments of the fsspec file system.
-
-    Raises:
-        FileNotFoundError, DatasetError, ImportError, OSError: as ``copy``.
-    """
+    """Return a folder in ``cache`` with the files of a dataset in an object store."""
     origin = _Location.of(url, storage_options)
     folder = cache / hashlib.sha256(url.encode()).hexdigest()[:24]
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,14 +80,9 @@ def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
 
 
 def check_url(url: str, description: DatasetDescription) -> None:
-    """Check that batches of this description may be copied to a URL.
-
-    Raises:
-        ValueError: if it holds a dataset of another description.
-        ImportError, OSError: as ``copy``.
-    """
+    """Check that batches of this description may be copied to a URL."""
     target = _Location.of(url, {})
-    files = target.files(target.sizes(), check=False)
+    files = target.listed(check=False)[1]
     if files:
         there = json_of(target.schema(files[0].path.name)).get("description")
         _check(target, difference(there, description.to_json()))
@@ -105,14 +91,7 @@ def check_url(url: str, description: DatasetDescription) -> None:
 @final
 @dataclass(frozen=True)
 class _Location:
-    """A folder of this machine or of an object store.
-
-    Attributes:
-        name: for messages.
-        store: the fsspec file system.
-        root: path in it.
-        is_local: whether it is on this machine.
-    """
+    """A folder of this machine or a path in an fsspec file system."""
 
     name: str
     store: Any
@@ -140,6 +119,11 @@ class _Location:
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
+    def listed(self, *, check: bool = True) -> tuple[dict[str, int], list[BatchFile]]:
+        """Return the size of every file of a dataset, and the files with batches."""
+        sizes = self.sizes()
+        return sizes, self.files(sizes, check=check)
+
     def sizes(self) -> dict[str, int]:
         """Return the size of every file of a dataset; others are left out."""
         with _named(self.name):
@@ -161,11 +145,6 @@ class _Location:
         paths = [Path(self.root, name) for name in sizes if name != _CARD]
         return arranged(paths, self.name, check=check)
 
-    def listed(self) -> tuple[dict[str, int], list[BatchFile]]:
-        """Return the size of every file, and the files with batches."""
-        sizes = self.sizes()
-        return sizes, self.files(sizes)
-
     def schema(self, name: str) -> Any:
         """Return the schema of a file of a dataset."""
         with _named(self.name), self.store.open(self.path(name)) as file:
@@ -177,8 +156,7 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
     count = 0
     while True:
         sizes, files = settled(origin.listed)
-        there = goal.sizes()
-        before = goal.files(there, check=False)
+        there, before = goal.listed(check=False)
         if not files:
             raise FileNotFoundError(f"{origin.name} has no batches of a dataset.")
         names = [file.path.name for file in files]
@@ -210,7 +188,6 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
 
 
 def _check(goal: _Location, text: str) -> None:
-    """Raise an error if ``text`` says how the dataset of a goal differs."""
     if text:
         raise ValueError(
             f"{goal.name} holds a dataset of another kind: {text}. Copy to another "
@@ -225,15 +202,15 @@ def _transfer(
 
     ``like`` has the same last batch. A local file gets its time, unless it replaces it.
     """
-    if not goal.is_local and origin.is_local:
-        with _named(goal.name):
-            goal.store.put_file(origin.path(name), goal.path(name))
-        return
-    if not goal.is_local:
+    if not goal.is_local and not origin.is_local:
         with tempfile.TemporaryDirectory() as between:
             middle = _Location.of(between, {})
             _transfer(origin, middle, name, size, None)
             _transfer(middle, goal, name, size, None)
+        return
+    if not goal.is_local:
+        with _named(goal.name):
+            goal.store.put_file(origin.path(name), goal.path(name))
         return
     folder = Path(goal.root)
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,8 +59,7 @@ class EpisodeTracker:
     """Follows the trajectories of one run.
 
     Attributes:
-        running: frames so far and returns of the trajectories that have not ended;
-            ``-1`` frames if the beginning was not seen.
+        running: frames so far and returns of the trajectories that have not ended.
         last_ended: each environment's trajectory that ended last.
     """
 
@@ -79,10 +78,6 @@ class EpisodeTracker:
         Returns:
             The number of each frame in its episode, -1 if the beginning was not seen;
             and the episodes that ended, in the order of their last frames.
-
-        Raises:
-            ValueError: if a trajectory continues after its end, or a return is not
-                finite.
         """
         ids, done = column_of(rows, TRAJ_IDS), column_of(rows, DONE)
         assert ids is not None
@@ -99,8 +94,11 @@ class EpisodeTracker:
             raise ValueError(_continues(int(continued[0])))
         begins = self._begins(rows, ids)
         sums = {
-            name: np.add.reduceat(values[order].astype(np.float64), first)
-            for name, values in rewards_of(rows).items()
+            column.key[1]: np.add.reduceat(
+                flat_rows(values)[order].astype(np.float64), first
+            )
+            for column, values in rows.items()
+            if column.is_reward and len(column.key) == 3
         }
         terminated = column_of(rows, ("next", "terminated"))
         index = np.empty(len(ids), np.int32)
@@ -109,10 +107,14 @@ class EpisodeTracker:
             zip(first.tolist(), lengths.tolist(), strict=True)
         ):
             traj_id, where = int(arranged[start]), order[start : start + count]
-            returns = {name: values[piece] for name, values in sums.items()}
-            before, sofar = self._before(traj_id, begins[where[0]])
-            for name, values in sofar.items():
-                returns[name] = returns[name] + values
+            if self.last_ended.get(traj_id >> 32) == traj_id:
+                raise ValueError(_continues(traj_id))
+            unknown = (0 if begins[where[0]] else _UNSEEN), {}
+            before, sofar = self.running.get(traj_id, unknown)
+            returns = {
+                name: values[piece] + sofar.get(name, 0)
+                for name, values in sums.items()
+            }
             is_known = before != _UNSEEN
             index[where] = np.arange(before, before + count) if is_known else _UNSEEN
             length = before + count if is_known else _UNSEEN
@@ -140,33 +142,15 @@ class EpisodeTracker:
             if values is not None:
                 flat = flat_rows(values)[:, 0]
                 return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
-        known = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
         begins = (ids & 0xFFFFFFFF) == 0
         # In row order, an environment's later trajectory begins where one ended.
-        seen, later = set(known), []
+        seen = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
+        later = []
         for traj_id in dict.fromkeys(ids.tolist()):
             if traj_id >> 32 in seen:
                 later.append(traj_id)
             seen.add(traj_id >> 32)
         return begins | np.isin(ids, later)
-
-    def _before(
-        self, traj_id: int, begins: np.bool_
-    ) -> tuple[int, Mapping[str, NDArray[np.float64]]]:
-        if self.last_ended.get(traj_id >> 32) == traj_id:
-            raise ValueError(_continues(traj_id))
-        if traj_id in self.running:
-            return self.running[traj_id]
-        return (0 if begins else _UNSEEN), {}
-
-
-def rewards_of(rows: Rows) -> dict[str, NDArray[np.floating]]:
-    """Return the rewards ``[n, n_agents]`` of each group."""
-    return {
-        column.key[1]: flat_rows(values)
-        for column, values in rows.items()
-        if len(column.key) == 3 and column.key[::2] == ("next", "reward")
-    }
 
 
 def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> None:

@@ -29,7 +29,6 @@ from marl_collect.core.description import FLAGS, EnvDescription, Key, stored_act
 from marl_collect.errors import imports_of
 from marl_collect.files.folders import completed
 from marl_collect.storage.dataset import Dataset
-from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.episodes import Progress, no_progress
 from marl_collect.storage.trajectories import Trajectories
 
@@ -47,8 +46,8 @@ chunks with an index, which for short episodes is larger than the data."""
 _SPARE: Final = 16 * 2**20
 """Bytes that are kept free for what writing adds to the numbers."""
 Arrays = dict[Key, NDArray[Any]]
-_Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key]
-"""A key, and what reads an array of Minari from an episode's frames of it."""
+_Source = tuple[Callable[[Arrays, Key], NDArray[Any]], Key, Any]
+"""What makes an array of Minari from an episode's frames of a key, and its dtype."""
 
 
 def export_minari(
@@ -85,64 +84,43 @@ def export_minari(
             f"{', '.join(_COMPRESSIONS)}."
         )
     with imports_of("minari", "An export to Minari"):
-        import h5py  # noqa: F401 - it is missing now, not after the first files
+        import h5py
         from minari.storage.datasets_root_dir import get_dataset_path
     trajectories = source.trajectories if isinstance(source, Dataset) else source
-    sources, dtypes = _sources(trajectories)
+    sources = _sources(trajectories)
     if not _ID.fullmatch(dataset_id):
         raise ValueError(
             f"{dataset_id!r} is not an id of a Minari dataset: use a name with a "
             "version, such as mine/spread-v0."
         )
     target: Path = get_dataset_path(dataset_id)
+    runs, seeds = trajectories.run_numbers.tolist(), trajectories.seeds
+    done, total = 0, int(trajectories.lengths.sum())
     with completed(target, "export") as path:
         folder = path / "data"
         folder.mkdir(parents=True)
-        _write_episodes(
-            folder / _FILE, trajectories, sources, dtypes, compression, progress
-        )
+        progress(0, total, ())
+        # The newest version of the file format needs far fewer bytes per array.
+        with h5py.File(folder / _FILE, "w", track_order=True, libver="latest") as file:
+            for number, episode in enumerate(trajectories.episodes):
+                frames = trajectories.arrays(number)
+                _check_room(sum(a.nbytes for a in frames.values()), folder)
+                group = file.create_group(f"episode_{number}")
+                group.attrs["id"] = number
+                group.attrs["total_steps"] = episode.length
+                if seeds[number] is not None:
+                    group.attrs["seed"] = seeds[number]
+                if len(trajectories.runs) > 1:
+                    group.attrs["run"] = runs[number]
+                for name, (read, key, dtype) in sources.items():
+                    array = read(frames, key)
+                    array = array.astype(dtype or array.dtype, copy=False)
+                    _write(group, "/".join(name), array, compression)
+                done += episode.length
+                progress(done, total, [episode])
         metadata = json.dumps(_metadata(trajectories, dataset_id))
         (folder / _METADATA).write_text(metadata, encoding="utf-8")
     return target
-
-
-def _write_episodes(
-    path: Path,
-    trajectories: Trajectories,
-    sources: Mapping[Key, _Source],
-    dtypes: Mapping[Key, np.dtype[Any]],
-    compression: str,
-    progress: Progress,
-) -> None:
-    import h5py
-
-    groups = list(trajectories.description.environment.groups)
-    several_runs = len(trajectories.runs) > 1
-    runs, seeds = trajectories.run_numbers.tolist(), trajectories.seeds
-    episodes = trajectories.episodes
-    done, total = 0, int(trajectories.lengths.sum())
-    progress(0, total, ())
-    # The newest version of the file format needs far fewer bytes per array.
-    with h5py.File(path, "w", track_order=True, libver="latest") as file:
-        for number, episode in enumerate(episodes):
-            frames = trajectories.arrays(number)
-            _check_room(sum(array.nbytes for array in frames.values()), path.parent)
-            group = file.create_group(f"episode_{number}")
-            rewards = [frames["next", name, "reward"] for name in groups]
-            team = np.sum([r.sum((1, 2), np.float64) for r in rewards], 0)
-            group.attrs["id"] = number
-            group.attrs["total_steps"] = len(team)
-            if seeds[number] is not None:
-                group.attrs["seed"] = seeds[number]
-            if several_runs:
-                group.attrs["run"] = runs[number]
-            _write(group, "rewards", team, compression)
-            for name, (read, key) in sources.items():
-                array = read(frames, key)
-                array = array.astype(dtypes.get(name, array.dtype), copy=False)
-                _write(group, "/".join(name), array, compression)
-            done += len(team)
-            progress(done, total, [episode])
 
 
 def _check_room(nbytes: int, folder: Path) -> None:
@@ -174,18 +152,15 @@ def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
         "total_steps": int(trajectories.lengths.sum()),
         "observation_space": serialize_space(observed),
         "action_space": serialize_space(acting),
-        "env_spec": _env_spec(about),
+        # Gymnasium's description of a task; it builds no environment.
+        "env_spec": EnvSpec(
+            id=re.sub(r"[^\w:.-]+", "_", about.task), kwargs=dict(about.env_kwargs)
+        ).to_json(),
         _OURS: {
             **about.to_json(),
             "runs": [run.to_json() for run in trajectories.runs],
         },
     }
-
-
-def _env_spec(about: DatasetDescription) -> str:
-    """Return Gymnasium's description of a task as JSON; it builds no environment."""
-    name = re.sub(r"[^\w:.-]+", "_", about.task)
-    return EnvSpec(id=name, kwargs=dict(about.env_kwargs)).to_json()
 
 
 def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
@@ -196,53 +171,47 @@ def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
     return spaces.Dict(observed | dict(environment.root)), spaces.Dict(acting)
 
 
-def _sources(
-    trajectories: Trajectories,
-) -> tuple[dict[Key, _Source], dict[Key, np.dtype[Any]]]:
-    """Return where each array of Minari is from, and the dtypes of some, by path.
-
-    Raises:
-        ValueError: if there are no episodes.
-        KeyError: if the episodes lack a key that Minari needs.
-    """
+def _sources(trajectories: Trajectories) -> dict[Key, _Source]:
+    """Return where each array of Minari is from, by path."""
     if not len(trajectories):
         raise ValueError(f"There are no complete episodes in {trajectories!r}.")
     fields = {field.key: (field.shape, field.dtype) for field in trajectories.keys}
     environment = trajectories.description.environment
     observed, acting = _spaces(environment)
     sources: dict[Key, _Source] = {
-        ("terminations",): (_flat, ("next", "terminated")),
-        ("truncations",): (_flat, ("next", "truncated")),
+        ("terminations",): (_flat, ("next", "terminated"), None),
+        ("truncations",): (_flat, ("next", "truncated"), None),
     }
-    dtypes: dict[Key, np.dtype[Any]] = {}
     for name, space in observed.spaces.items():
         key: Key = (name, "observation") if name in environment.groups else (name,)
-        for leaf, path, leaf_dtype in _leaves(space, key, ("observations", name)):
-            sources[path], dtypes[path] = (_with_last, leaf), leaf_dtype
+        leaves = _leaves(space, key, ("observations", name))
+        sources |= {path: (_with_last, leaf, dtype) for leaf, path, dtype in leaves}
+    lasts = [key for read, key, _ in sources.values() if read is _with_last]
     for name, space in acting.spaces.items():
-        for leaf, path, leaf_dtype in _leaves(
-            space, (name, "action"), ("actions", name)
-        ):
-            sources[path], dtypes[path] = (_plain, leaf), leaf_dtype
-    _check(set(fields), sources, list(environment.groups))
-    return sources | _infos(fields, {key for _, key in sources.values()}), dtypes
+        leaves = _leaves(space, (name, "action"), ("actions", name))
+        sources |= {path: (_plain, leaf, dtype) for leaf, path, dtype in leaves}
+    needed = [key for _, key, _ in sources.values()]
+    rewards: list[Key] = [("next", name, "reward") for name in environment.groups]
+    missing = [key for key in (*needed, *rewards) if key not in fields]
+    if missing:
+        raise KeyError(
+            f"The episodes have no {'/'.join(missing[0])}, which Minari needs: export "
+            "all keys."
+        )
+    missing = [key for key in lasts if ("next", *key) not in fields]
+    if missing:
+        raise KeyError(
+            f"The dataset has no {'/'.join(missing[0])} under 'next', so the last "
+            "observations of episodes are missing: it was collected with "
+            "compact_obs=True. Collect without that option to export to Minari."
+        )
 
+    def team(frames: Arrays, _: Key) -> NDArray[Any]:
+        values = (frames[key].sum((1, 2), np.float64) for key in rewards)
+        return np.sum([*values], 0)
 
-def _check(keys: set[Key], sources: Mapping[Key, _Source], groups: list[str]) -> None:
-    rewards: list[Key] = [("next", name, "reward") for name in groups]
-    for key in (*(key for _, key in sources.values()), *rewards):
-        if key not in keys:
-            raise KeyError(
-                f"The episodes have no {'/'.join(key)}, which Minari needs: export all "
-                "keys."
-            )
-    for read, key in sources.values():
-        if read is _with_last and ("next", *key) not in keys:
-            raise KeyError(
-                f"The dataset has no {'/'.join(key)} under 'next', so the last "
-                "observations of episodes are missing: it was collected with "
-                "compact_obs=True. Collect without that option to export to Minari."
-            )
+    sources["rewards",] = team, (), None
+    return sources | _infos(fields, {*needed})
 
 
 def _infos(
@@ -256,18 +225,15 @@ def _infos(
             continue
         if base == key:
             has_last = fields.get(("next", *key)) == kind
-            infos["infos", *key] = (_with_last if has_last else _plain, key)
+            infos["infos", *key] = (_with_last if has_last else _plain), key, None
         elif fields.get(base) != kind:
-            infos["infos", *(key if base in fields else base)] = _with_zeros, key
+            path = key if base in fields else base
+            infos["infos", *path] = _with_zeros, key, None
     return infos
 
 
 def _follows(keys: set[Key], base: Key, key: Key) -> bool:
-    """Return whether a flag follows from others.
-
-    Those at the root follow from terminations and truncations, and an agent is done if
-    it is terminated or truncated.
-    """
+    """Return whether a flag follows from terminations and truncations."""
     ends = [(*key[:-1], name) for name in FLAGS[1:]]
     done = key[-1] == FLAGS[0] and keys.issuperset(ends)
     return done or base[0] in FLAGS

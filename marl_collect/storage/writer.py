@@ -134,7 +134,15 @@ class Writer(Closing):
             self._check("batch does", columns_difference(self._columns, rows))
         table = to_table(rows, self.run, frame_index, self._about)
         try:
-            self._write_batch(table)
+            is_small = table.nbytes < _SMALL_BYTES
+            if not is_small:
+                self._join()  # Parts of a joined file have consecutive numbers.
+            self._write(table, self._batches, self._batches)
+            if is_small:
+                self._parts.append(self._batches)
+                self._part_bytes += table.nbytes
+            self._batches += 1
+            self.frames += len(table)
             self._tracker, self._columns = tracker, rows.keys()
             if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
                 self._join()
@@ -160,17 +168,6 @@ class Writer(Closing):
         if self._is_new and not self._batches:
             with suppress(OSError):  # Another writer uses it.
                 self.path.rmdir()
-
-    def _write_batch(self, table: pa.Table) -> None:
-        is_small = table.nbytes < _SMALL_BYTES
-        if not is_small:
-            self._join()  # Parts of a joined file have consecutive numbers.
-        self._write(table, self._batches, self._batches)
-        if is_small:
-            self._parts.append(self._batches)
-            self._part_bytes += table.nbytes
-        self._batches += 1
-        self.frames += len(table)
 
     def _join(self) -> None:
         """Write the batches of small files as one file, then delete these."""
@@ -203,11 +200,9 @@ class Writer(Closing):
         for path in paths - listed:
             path.unlink(missing_ok=True)
         for path in self.path.glob(".*.parquet.tmp"):
-            try:
+            with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
-            except FileNotFoundError:
-                continue
 
     def _check_open(self) -> None:
         if self._error is not None:
