@@ -37,7 +37,7 @@ def batch_frames(
         frames_per_batch: that the user wants; None chooses equal batches whose total
             exceeds ``frames`` as little as possible.
     """
-    from marl_collect.storage.episode_writer import BATCH_FRAMES
+    from marl_collect.storage.recording import BATCH_FRAMES
 
     if frames is None:
         size = frames_per_batch or BATCH_FRAMES

@@ -1,29 +1,10 @@
 """Datasets on disk: Parquet files, and a cache of decoded frames that is mapped.
 
-======================  =======================================================
-file                    content
-======================  =======================================================
-``columns.py``          a frame's keys as columns of a table, and back
-``files.py``            names, listing and durable writing of files
-``writer.py``           ``Writer``: adds batches to a folder, joins small files
-``episodes.py``         numbers frames within episodes, finds those that end
-``episode_writer.py``   ``EpisodeWriter``: writes complete episodes only
-``recording.py``        ``record``: collects, and writes in a thread meanwhile
-``cache.py``            decoded frames and the table of episodes, mapped by readers
-``frames.py``           reads frames by their numbers
-``dataset.py``          ``open_dataset``, ``Dataset``
-``transitions.py``      its frames
-``trajectories.py``     its episodes: read, sample, filter, split by return, save
-``windows.py``          parts of episodes: sequences, n-step transitions
-``loading.py``          mini-batches for training
-``statistics.py``       returns, lengths, ranges and moments of values
-``description.py``      descriptions of a dataset and of its runs
-``card.py``             a description of the dataset in Markdown
-``copying.py``          ``copy``: between folders and object stores
-``minari.py``           ``export_minari``: to Minari's local store
-``vault.py``            ``import_vault``: from flashbax and OG-MARL
-``checks.py``           errors that name the file
-======================  =======================================================
+Read ``description.py`` (what a dataset is of), ``files.py`` (names, listing and durable
+writing), ``columns.py`` (a frame's keys as columns of a table, and back), ``cache.py``
+(decoded frames and the table of episodes), ``frames.py`` (read by number), and then
+``dataset.py``, ``transitions.py`` and ``trajectories.py``, which users see. Writing is
+in ``episodes.py``, ``writer.py`` and ``recording.py``.
 
 ``docs/storage.md`` says how to use it.
 """
@@ -41,15 +22,11 @@ if TYPE_CHECKING:
         DatasetDescription as DatasetDescription,
     )
     from marl_collect.storage.description import RunDescription as RunDescription
-    from marl_collect.storage.episode_writer import (
-        EpisodeWriter as EpisodeWriter,
-    )
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.minari import export_minari as export_minari
-    from marl_collect.storage.recording import (
-        BackgroundWriter as BackgroundWriter,
-    )
+    from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
+    from marl_collect.storage.recording import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.statistics import Moments as Moments
     from marl_collect.storage.statistics import Statistics as Statistics
