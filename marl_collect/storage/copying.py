@@ -163,9 +163,10 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
             first, second = goal.schema(before[0].path.name), origin.schema(names[0])
-            pair = [json_of(schema).get("description") for schema in (first, second)]
-            columns = map(columns_of, (first, second))
-            _check(goal, difference(*pair) or columns_difference(*columns))
+            pair = (json_of(s).get("description") for s in (first, second))
+            there_is, here_is = pair
+            text = columns_difference(*map(columns_of, (first, second)))
+            _check(goal, difference(there_is, here_is) or text)
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.

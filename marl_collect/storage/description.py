@@ -105,8 +105,10 @@ class RunDescription:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the description from the output of ``to_json``."""
-        mappings = (_typed(data, name) for name in ("policy", "options", "versions"))
-        return cls(data["seed"], *mappings, _typed(data, "started", str))
+        names = ("policy", "options", "versions")
+        policy, options, versions = (_typed(data, name) for name in names)
+        started = _typed(data, "started", str)
+        return cls(data["seed"], policy, options, versions, started)
 
 
 def _typed(data: Mapping[str, Any], name: str, kind: type = dict) -> Any:

@@ -109,8 +109,8 @@ class EpisodeTracker:
             traj_id, where = int(arranged[start]), order[start : start + count]
             if self.last_ended.get(traj_id >> 32) == traj_id:
                 raise ValueError(_continues(traj_id))
-            unknown = (0 if begins[where[0]] else _UNSEEN), {}
-            before, sofar = self.running.get(traj_id, unknown)
+            begin = 0 if begins[where[0]] else _UNSEEN
+            before, sofar = self.running.get(traj_id, (begin, {}))
             returns = {
                 name: values[piece] + sofar.get(name, 0)
                 for name, values in sums.items()
