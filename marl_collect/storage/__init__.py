@@ -2,9 +2,9 @@
 
 Read ``description.py`` (what a dataset is of), ``files.py`` (names, listing and durable
 writing), ``columns.py`` (a frame's keys as columns of a table, and back), ``cache.py``
-(decoded frames and the table of episodes), ``frames.py`` (read by number), and then
-``dataset.py``, ``transitions.py`` and ``trajectories.py``, which users see. Writing is
-in ``episodes.py``, ``writer.py`` and ``recording.py``.
+(decoded frames and the table of episodes), ``frames.py`` (read by number),
+``trajectories.py`` and ``dataset.py``. Writing is in ``episodes.py``, ``writer.py`` and
+``recording.py``.
 
 ``docs/storage.md`` says how to use it.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from marl_collect.storage.description import RunDescription as RunDescription
     from marl_collect.storage.episodes import EndedEpisode as EndedEpisode
+    from marl_collect.storage.frames import Transitions as Transitions
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.minari import export_minari as export_minari
     from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from marl_collect.storage.statistics import Moments as Moments
     from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.trajectories import Trajectories as Trajectories
-    from marl_collect.storage.transitions import Transitions as Transitions
     from marl_collect.storage.vault import import_vault as import_vault
     from marl_collect.storage.writer import Writer as Writer
 

@@ -208,11 +208,7 @@ class Cache:
         return self.folder / f"{state.generation}.{state.frames}.{name}.json"
 
     def verify(self, files: Sequence[BatchFile]) -> None:
-        """Decode its files again, and compare.
-
-        Raises:
-            DatasetError: if a file is damaged, or the cache differs; names it.
-        """
+        """Decode its files again, and compare; see ``Dataset.verify``."""
         builder = _Builder(self.folder, self.columns, self.records.dtype)
         runs: dict[str, int] = {}
         parts = []
@@ -260,11 +256,7 @@ class Cache:
         return _mapped, (self.folder, self.state, self.columns)
 
     def large_frame(self, span: Sequence[int], out: NDArray[Any]) -> None:
-        """Decompress the large frame at ``span``, where it begins and ends.
-
-        Raises:
-            DatasetError: if the cache is damaged.
-        """
+        """Decompress the large frame at ``span``, where it begins and ends."""
         begin, end = span
         if not out.nbytes:
             return
@@ -284,10 +276,8 @@ def _damaged(folder: Path, error: Exception) -> DatasetError:
 def cache_folder(folders: Sequence[Path], home: Path | None = None) -> Path:
     """Return where the cache of one or several folders is.
 
-    Args:
-        folders: of the dataset.
-        home: folder for caches, which may have others and other files. None: in the
-            only folder if that can be written, else in the user's caches.
+    Without ``home``, a folder for caches: in the only folder if that can be written,
+    else in the user's caches.
     """
     inside = folders[0] / ".cache"
     parent = inside if inside.exists() else folders[0]
@@ -307,20 +297,11 @@ def user_cache() -> Path:
 def open_cache(
     files: list[BatchFile], folder: Path, list_again: Callable[[], list[BatchFile]]
 ) -> tuple[list[BatchFile], Cache]:
-    """Bring a cache up to date, and map it.
+    """Bring the cache in ``folder`` up to date, and map it.
 
-    Args:
-        files: of the dataset, at least one.
-        folder: of the cache.
-        list_again: returns the files when other readers have been waited for.
-
-    Returns:
-        The files that it has, and the cache.
-
-    Raises:
-        DatasetError: if a file is damaged, or has other keys than the first one.
-        FileNotFoundError: if a file has vanished; a writer may have joined it.
-        OSError: if the cache cannot be written.
+    ``list_again`` returns the files when other readers have been waited for, and this
+    function the files that the cache has. A FileNotFoundError is one of a file that has
+    vanished; a writer may have joined it.
     """
     columns = columns_of(read_schema(files[0].path))
     dtype = _record(columns)
@@ -511,12 +492,7 @@ def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
 
 
 def _mapped(folder: Path, state: CacheState, columns: tuple[Column, ...]) -> Cache:
-    """Map a complete cache.
-
-    Raises:
-        FileNotFoundError: if another process has replaced it meanwhile.
-        DatasetError: if a file is shorter than the state says.
-    """
+    """Map a complete cache, unless another process has replaced it meanwhile."""
     name, frames = state.generation, state.frames
     try:
         records = _map(folder / f"{name}.records", _record(columns), frames)

@@ -137,12 +137,7 @@ class Column:
 
 
 def rows_of(batch: TensorDictBase) -> Rows:
-    """Return the valid frames of a batch ``[B, T]``, row by row.
-
-    Raises:
-        ValueError: if it has no frames, no trajectory ids, no ``("next", "done")``, or
-            a key or a dtype that cannot be stored. Names the key.
-    """
+    """Return the valid frames of a batch ``[B, T]``, row by row."""
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
     if not batch.batch_size.numel():

@@ -21,11 +21,10 @@ from marl_collect.storage.description import (
     difference,
 )
 from marl_collect.storage.files import BatchFile, list_files, read_schema
-from marl_collect.storage.frames import Frames
+from marl_collect.storage.frames import Frames, Transitions
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.statistics import Range, Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
-from marl_collect.storage.transitions import Transitions
 
 _LISTINGS: Final = 5
 """How often files may vanish while they are read, as writers join small ones."""

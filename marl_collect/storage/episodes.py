@@ -73,12 +73,7 @@ class EpisodeTracker:
         return type(self)(dict(self.running), dict(self.last_ended))
 
     def add(self, rows: Rows) -> tuple[NDArray[np.int32], list[EndedEpisode]]:
-        """Advance by the frames of a batch.
-
-        Returns:
-            The number of each frame in its episode, -1 if the beginning was not seen;
-            and the episodes that ended, in the order of their last frames.
-        """
+        """Return the number of each frame of a batch, and the episodes that ended."""
         ids, done = column_of(rows, TRAJ_IDS), column_of(rows, DONE)
         assert ids is not None
         assert done is not None

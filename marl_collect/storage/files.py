@@ -161,12 +161,8 @@ def write_table(
 ) -> None:
     """Write a file so that it is either complete and on disk, or not there.
 
-    Args:
-        table: its content.
-        name: of the file.
-        folder: descriptor of the folder, which may have been renamed.
-        path: of the folder, for errors.
-        like: a file whose time of modification it gets.
+    ``folder`` is the descriptor of a folder that was at ``path`` and may have been
+    renamed. The file gets the time of modification of ``like``.
     """
     temporary = f".{name}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

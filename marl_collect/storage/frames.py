@@ -1,4 +1,4 @@
-"""Reads frames by their numbers, and numbers of frames and of items."""
+"""Reads frames by their numbers: ``Frames``, and ``Transitions`` for users."""
 
 import mmap
 import os
@@ -19,6 +19,8 @@ from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
+from marl_collect.storage.loading import Loadable
+from marl_collect.storage.statistics import Moments, moments_of
 
 _PAGE: Final = mmap.PAGESIZE
 _PART: Final = 20_000
@@ -76,7 +78,7 @@ class Frames:
         cache: what is read.
         keys: the columns that are read.
         description: what all batches have in common.
-        runs: the run of each number.
+        runs: by number.
     """
 
     name: str
@@ -129,11 +131,7 @@ class Frames:
         return needs_advice
 
     def select(self, *keys: str | Key) -> Self:
-        """Return the same frames with these keys, and those below them, only.
-
-        Raises:
-            KeyError: if a key does not exist.
-        """
+        """Return the same frames with these keys, and those below them, only."""
         wanted = [key_path(key) for key in keys]
         below = {
             key: [column for column in self.keys if column.key[: len(key)] == key]
@@ -163,11 +161,7 @@ class Frames:
         return np.asarray(self.cache.order[ranges(first, length)])
 
     def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
-        """Copy frames: each key ``[n, ...]``, in the order of ``numbers``.
-
-        Raises:
-            DatasetError: if a large frame is damaged in the cache.
-        """
+        """Copy frames: each key ``[n, ...]``, in the order of ``numbers``."""
         if self._needs_advice:
             self._advise(numbers)
         index = torch.from_numpy(np.ascontiguousarray(numbers))
@@ -215,13 +209,10 @@ class Frames:
         width: int,
         padding: NDArray[np.int64] | None = None,
     ) -> TensorDict:
-        """Read pieces ``[n, width]``, padded with zeros, and their mask.
+        """Read pieces ``[n, width]`` and their mask.
 
-        Args:
-            first: where each piece begins in ``Cache.order``.
-            lengths: of the pieces.
-            width: frames of a row.
-            padding: frames of zeros in front of each piece; None for none.
+        They begin at ``first`` in ``Cache.order``. In front of each there are
+        ``padding`` frames of zeros; behind it they fill the row.
         """
         begin = np.zeros_like(lengths) if padding is None else padding
         column = np.arange(width)
@@ -270,11 +261,7 @@ def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
-    """Return numbers of ``count`` items, which may count from the end, from 0 on.
-
-    Raises:
-        IndexError: if one is out of range. It names the first one.
-    """
+    """Return numbers of ``count`` items, which may count from the end, from 0 on."""
     array = np.asarray(numbers, np.int64)
     wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
@@ -296,3 +283,103 @@ def draw(
         count, (n,), generator=generator, device="cpu"
     ).numpy()
     return drawn
+
+
+@final
+class Transitions(Loadable):
+    """Frames, each with its ``next``, in the order in which they were collected.
+
+    It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at
+    once.
+    """
+
+    def __init__(
+        self, frames: Frames, numbers: NDArray[np.int64] | None = None
+    ) -> None:
+        self._frames, self._numbers = frames, numbers
+
+    def __len__(self) -> int:
+        return len(self._frames if self._numbers is None else self._numbers)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
+        """Read frames into new memory.
+
+        Args:
+            index: an integer returns ``[]``; a slice, a list or an integer tensor
+                ``[n]`` returns ``[n]``; one boolean per frame returns the frames where
+                it is True.
+
+        Raises:
+            IndexError: if a number is out of range.
+            TypeError: if ``index`` has another dtype or several dimensions.
+        """
+        if isinstance(index, slice):
+            return self._read(np.arange(*index.indices(len(self)), dtype=np.int64))
+        array = np.asarray(index)
+        if array.dtype == np.bool_ and array.shape == (len(self),):
+            array = np.flatnonzero(array)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(
+                "The index must be an integer, a slice, a list of integers, or "
+                f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
+            )
+        numbers = item_numbers(array, len(self), "frame")
+        frames = self._read(numbers.reshape(-1))
+        return frames if numbers.ndim else frames[0]
+
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        return self[indices]
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
+        """Sample ``n`` frames uniformly, with replacement: ``[n]``.
+
+        Raises:
+            ValueError: if there are no frames, or if ``n`` is invalid.
+        """
+        what = f"frames to sample in {self._frames.name}"
+        return self._read(draw(n, len(self), what, generator))
+
+    def select(self, *keys: str | Key) -> "Transitions":
+        """Return the same frames with these keys, and those below them, only.
+
+        Raises:
+            KeyError: if a key does not exist.
+        """
+        return Transitions(self._frames.select(*keys), self._numbers)
+
+    def moments(self, *keys: str | Key) -> dict[Key, Moments]:
+        """Return the mean and the standard deviation of each element of keys.
+
+        They are over all frames, and over the agents of a group. All frames are read
+        once, in parts. Moments of ``dataset.transitions`` are kept in the cache.
+
+        Args:
+            keys: numeric keys at the root, such as ``("agent", "observation")``.
+
+        Raises:
+            KeyError: if a key does not exist.
+            ValueError: if there are no frames.
+        """
+        chosen = self._frames.select(*keys)
+        if not len(self):
+            raise ValueError(f"There are no frames in {self._frames.name}.")
+        cache, is_all = chosen.cache, self._numbers is None
+        saved = cache.saved("moments") if is_all else {}
+        missing = [column for column in chosen.keys if column.name not in saved]
+        if missing:
+            numbers = range(len(self)) if self._numbers is None else self._numbers
+            parts = chosen.select(*(c.key for c in missing)).parts(numbers)
+            computed = moments_of(parts, chosen.groups)
+            saved |= {c.name: computed[c.key].to_json() for c in missing}
+            if is_all:
+                cache.save("moments", saved)
+        return {c.key: Moments.from_json(saved[c.name]) for c in chosen.keys}
+
+    def __repr__(self) -> str:
+        return f"Transitions({self._frames.name!r}, {len(self)} frames)"
+
+    def _read(self, positions: NDArray[np.int64]) -> TensorDict:
+        if self._numbers is not None:
+            positions = self._numbers[positions]
+        frames = self._frames.read(positions)
+        return self._frames.nested(frames, [len(positions)], time=False)

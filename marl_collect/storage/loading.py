@@ -4,18 +4,18 @@ import abc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast, final
+from typing import Annotated, Any, Final, cast, final
 
 import numpy as np
+import torch
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
 from marl_collect.options import Option, Options, method
 from marl_collect.storage.statistics import Moments
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _LEAST_STD: Final = 1e-6
 """Standard deviation by which elements that hardly vary are divided."""
@@ -81,20 +81,15 @@ class Loadable(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def __getitems__(self, indices: list[int]) -> "TensorDict":
+    def __getitems__(self, indices: list[int]) -> TensorDict:
         """Read items; torch's ``DataLoader`` calls this method."""
 
     @staticmethod
-    def collate(batch: "TensorDict | Sequence[TensorDict]") -> "TensorDict":
-        """Return a batch that was read as one, or stack single items.
-
-        It is the ``collate_fn`` for torch's own ``DataLoader``.
-        """
+    def collate(batch: TensorDict | Sequence[TensorDict]) -> TensorDict:
+        """Return a batch that was read as one, or stack items; torch's collate_fn."""
         if not isinstance(batch, Sequence):
             return batch
-        import torch
-
-        return cast("TensorDict", torch.stack(list(batch)))
+        return cast(TensorDict, torch.stack(list(batch)))
 
     @method(LoaderArguments)
     def loader(self, options: LoaderArguments) -> "Loader":
@@ -131,7 +126,7 @@ class Normalised(Loadable):
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitems__(self, indices: list[int]) -> "TensorDict":
+    def __getitems__(self, indices: list[int]) -> TensorDict:
         items = self._source.__getitems__(indices)
         padding = items.get(VALID, None)
         for key, moments in self._moments.items():
@@ -163,8 +158,6 @@ class Loader:
     """
 
     def __init__(self, source: Loadable, options: LoaderArguments) -> None:
-        import torch
-
         rank, world_size = options.rank, options.world_size
         if rank >= world_size:
             raise ValueError(
@@ -214,13 +207,13 @@ class Loader:
         """Number of the epoch of the latest loop; of the next one if that is done."""
         return self._epoch + (self._done == len(self))
 
-    def __iter__(self) -> "Iterator[TensorDict]":
+    def __iter__(self) -> Iterator[TensorDict]:
         if not self._continues or self._done == len(self):
             self._epoch, self._done = self._epoch + 1, 0
         self._continues = self._options.resume
         return self._loop(self._epoch, self._done)
 
-    def _loop(self, epoch: int, done: int) -> "Iterator[TensorDict]":
+    def _loop(self, epoch: int, done: int) -> Iterator[TensorDict]:
         batches = self._order(epoch)[done:]
         for batch in self._read(batches):
             done += 1
@@ -228,7 +221,7 @@ class Loader:
                 self._done = done
             yield batch
 
-    def _read(self, batches: list[list[int]]) -> "Iterator[TensorDict]":
+    def _read(self, batches: list[list[int]]) -> Iterator[TensorDict]:
         if not self._options.workers:
             for indices in batches:
                 batch = self._source.__getitems__(indices)
@@ -242,8 +235,6 @@ class Loader:
             self._readers.append((to_read, reader))
 
     def _reader(self) -> tuple[list[list[int]], Any]:
-        from torch.utils.data import DataLoader
-
         to_read: list[list[int]] = []
         return to_read, DataLoader(
             self._source,  # type: ignore[arg-type] # has __len__ and __getitems__

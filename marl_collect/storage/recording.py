@@ -125,9 +125,6 @@ def collect_into(
         on_episodes: called with the episodes of each batch, in another thread.
         on_end: called when everything is written, before the workers are closed.
         interruption: ends the collection after the batch that is being written.
-
-    Raises:
-        TypeError, ValueError, FileExistsError: as ``record``.
     """
     path, episodes, frames = Path(arguments.path), arguments.episodes, arguments.frames
     if (episodes is None) == (frames is None):

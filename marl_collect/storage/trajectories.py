@@ -22,9 +22,15 @@ from marl_collect.storage.columns import DONE, Column, flat_rows, to_table
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import BatchFile, file_name, new_run, write_table
-from marl_collect.storage.frames import Frames, draw, item_numbers, ranges, starts
+from marl_collect.storage.frames import (
+    Frames,
+    Transitions,
+    draw,
+    item_numbers,
+    ranges,
+    starts,
+)
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.transitions import Transitions
 
 _Chosen = NDArray[np.int64] | slice
 _ABOUT: Final = ("traj_id", "length", "terminated")

@@ -323,10 +323,7 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
 
 
 def _cuts(episodes: _Episodes, frame_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the first episode of each batch, and the one after its last.
-
-    A batch is part of one row.
-    """
+    """Yield the first episode of each batch of a row, and the one after its last."""
     most = max(1, min(_FRAMES, _BYTES // max(1, frame_bytes)))
     rows, lengths = episodes["row"].tolist(), episodes["frames"].tolist()
     begin = frames = 0

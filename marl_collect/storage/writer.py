@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
@@ -82,7 +81,7 @@ class Writer(Closing):
         self.description: Final = description
         self.frames = 0
         self._about = {"description": description.to_json()}
-        self._columns: Iterable[Column] = ()
+        self._columns: tuple[Column, ...] = ()
         if files:
             schema = read_schema(files[0].path)
             self._columns = columns_of(schema)
@@ -143,7 +142,7 @@ class Writer(Closing):
                 self._part_bytes += table.nbytes
             self._batches += 1
             self.frames += len(table)
-            self._tracker, self._columns = tracker, rows.keys()
+            self._tracker, self._columns = tracker, tuple(rows)
             if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
                 self._join()
         except BaseException as error:
@@ -220,7 +219,6 @@ class Writer(Closing):
             )
 
     def _check(self, what: str, text: str) -> None:
-        """Raise an error if ``text`` says how something differs from the dataset."""
         if text:
             raise ValueError(
                 f"The {what} not fit the dataset {self.path}: {text}. Write to another "

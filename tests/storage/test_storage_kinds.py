@@ -23,7 +23,6 @@ from storage_streams import (
 )
 
 from marl_collect import restore_next
-from marl_collect.storage import cache
 from marl_collect.storage.dataset import open_dataset
 from marl_collect.storage.writer import Writer
 
@@ -153,16 +152,3 @@ def test_a_batch_of_an_accelerator_is_written(tmp_path: Path) -> None:
     batch = Stream(ragged=True).batch()
     write(tmp_path, [batch.to("cuda")])
     assert read(tmp_path) == frames_of(batch)
-
-
-def test_joined_files_need_no_new_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Writer(tmp_path, ABOUT) as writer:
-        for batch in Stream().batches(3):
-            writer.add(batch)
-        first = open_dataset(tmp_path)
-    assert len(list(tmp_path.glob("*.parquet"))) == 1
-    monkeypatch.setattr(cache, "read_table", None)  # Nothing is decoded again.
-    again = open_dataset(tmp_path)
-    assert again.frames.cache.state == first.frames.cache.state

@@ -350,8 +350,3 @@ def test_arguments_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         use(dataset)
-
-
-def test_an_unknown_argument_is_refused_with_advice(dataset: Dataset) -> None:
-    with pytest.raises(TypeError, match="Did you mean batch_size"):
-        dataset.loader(batchsize=2)  # type: ignore[call-arg]

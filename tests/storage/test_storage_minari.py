@@ -187,8 +187,7 @@ FULL = """
 import os, sys
 os.environ["MINARI_DATASETS_PATH"] = os.path.abspath("small/store")
 from marl_collect import open_dataset
-from marl_collect import Collector, open_dataset
-from marl_collect.storage import DatasetDescription, Writer, export_minari
+from marl_collect.storage import export_minari
 data = open_dataset(sys.argv[1])
 try:
     export_minari(data, "x-v0", compression="none")

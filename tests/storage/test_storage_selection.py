@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from marl_collect import open_dataset, split_trajectories
+from marl_collect import split_trajectories
 
 
 def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> None:
@@ -62,7 +62,7 @@ def test_frames_are_indexed_by_integers_and_booleans_only(recording: Any) -> Non
             transitions[index]
 
 
-def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
+def test_wrong_numbers_are_named(recording: Any) -> None:
     dataset = recording.dataset
     trajectories = dataset.trajectories
     n = len(trajectories)
@@ -79,9 +79,6 @@ def test_wrong_numbers_are_named(recording: Any, tmp_path: Path) -> None:
         dataset[600]
     with pytest.raises(TypeError, match=r"such as \[0.5\], but is 0.5"):
         trajectories.split_by_return(0.5)
-    (tmp_path / "x.hdf5").touch()
-    with pytest.raises(NotADirectoryError, match="is not a folder of a dataset"):
-        open_dataset(tmp_path / "x.hdf5")
 
 
 def test_samples_are_uniform_and_reproducible(recording: Any) -> None:
@@ -145,10 +142,6 @@ def test_equal_returns_go_into_one_part(recording: Any) -> None:
     at_median = trajectories.filter(lambda e: e.team_return == median)
     assert sorted(map(len, at_median.split_by_return([0.5]))) == [0, len(at_median)]
     assert [len(p) for p in at_median[:0].split_by_return()] == [0, 0, 0]
-
-
-def test_a_part_that_is_far_from_its_share_is_a_warning(recording: Any) -> None:
-    trajectories = recording.dataset.trajectories
     tied = trajectories._take(np.zeros(10, np.int64))
     words = r"\[0, 10\] episodes, .* about \[8, 2\]: 10 of 10 episodes have the return"
     with pytest.warns(UserWarning, match=words):
