@@ -15,6 +15,7 @@ from marl_collect.cli.comparing import (
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.presets import PRESETS
 
 _WHAT = "What is compared"
 _WHERE = "Output"
@@ -55,6 +56,25 @@ def compare(  # noqa: PLR0913 - one argument per option
             min=1,
             help="Frames per run. A frame is one step of one environment, "
             "regardless of the number of agents.  [default: depends on the task]",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(PRESETS),
+            help="Settings of a published implementation, for the algorithms that it "
+            "has. `--set`, `--frames` and `--workers` change them.",
+            rich_help_panel=_WHAT,
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs at a time, each in its own process.  [default: number of cores]",
             rich_help_panel=_WHAT,
             show_default=False,
         ),
@@ -146,6 +166,8 @@ def compare(  # noqa: PLR0913 - one argument per option
             setups=tuple(setup or ()),
             seeds=tuple(range(first_seed, first_seed + seeds)),
             frames=frames,
+            preset=preset,
+            jobs=jobs,
             workers=workers,
             settings=parse_settings(set_ or [], option="--set"),
             out=out,

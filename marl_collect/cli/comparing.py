@@ -1,7 +1,7 @@
 """Implementation of ``marl-collect compare``: trains the runs and prints the tables."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,12 +14,14 @@ from marl_collect.cli.environment_errors import environment_errors, explain
 from marl_collect.cli.tasks import find_factory
 from marl_collect.errors import worker_error_of
 from marl_collect.files.log_file import LOG
+from marl_collect.parallel_env.cpus import effective_cpus
 from marl_collect.processes.launcher import COLLECTOR_MODULES, start_server
 from marl_collect.programs.interruption import Interruption
 
 if TYPE_CHECKING:
     from marl_collect.training.comparison import Comparison
     from marl_collect.training.options import TrainingOptions
+    from marl_collect.training.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class CompareRequest:
     setups: tuple[str, ...]
     seeds: tuple[int, ...]
     frames: int | None
+    preset: str | None
+    jobs: int | None
     workers: int | None
     settings: dict[str, Any]
     out: Path | None
@@ -52,12 +56,24 @@ def run(request: CompareRequest) -> int:
     from marl_collect.training.comparison import has_runs, run_all
 
     runs, failed = len(comparison.setups) * len(comparison.seeds), 0
-    frames, log = comparison.options.frames, comparison.folder / LOG
-    progress = TrainingProgress(err, runs, frames, log)
+    jobs = min(request.jobs or effective_cpus(), runs)
+    frames = {setup: comparison.options_of(setup).frames for setup in comparison.setups}
+    progress = TrainingProgress(
+        err,
+        runs,
+        sum(frames.values()) * len(comparison.seeds),
+        comparison.folder / LOG,
+        side_by_side=jobs > 1,
+    )
     with Interruption() as interruption:
         try:
             with live(progress, err), _training_errors(comparison):
-                failed = run_all(comparison, progress.begin, interruption)
+                failed = run_all(
+                    comparison,
+                    lambda setup, seed: progress.begin(setup, seed, frames[setup]),
+                    interruption,
+                    jobs=jobs,
+                )
         except BaseException:
             # A library's context manager may turn KeyboardInterrupt into another error.
             if not interruption.happened:
@@ -130,9 +146,9 @@ def show_report(folder: Path) -> int:
 
 
 def _comparison(request: CompareRequest) -> "Comparison":
-    from marl_collect.training.presets import preset_env_kwargs
+    from marl_collect.training.presets import task_env_kwargs
 
-    kwargs = dict(preset_env_kwargs(request.task)) | request.env_kwargs
+    kwargs = dict(task_env_kwargs(request.task)) | request.env_kwargs
     factory = find_factory(request.task, kwargs)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.parallel_env.describe import describe
@@ -146,8 +162,10 @@ def _comparison(request: CompareRequest) -> "Comparison":
         default_setups,
     )
     from marl_collect.training.options import Setup
+    from marl_collect.training.presets import find_preset
     from marl_collect.training.trainer import Task
 
+    preset = find_preset(request.preset) if request.preset else None
     options = _options(request)
     if request.resume and request.out is None:
         raise ValueError("--resume needs --out, the folder of the runs to resume.")
@@ -156,6 +174,15 @@ def _comparison(request: CompareRequest) -> "Comparison":
     setups = [Setup.parse(name) for name in request.setups]
     with environment_errors(request.task, kwargs):
         task = Task(request.task, factory, describe(factory), kwargs)
+    by_algorithm = {}
+    if preset is not None:
+        setups = setups or [Setup.parse(name) for name in preset.setups]
+        limit = options.max_frames_per_traj or task.description.time_limit
+        for algorithm in dict.fromkeys(setup.algorithm for setup in setups):
+            settings = preset.settings_of(algorithm, limit)
+            by_algorithm[algorithm] = _options(request, settings)
+        options = by_algorithm[setups[0].algorithm]
+        _print_preset(preset, by_algorithm)
     comparison = Comparison(
         task,
         setups or default_setups(task.description, options),
@@ -165,6 +192,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
         video=find_factory(request.task, kwargs, pictures=True)
         if request.video
         else None,
+        algorithm_options=by_algorithm,
     )
     check_task(comparison)
     if not request.resume:  # Runs of earlier versions may have such settings.
@@ -188,11 +216,36 @@ def show_settings(request: CompareRequest) -> int:
     with user_errors(ValueError):
         if request.task:
             _check_exists(request.task)
+        if request.preset is not None:
+            return _show_preset(request.preset)
         options = _options(request)
     table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))
     texts = options.help_texts()
     for name, value in options.settings().items():
         table.add_row(name, json.dumps(value), texts[name])
+    out.print(table)
+    return 0
+
+
+def _show_preset(name: str) -> int:
+    """Print the settings of a preset by algorithm, and return the exit code."""
+    from rich.table import Table
+
+    from marl_collect.training.presets import Episodes, find_preset
+
+    preset = find_preset(name)
+    _print_preset(preset, preset.settings)
+    table = Table("setting", *preset.settings, box=None, padding=(0, 2, 0, 0))
+    names = [name for settings in preset.settings.values() for name in settings]
+    for setting in dict.fromkeys(names):
+        values = [settings.get(setting, "") for settings in preset.settings.values()]
+        texts = [
+            f"{value.count} episodes"
+            if isinstance(value, Episodes)
+            else json.dumps(value).strip('"')
+            for value in values
+        ]
+        table.add_row(setting, *texts)
     out.print(table)
     return 0
 
@@ -203,23 +256,38 @@ def _check_exists(task: str) -> None:
     Raises:
         ValueError: if no provider knows the task; lists similar names.
     """
-    from marl_collect.training.presets import preset
+    from marl_collect.training.presets import task_settings
 
     # Without its library, a task is found by its family's prefix only.
-    if not preset(task):
+    if not task_settings(task):
         with suppress(ImportError):
             find_factory(task, {})
 
 
-def _options(request: CompareRequest) -> "TrainingOptions":
-    """Return the task's preset with the request's settings."""
+def _print_preset(preset: "Preset", algorithms: Iterable[str]) -> None:
+    """Print the source of the settings, and what cannot be set like there."""
+    err.print(f"Settings of {preset.source}.", soft_wrap=True)
+    for algorithm in algorithms:
+        if missing := preset.missing.get(algorithm):
+            err.print(f"Not as there, {algorithm}: {missing}.", soft_wrap=True)
+
+
+def _options(
+    request: CompareRequest, settings: Mapping[str, Any] | None = None
+) -> "TrainingOptions":
+    """Return options with the request's settings.
+
+    Args:
+        request: of the command.
+        settings: those of a preset. None: those of the task.
+    """
     from marl_collect.training.options import TrainingOptions
-    from marl_collect.training.presets import preset
+    from marl_collect.training.presets import task_settings
 
     for name in ("frames", "workers"):
         if getattr(request, name) is not None and name in request.settings:
             raise ValueError(f"--{name} and --set {name}= are the same: pass one.")
-    settings = dict(preset(request.task))
+    settings = dict(task_settings(request.task) if settings is None else settings)
     if request.workers is not None:
         settings["workers"] = request.workers
     if request.frames is not None:

@@ -21,6 +21,7 @@ file                          contents
 ``allocator.py``              keeps freed memory for the next activations
 ``run_folder.py``             files of a run, TensorBoard's included
 ``comparison.py``             all runs of a comparison
+``side_by_side.py``           several of them at a time
 ``results.py``                results of runs, aggregated over seeds
 ``report.py``                 tables, and JSON for marl-eval
 ``plots.py``                  learning curves, final scores, sample efficiency

@@ -1,8 +1,9 @@
-"""Trains all runs of a comparison one after the other, and writes the report."""
+"""Trains all runs of a comparison, and writes the report."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from marl_collect.training.plots import plot_curves
 from marl_collect.training.report import LEGEND, markdown, results_json
 from marl_collect.training.results import RANDOM, read_random, read_runs
 from marl_collect.training.run_folder import RunFolder
+from marl_collect.training.side_by_side import train_side_by_side
 from marl_collect.training.trainer import (
     Task,
     Trainer,
@@ -45,10 +47,11 @@ class Comparison:
         task: of every run.
         setups: to compare.
         seeds: of the runs of each setup.
-        options: of every run.
+        options: of every run whose algorithm has no others.
         folder: of the runs' folders and the report.
         video: builds an environment that returns pictures, to record an episode with
             the best weights of each run. None: no videos.
+        algorithm_options: of the runs of some algorithms.
     """
 
     task: Task
@@ -57,6 +60,11 @@ class Comparison:
     options: TrainingOptions
     folder: Path
     video: Callable[[], Any] | None = None
+    algorithm_options: Mapping[str, TrainingOptions] = field(default_factory=dict)
+
+    def options_of(self, setup: Setup) -> TrainingOptions:
+        """Return the options of a setup's runs."""
+        return self.algorithm_options.get(setup.algorithm, self.options)
 
     def path(self, setup: Setup, seed: int) -> Path:
         """Return the folder of a run."""
@@ -98,7 +106,7 @@ def check_setups(comparison: Comparison) -> None:
         ValueError: if it does not support an option; names the setup.
     """
     for setup in comparison.setups:
-        options = comparison.options
+        options = comparison.options_of(setup)
         runs = [RunFolder(comparison.path(setup, seed)) for seed in comparison.seeds]
         if all(run.has_progress for run in runs):
             options = replace(options, initial=None)
@@ -114,10 +122,12 @@ def check_settings(comparison: Comparison, names: Iterable[str]) -> None:
     Raises:
         ValueError: if one has none; names it.
     """
-    setups, options = comparison.setups, comparison.options
+    setups = comparison.setups
     for name in names:
         if all(
-            learner_of(setup.algorithm).ignores(name, setup, options)
+            learner_of(setup.algorithm).ignores(
+                name, setup, comparison.options_of(setup)
+            )
             for setup in setups
         ):
             raise ValueError(
@@ -187,6 +197,8 @@ def run_all(
     comparison: Comparison,
     begin: Callable[[Setup, int], Watcher],
     interruption: Interruption | None = None,
+    *,
+    jobs: int = 1,
 ) -> int:
     """Train every setup with every seed, and write the report after each run.
 
@@ -198,6 +210,9 @@ def run_all(
         comparison: what to train.
         begin: returns the watcher of a run.
         interruption: see ``Trainer``.
+        jobs: number of runs at a time. One is trained in this process, and an error
+            of its environment is raised; several have a process each, and the error
+            is told to the run's watcher.
 
     Returns:
         The number of runs that could not go on.
@@ -205,23 +220,43 @@ def run_all(
     Raises:
         BlockingIOError: if another process writes to the folder.
     """
-    task, options = comparison.task, comparison.options
+    runs = [(s, seed) for seed, s in product(comparison.seeds, comparison.setups)]
+    interruption = interruption or Interruption()
+    train = partial(_train, comparison)
+
+    def ended() -> None:
+        write_report(comparison.folder)
+
     failed = 0
     with RunFolder(comparison.folder).lock():
         measure_random(comparison)
-        for seed, setup in product(comparison.seeds, comparison.setups):
-            path = comparison.path(setup, seed)
-            watcher = begin(setup, seed)
+        if jobs > 1:
+            return train_side_by_side(train, runs, jobs, begin, ended, interruption)
+        for run in runs:
+            watcher = begin(*run)
             try:
-                Trainer(task, setup, options, seed, path, watcher, interruption).run()
+                train(run, watcher, interruption)
             except NotFiniteError as error:
                 watcher.failed(error)
                 failed += 1
                 continue
-            if comparison.video is not None:
-                _record_video(comparison, comparison.video, path)
-            write_report(comparison.folder)
+            watcher.finished()
+            ended()
     return failed
+
+
+def _train(
+    comparison: Comparison,
+    run: tuple[Setup, int],
+    watcher: Watcher,
+    interruption: Interruption,
+) -> None:
+    """Train one run to its end, and record its video."""
+    setup, seed = run
+    path, options = comparison.path(setup, seed), comparison.options_of(setup)
+    Trainer(comparison.task, setup, options, seed, path, watcher, interruption).run()
+    if comparison.video is not None:
+        _record_video(comparison, comparison.video, path)
 
 
 def _record_video(

@@ -1,9 +1,12 @@
-"""Training settings that work for the tasks that were tried."""
+"""Training settings: of tasks that were tried, and of published implementations."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+from marl_collect.options import did_you_mean, nearest
+
+TASK_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     # Three agents, 25 frames per episode. A small batch has many complete episodes.
     # Scaled rewards keep the critic's errors on the order of one.
     "simple_spread_v3": {
@@ -43,11 +46,200 @@ ENV_KWARGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def preset(task: str) -> Mapping[str, Any]:
+def task_settings(task: str) -> Mapping[str, Any]:
     """Return the settings of a task, given with or without its family; may be empty."""
-    return PRESETS.get(task.rpartition("/")[2], {})
+    return TASK_SETTINGS.get(task.rpartition("/")[2], {})
 
 
-def preset_env_kwargs(task: str) -> Mapping[str, Any]:
-    """Return the environment's keyword arguments that belong to ``preset``."""
+def task_env_kwargs(task: str) -> Mapping[str, Any]:
+    """Return the environment's keyword arguments that belong to ``task_settings``."""
     return ENV_KWARGS.get(task.rpartition("/")[2], {})
+
+
+@final
+@dataclass(frozen=True)
+class Episodes:
+    """A number of frames: those of so many episodes that last until the time limit."""
+
+    count: int
+
+
+@final
+@dataclass(frozen=True)
+class Preset:
+    """Settings of a published implementation.
+
+    Attributes:
+        source: where they are from.
+        setups: names of the setups that it trains.
+        settings: by algorithm; a number of frames may be given in ``Episodes``.
+        missing: by algorithm, what cannot be set like there.
+    """
+
+    source: str
+    setups: Sequence[str]
+    settings: Mapping[str, Mapping[str, Any]]
+    missing: Mapping[str, str]
+
+    def settings_of(self, algorithm: str, time_limit: int | None) -> dict[str, Any]:
+        """Return the settings of an algorithm for a task.
+
+        Args:
+            algorithm: name in the table of algorithms.
+            time_limit: frames after which an episode of the task is truncated.
+
+        Raises:
+            ValueError: if there are none, or if the task has no time limit.
+        """
+        if algorithm not in self.settings:
+            raise ValueError(
+                f"The preset has settings of {', '.join(self.settings)}, but not of "
+                f"{algorithm}. Its source is {self.source}."
+            )
+        settings = dict(self.settings[algorithm])
+        for name, value in settings.items():
+            if isinstance(value, Episodes):
+                if time_limit is None:
+                    raise ValueError(
+                        f"{name} is {value.count} episodes in the preset, but episodes "
+                        "of this task have no time limit: pass --set "
+                        "max_frames_per_traj=FRAMES."
+                    )
+                settings[name] = value.count * time_limit
+        return settings
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset of a name.
+
+    Raises:
+        ValueError: if there is none; lists all.
+    """
+    if name not in PRESETS:
+        hint = did_you_mean(nearest(name, list(PRESETS), most=1))
+        raise ValueError(
+            f"There is no preset {name!r}.{hint} Expected one of {', '.join(PRESETS)}."
+        )
+    return PRESETS[name]
+
+
+# EPyMARL, src/config: default.yaml, envs/gymma.yaml and algs/*.yaml.
+_EPYMARL = {
+    "frames": 2_050_000,
+    "workers": 1,
+    "gamma": 0.99,
+    "reward": "team",  # Standardised, so that the sum is the same as the mean.
+    "standardise_rewards": True,
+    "activation": "relu",
+    "eval_interval": 50_000,
+    "eval_episodes": 100,
+    "final_episodes": 100,
+}
+_EPYMARL_MEMORY = {"recurrent": "gru", "num_cells": (128,), "hidden_size": 128}
+_EPYMARL_VALUES = _EPYMARL | {
+    "frames_per_batch": Episodes(1),
+    "envs_per_worker": 1,
+    "value.prefetch": False,
+    "value.replay": "episodes",
+    "value.buffer_frames": Episodes(5_000),
+    "value.minibatch_episodes": 32,
+    "value.episodes_per_update": 1,
+    "value.warm_up_frames": Episodes(32),  # Until a minibatch can be drawn.
+    "value.double_q": True,
+    "value.bootstrap_limits": False,
+    "value.tau": 1.0,
+    "value.target_interval": 200,
+    "value.max_grad_norm": 10.0,
+}
+_EPYMARL_MIXED = _EPYMARL_VALUES | {
+    "num_cells": (64, 64),
+    "value.lr": 5e-4,
+    "value.epsilon_frames": 50_000,
+}
+_EPYMARL_PPO = (
+    _EPYMARL
+    | _EPYMARL_MEMORY
+    | {
+        "frames": 20_050_000,
+        "frames_per_batch": Episodes(10),
+        "envs_per_worker": 10,
+        "ppo.lr": 3e-4,
+        "ppo.epochs": 4,
+        "ppo.minibatch_frames": Episodes(10),
+        "ppo.sequence_frames": Episodes(1),
+        "ppo.clip_epsilon": 0.2,
+        "ppo.entropy_coeff": 0.001,
+        "ppo.max_grad_norm": 10.0,
+    }
+)
+_EPYMARL_PPO_MISSING = (
+    "batches have a number of frames, and as many episodes only where all last until "
+    "the limit; advantages are lambda estimates, not five-step returns of a target "
+    "critic; advantages are normalised; time limits bootstrap; the critic has memory; "
+    "actor and critic share an optimiser and the norm of its gradient"
+)
+_EPYMARL_ALL_MISSING = (
+    "the last evaluation of 100 episodes has seeds of its own; random actions fill the "
+    "buffer until training begins"
+)
+# train_mpe_spread.sh, and the defaults of config.py. The script passes --use_ReLU, an
+# option that switches ReLU off.
+_ON_POLICY = {
+    "frames": 20_000_000,
+    "workers": 1,
+    "envs_per_worker": 128,
+    "frames_per_batch": Episodes(128),
+    "gamma": 0.99,
+    "activation": "tanh",
+    "recurrent": "gru",
+    "num_cells": (64, 64),
+    "hidden_size": 64,
+    "ppo.lr": 7e-4,
+    "ppo.epochs": 10,
+    "ppo.minibatch_frames": Episodes(128),
+    "ppo.sequence_frames": 10,
+    "ppo.clip_epsilon": 0.2,
+    "ppo.lmbda": 0.95,
+    "ppo.entropy_coeff": 0.01,
+    "ppo.critic_coeff": 1.0,
+    "ppo.max_grad_norm": 10.0,
+}
+PRESETS: Final[Mapping[str, Preset]] = {
+    "epymarl": Preset(
+        "EPyMARL (github.com/uoe-agents/epymarl at cbc38c0, src/config)",
+        [
+            f"{name}-local-shared-ids"
+            for name in ("ippo", "mappo", "iql", "vdn", "qmix")
+        ],
+        {
+            "ippo": _EPYMARL_PPO,
+            "mappo": _EPYMARL_PPO,
+            "iql": _EPYMARL_VALUES
+            | _EPYMARL_MEMORY
+            | {"value.lr": 3e-4, "value.epsilon_frames": 200_000},
+            "vdn": _EPYMARL_MIXED,
+            "qmix": _EPYMARL_MIXED
+            | {
+                "value.mixing_cells": 32,
+                "value.mixing_hyper_cells": 64,
+                "value.mixing_gain": 1.0,
+                "value.mixing_norm": False,
+            },
+        },
+        dict.fromkeys(("ippo", "mappo"), _EPYMARL_PPO_MISSING)
+        | dict.fromkeys(("iql", "vdn", "qmix"), _EPYMARL_ALL_MISSING),
+    ),
+    "mappo": Preset(
+        "MAPPO's script for simple_spread (github.com/marlbenchmark/on-policy, "
+        "onpolicy/scripts/train_mpe_scripts/train_mpe_spread.sh)",
+        ["mappo-local-shared"],
+        {"mappo": _ON_POLICY},
+        {
+            "mappo": "no Huber loss, no clipping and normalisation of values, no "
+            "normalisation of observations, no orthogonal initial weights; actor and "
+            "critic share an optimiser; sequences have 5 frames instead of 10, because "
+            "episodes have 25"
+        },
+    ),
+}
+"""The presets of ``marl-collect compare``."""

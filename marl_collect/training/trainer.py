@@ -24,7 +24,7 @@ from marl_collect.training.evaluating import (
     evaluate_policy,
     evaluator_of,
 )
-from marl_collect.training.learner import Learner, NotFiniteError, learner_of
+from marl_collect.training.learner import Learner, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import (
     EVALUATIONS,
@@ -66,7 +66,10 @@ class Watcher:
     def interrupted(self) -> None:
         """Tell that a signal arrived, and that the batch is finished and saved."""
 
-    def failed(self, error: NotFiniteError) -> None:
+    def finished(self) -> None:
+        """Handle the end of a run that has its result."""
+
+    def failed(self, error: Exception) -> None:
         """Handle the end of a run that cannot go on."""
 
 

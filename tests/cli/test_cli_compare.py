@@ -49,7 +49,7 @@ def set_to(*settings: str) -> list[str]:
 
 
 SMALL = [
-    *("--frames", "80", "--workers", "1", "--env", "n_prey=0"),
+    *("--frames", "80", "--workers", "1", "--jobs", "1", "--env", "n_prey=0"),
     *set_to(
         "frames_per_batch=40",
         "envs_per_worker=2",
@@ -172,13 +172,15 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
 def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     log = tmp_path / "progress.log"
-    progress = TrainingProgress(console, runs=4, frames=1_000_000, log=log)
+    progress = TrainingProgress(console, runs=4, frames=4_000_000, log=log)
     setup = Setup.parse("mappo-centralised-shared-ids")
     row = {"return_team": -303.1, "loss_objective": 0.1, "loss_critic": 1e6}
     for seed in (0, 1):
-        run = progress.begin(setup, seed)
+        run = progress.begin(setup, seed, frames=1_000_000)
         run.evaluated(record := evaluation(0))
         run.progress(500_000, row)
+        if seed == 0:
+            run.finished()
     with console.capture() as captured:
         console.print(progress)
     first, second = captured.get().splitlines()
@@ -201,10 +203,10 @@ def test_without_a_live_display_a_line_a_minute_shows_progress(
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     log = tmp_path / "progress.log"
     progress = TrainingProgress(console, runs=1, frames=1000, log=log)
-    progress.begin(Setup.parse("mappo-local-shared"), 0)
+    run = progress.begin(Setup.parse("mappo-local-shared"), 0, frames=1000)
     with console.capture() as captured:
         for seconds in range(25, 200, 25):
-            progress.progress(seconds, {"return_team": 2.0})
+            run.progress(seconds, {"return_team": 2.0})
     lines = ["  75 frames: return 2.0", "  150 frames: return 2.0"]
     assert captured.get().splitlines() == lines
     assert all(log.read_text().count(line) == 1 for line in lines)
@@ -233,6 +235,15 @@ def test_settings_are_printed_with_values_and_meanings() -> None:
     assert "eval_interval 400 frames between evaluations." in output
     for name in TrainingOptions().settings():
         assert f"{name} " in output
+
+
+def test_the_settings_of_a_preset_are_printed_by_algorithm() -> None:
+    code, text = run("compare", "--settings", "--preset", "epymarl")
+    assert code == 0, text
+    rows = {row[0]: row[1:] for row in map(str.split, text.splitlines()) if row}
+    assert rows["setting"] == ["ippo", "mappo", "iql", "vdn", "qmix"]
+    assert rows["value.epsilon_frames"] == ["200000", "50000", "50000"]
+    assert rows["value.warm_up_frames"] == ["32", "episodes"] * 3
 
 
 def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +281,11 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
         (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
         (["compare", TASK, "--resume"], "--resume needs --out"),
+        (["compare", TASK, "--preset", "epymar"], "Did you mean epymarl?"),
+        (
+            ["compare", TASK, "--preset=mappo", "--setup=vdn-local-shared"],
+            "The preset has settings of mappo, but not of vdn.",
+        ),
         (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),
         (
             ["compare", TASK, "--report", "nowhere", "--seeds", "3", "--video"],

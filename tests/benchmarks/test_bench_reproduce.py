@@ -1,0 +1,81 @@
+"""The page of published results: its statistics, its rule, and what is missing."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reproduce
+from reproduce import Cell, agrees, cell_of, mean_interval, page
+
+from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.results import Run
+
+CELL = Cell(
+    task="matrix/climbing",
+    setup="qmix-local-shared-ids",
+    frames=100,
+    seconds=9.0,
+    returns=[[0.0, 4.0, 1.0], [2.0, 6.0, 9.0]],
+)
+
+
+def a_run(seed: int, returns: list[float], **changes: object) -> Run:
+    records = [
+        EvaluationRecord(frames, 2, [2 * value], [25])
+        for frames, value in enumerate(returns)
+    ]
+    seconds = {"collecting": 1.0, "training": 2.0}
+    run = Run(
+        *("matrix/climbing", "qmix-local-shared-ids", seed, {}),
+        *(records, records[-1], records[-1], {}, seconds),
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def test_maximum_is_of_one_evaluation_and_average_over_all() -> None:
+    # The means over seeds are 1, 5 and 5; of equal ones, the wider interval.
+    assert CELL.maximum[0] == 5.0
+    assert CELL.average[0] == pytest.approx((5 / 3 + 17 / 3) / 2)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_the_interval_covers_the_mean_in_95_of_100_draws(seeds: int) -> None:
+    draws = np.random.default_rng(0).normal(3.0, 2.0, (4000, seeds))
+    intervals = [mean_interval(draw) for draw in draws.tolist()]
+    covered = sum(abs(mean - 3.0) <= half for mean, half in intervals)
+    assert abs(covered / len(draws) - 0.95) < 0.02
+
+
+def test_a_reference_agrees_within_the_interval_or_one_percent() -> None:
+    assert agrees((10.0, 2.0), 12.0)
+    assert not agrees((10.0, 2.0), 12.1)
+    assert agrees((125.0, 0.0), 126.0)
+    assert not agrees((125.0, 0.0), 127.0)
+    assert agrees((-100.0, 0.0), -100.5)
+    assert not agrees((math.nan, 0.0), 1.0)
+
+
+def test_a_cell_has_the_returns_of_an_agent_in_matrix_games() -> None:
+    runs = [a_run(0, [1.0, 2.0]), a_run(1, [3.0, 5.0])]
+    assert cell_of(runs) == Cell(
+        "matrix/climbing", "qmix-local-shared-ids", 1, 3.0, [[1.0, 2.0], [3.0, 5.0]]
+    )
+    foraging = [replace(run, task="lbforaging/10x10-3p-3f") for run in runs]
+    assert cell_of(foraging).returns == [[2.0, 4.0], [6.0, 10.0]]
+    for other in (a_run(2, [1.0, 2.0], best=None), a_run(2, [1.0])):
+        with pytest.raises(ValueError, match="must be finished, with equal frames"):
+            cell_of([*runs, other])
+
+
+def test_the_page_names_what_agrees_and_what_is_missing() -> None:
+    same = replace(CELL, returns=[[125.0], [125.0]])
+    text = page([same])
+    assert "| 125.00 ± 0.00 | 125.00 ± 0.00 | 100 | 9 | - | 125.00: agrees |" in text
+    assert "125.00: differs" in page([replace(same, returns=[[275.0], [275.0]])])
+    assert "- `matrix/climbing`: iql, vdn, ippo, mappo\n" in text
+    assert text.count("\n- `") == len({task for task, _ in reproduce.CELLS})
+
+
+def test_the_committed_page_is_of_the_committed_cells() -> None:
+    assert reproduce.PAGE.read_text() == page(reproduce.kept())
