@@ -212,26 +212,6 @@ def test_a_failure_can_be_an_error() -> None:
     assert (raised.value.returncode, raised.value.stdout) == (5, "out\n")
 
 
-FORK_SERVER = """
-import os, sys
-from pathlib import Path
-from marl_collect import MultiSyncCollector
-from workloads.counting import CountingEnv
-
-with MultiSyncCollector(CountingEnv, frames_per_batch=10) as collector:
-    collector.next()
-    stat = Path(f"/proc/{collector.worker_pids[0]}/stat").read_text()
-    server = stat.rpartition(")")[2].split()[1]
-    print(Path(f"/proc/{server}/cmdline").read_text().split("\\0")[1])
-"""
-
-
-def test_the_spare_becomes_the_fork_server_of_workers() -> None:
-    process = run_python("-c", FORK_SERVER, check=True)
-    # The server's first argument: an interpreter of its own would have -c.
-    assert Path(process.stdout.strip()).name == "zygote.py"
-
-
 MARK = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES"
 INTERRUPTED = """
 import subprocess, sys
@@ -289,7 +269,7 @@ def test_an_interrupted_test_leaves_no_process(
         data = tmp_path / "data"
         wait_until(lambda: any(data.glob("*.parquet")) or program.poll() is not None)
         assert program.poll() is None, program.communicate()
-        # Their zygote, the command, its fork server, two workers, and a daemon.
+        # Their warm process, the command, its fork server, two workers, and a daemon.
         assert len(marked(mark)) >= 6
         os.kill(program.pid, number)
         assert program.wait() == code

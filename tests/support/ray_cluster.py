@@ -2,9 +2,9 @@
 
     pytest_plugins = ["support.ray_cluster"]  # in a test module: the fixture `cluster`
 
-Its workers are forked from a process that has imported what they need; see
-``ray_workers.py``. Ray itself would start two interpreters per worker; with the imports
-of an actor, these take six seconds of CPU time. Apart from that they are workers as
+Its workers are forked from the warm process of the tests; see ``ray_workers.py``. Ray
+itself would start two interpreters per worker; with the imports of an actor, these take
+six seconds of CPU time. Apart from that they are workers as
 always: processes of their own that run Ray's program, and that can be killed.
 
 A process that is connected to Ray must not fork: the child shares Ray's sockets, and
@@ -14,22 +14,20 @@ forks without the mark fails.
 """
 
 import os
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
 
 from support import ray_workers
 from support.processes import PATIENCE
-from support.scripts import run_python
+from support.scripts import run_python, warm_process
 
 STORE: Final = 80_000_000
 """Bytes of each node's object store; about the least that Ray accepts."""
@@ -133,12 +131,12 @@ def started() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     nodes: Any = Cluster()
-    with _workers() as (path, wait), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(services, "get_node", partial(_get_node, services.get_node))
         nodes.add_node = partial(
             nodes.add_node,
             setup_worker_path=ray_workers.__file__,
-            env_vars=ENVIRONMENT | {ray_workers.SOCKET: path},
+            env_vars=ENVIRONMENT | {ray_workers.SOCKET: warm_process(os.getpid())},
             object_store_memory=STORE,
             include_dashboard=False,
             wait=False,
@@ -151,7 +149,6 @@ def started() -> Iterator[Any]:
                 nodes.add_node(num_cpus=16, resources={"home": 16})
                 nodes.add_node(num_cpus=4, resources={"away": 4})
             nodes.wait_for_nodes()
-            wait()
             ray.init(address=nodes.address, log_to_driver=False)
             yield nodes
         finally:
@@ -169,27 +166,3 @@ def _get_node(get_node: Any, *args: Any) -> Any:
             if time.monotonic() > deadline:
                 raise
         threading.Event().wait(0.05)
-
-
-@contextmanager
-def _workers() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Run the server of ``ray_workers.py``; yield its socket, and a wait for it."""
-    with TemporaryDirectory() as folder:
-        path = f"{folder}/socket"
-        server = subprocess.Popen(
-            [sys.executable, ray_workers.__file__, "serve", path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C ends Ray first.
-        )
-
-        def wait() -> None:
-            assert server.stdout is not None
-            assert server.stdout.read(1) == ".", "it has failed"
-
-        try:
-            yield path, wait
-        finally:
-            server.kill()
-            server.communicate()

@@ -1,38 +1,31 @@
 """Runs Python programs in processes of their own, without starting an interpreter.
 
-    test process --- request, stdin, stdout, stderr ---> zygote -- fork --> program
-                 <--- exit status of the program -------
-
-The *zygote* is one process per test process. It has imported torch, this package and
-what programs of tests usually import, and forks a child for each program. A child is
-leader of its own session, has its own ``__main__``, arguments, environment and working
-directory, and ends like any interpreter: it prints a traceback, runs ``atexit``, dies
-by the signal of Ctrl-C. It also forks a *spare* beforehand, an idle copy that becomes
-the package's fork server if the program needs one; a program with a collector would
-otherwise start a second interpreter. All that takes milliseconds instead of the two to
-six seconds of CPU time of two interpreters that import torch.
+The programs are forked from a *warm process*, one per test process, which has imported
+torch and what else takes long; see ``warm.py``. A program is leader of its own session,
+has its own ``__main__``, arguments, environment and working directory, and ends like an
+interpreter: it prints a traceback, runs ``atexit``, dies by the signal of Ctrl-C. It
+does not outlive its test process.
 
 Use ``interpreter=True`` for a fresh interpreter, where the test is about the start
 itself, about what is imported, or about the environment variables that libraries read
 when they load.
-
-Programs do not outlive their test process: the zygote kills their sessions when the
-test process ends, however it ends.
 """
 
 import atexit
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Self, cast
 
-ZYGOTE: Final = Path(__file__).with_name("zygote.py")
 LIMIT: Final = 280.0
 """Seconds that a program may take; below pytest's limit for a test."""
 
@@ -40,19 +33,27 @@ LIMIT: Final = 280.0
 class Program:
     """A running program; the methods are those of ``subprocess.Popen``.
 
-    The process is not our child but the zygote's, which reports its exit status through
-    a pipe.
+    The process is not our child but the warm process's, which sends its exit code.
     """
 
     def __init__(
-        self, args: Sequence[str], pid: int, status: int, pipes: Sequence[int | None]
+        self,
+        args: Sequence[str],
+        pid: int,
+        status: socket.socket,
+        pipes: Sequence[int | None],
     ) -> None:
         self.args = args
         self.pid = pid
         self.returncode: int | None = None
         self._status = status
-        files = [_open(pipe, mode) for pipe, mode in zip(pipes, "wrr", strict=True)]
-        self.stdin, self.stdout, self.stderr = files
+        # What is written to by several programs may contain anything.
+        self.stdin, self.stdout, self.stderr = (
+            None
+            if fd is None
+            else os.fdopen(fd, mode, encoding="utf-8", errors="replace")
+            for fd, mode in zip(pipes, "wrr", strict=True)
+        )
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -71,15 +72,13 @@ class Program:
 
     def _wait(self, timeout: float | None) -> int | None:
         if self.returncode is None:
-            import select
-
             poller = select.poll()
             poller.register(self._status, select.POLLIN)
             if poller.poll(None if timeout is None else timeout * 1000):
-                status = os.read(self._status, 16)
-                os.close(self._status)
-                # An empty answer: the zygote itself has ended, and killed its programs.
-                self.returncode = int(status) if status else -signal.SIGKILL
+                with self._status:
+                    code = self._status.recv(16)
+                # Nothing: the warm process has ended, and killed its programs.
+                self.returncode = int(code) if code else -signal.SIGKILL
         return self.returncode
 
     def communicate(
@@ -147,11 +146,6 @@ class Program:
                 file.close()
         self.wait()
 
-    def __del__(self) -> None:
-        if self.returncode is None:
-            os.close(self._status)
-            self.returncode = -signal.SIGKILL
-
 
 def start_python(
     *command: str | Path,
@@ -187,8 +181,6 @@ def start_python(
     else:
         ours[2], end = os.pipe()
         theirs.append(end)
-    status, end = os.pipe()
-    theirs.append(end)
     request = {
         "command": args,
         "cwd": str(cwd or os.getcwd()),
@@ -196,11 +188,15 @@ def start_python(
         "interpreter": interpreter,
     }
     try:
-        pid = _zygote().start(request, theirs)
+        status = ask(warm_process(os.getpid()), request, theirs)
     finally:
         for fd in theirs:
             os.close(fd)
-    return Program([sys.executable, *args], pid, status, ours)
+    pid = b""
+    while not pid.endswith(b"\n"):
+        pid += (byte := status.recv(1))
+        assert byte, "the warm process has ended"
+    return Program([sys.executable, *args], int(pid), status, ours)
 
 
 def run_python(
@@ -266,53 +262,51 @@ def run_mounted(
     )
 
 
-def _open(fd: int | None, mode: str) -> IO[str] | None:
-    # One that is written to by several programs may contain anything.
-    return (
-        None if fd is None else os.fdopen(fd, mode, encoding="utf-8", errors="replace")
-    )
+@cache
+def warm_process(owner: int) -> str:
+    """Return the socket of this test process's warm process, which is started first.
+
+    Args:
+        owner: our process id; the warm process of our parent is not ours.
+    """
+    folder = tempfile.TemporaryDirectory()
+    path = f"{folder.name}/socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(100)
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                Path(__file__).with_name("warm.py"),
+                str(listener.fileno()),
+            ],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"MARL_COLLECT_WORKER": "0000000000"},
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        if owner == os.getpid():
+            process.communicate(timeout=LIMIT)
+            folder.cleanup()
+
+    atexit.register(end)
+    return path
 
 
-class _Zygote:
-    """Our end of the zygote."""
+def ask(path: str, request: Mapping[str, object], fds: Sequence[int]) -> socket.socket:
+    """Ask a warm process for a program; return the connection that says how it ends.
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._lock = threading.Lock()
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, str(ZYGOTE), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {"MARL_COLLECT_WORKER": "0000000000"},
-                start_new_session=True,
-            )
-
-    def start(self, request: Mapping[str, object], fds: Sequence[int]) -> int:
-        payload = pickle.dumps(request)
-        with self._lock:
-            socket.send_fds(self._socket, [len(payload).to_bytes(4, "little")], fds)
-            self._socket.sendall(payload)
-            answer = self._socket.recv(16)
-        if not answer:
-            raise RuntimeError(f"the zygote ended with exit code {self._popen.wait()}")
-        return int(answer)
-
-    def end(self) -> None:
-        if self.owner == os.getpid():
-            self._socket.close()
-            self._popen.wait(LIMIT)
-
-
-_running: _Zygote | None = None
-
-
-def _zygote() -> _Zygote:
-    global _running
-    if _running is None or _running.owner != os.getpid():
-        _running = _Zygote()
-        atexit.register(_running.end)
-    return _running
+    Args:
+        path: of its socket.
+        request: ``command``, ``cwd``, ``env``, ``interpreter``.
+        fds: stdin, stdout and stderr of the program.
+    """
+    caller = socket.socket(socket.AF_UNIX)
+    caller.connect(path)
+    socket.send_fds(caller, [b"."], fds)
+    with caller.makefile("wb") as file:
+        pickle.dump(request, file)
+    return caller
