@@ -26,10 +26,9 @@ def a_run(seed: int, returns: list[float], **changes: object) -> Run:
         for frames, value in enumerate(returns)
     ]
     seconds = {"collecting": 1.0, "training": 2.0}
-    run = Run(
-        *("matrix/climbing", "qmix-local-shared-ids", seed, {}),
-        *(records, records[-1], records[-1], {}, seconds),
-    )
+    last = records[-1]
+    setup = "qmix-local-shared-ids"
+    run = Run("matrix/climbing", setup, seed, {}, records, last, last, {}, seconds)
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
