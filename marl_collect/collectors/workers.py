@@ -193,7 +193,8 @@ class Workers:
             except Exception as error:  # noqa: BLE001 - raised again, or handled
                 self._replace_or_raise(error)
             else:
-                return self._completed(worker, reply)
+                if isinstance(reply, messages.Collected):
+                    return self._completed(worker, reply)
 
     def preempt(self, workers: Iterable[int]) -> None:
         """Let workers end their rollouts early, after at least one frame."""
@@ -215,7 +216,8 @@ class Workers:
         """Let each of these workers call a method with its own arguments.
 
         A worker that fails meanwhile and is replaced is called again. If none replaces
-        it, the replies that are still to come are dropped when they arrive.
+        it, or if a call cannot be sent, the replies that are still to come are dropped
+        when they arrive.
 
         Args:
             method: of ``RolloutWorker``.
@@ -231,13 +233,7 @@ class Workers:
             try:
                 worker, result = self._receive(waiting)
             except Exception as error:  # noqa: BLE001 - raised again, or handled
-                try:
-                    replaced = self._replace_or_raise(error)
-                except BaseException:
-                    for worker in waiting:
-                        self._members[worker].unread += 1
-                    raise
-                for worker in replaced:
+                for worker in self._replace_or_raise(error):
                     if worker in arguments:  # What it did for an earlier one is lost.
                         results.pop(worker, None)
                         self._send(worker, method, *arguments[worker])
@@ -444,27 +440,29 @@ class Workers:
 
     def _send(self, worker: int, method: str, *arguments: Any) -> None:
         self._pool.send(worker, Call(method, arguments))
+        if method != "collect":
+            self._members[worker].owed += 1
 
     def _receive(self, workers: Iterable[int]) -> tuple[int, Any]:
-        """Wait for a reply that is not a batch; return its sender and it.
+        """Wait for the reply to the last call of a worker; return its sender and it.
 
         Replies arrive in the order of the calls, so a batch that a worker was
-        collecting when it was called comes first.
+        collecting when it was called comes first, and the replies to earlier calls,
+        which have raised an error, come before the last one.
         """
         while True:
             worker, reply = self._next_reply(workers)
-            if not isinstance(reply, messages.Collected):
+            if isinstance(reply, messages.Collected):
+                self._collected.append((worker, reply))
+            elif not self._members[worker].owed:
                 return worker, reply
-            self._collected.append((worker, reply))
 
     def _next_reply(self, workers: Iterable[int]) -> tuple[int, Any]:
-        """Wait for a reply that belongs to no earlier call, and return its sender."""
-        while True:
-            worker, reply = self._pool.receive(workers)
-            member = self._members[worker]
-            if isinstance(reply, messages.Collected) or not member.unread:
-                return worker, reply
-            member.unread -= 1
+        """Wait for a batch or another reply; return its sender and it."""
+        worker, reply = self._pool.receive(workers)
+        if not isinstance(reply, messages.Collected):
+            self._members[worker].owed -= 1
+        return worker, reply
 
     def _first_replies(self, workers: Iterable[int]) -> list[Any]:
         """Return a reply of each of these new workers, none of which is replaced."""
@@ -583,7 +581,7 @@ class Workers:
     def _renew(self, worker: int) -> None:
         """Give a worker that was restarted its plan, its policy and its slots."""
         member, who = self._members[worker], f"worker {worker}"
-        member.unread = 0
+        member.owed = 1
         (ready,) = self._first_replies([worker])
         check_alike(self.description, ready.description, who, "before")
         policy = self.weights.policy_for(worker)
@@ -616,7 +614,8 @@ class _Member:
         running: numbers of its running episodes.
         slots: the arguments of ``use_slot`` for the slots that it has mapped.
         batch: that it collects.
-        unread: number of its replies to calls that have raised an error.
+        owed: number of its replies that have not arrived, without batches. A new
+            worker owes the one that says that its environments are built.
         preempted: whether its rollout ends early.
         is_heavy: whether it is to be replaced, because it has grown too large.
         failures: how often it was restarted since its last batch.
@@ -629,7 +628,7 @@ class _Member:
     running: tuple[int, ...] = ()
     slots: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     batch: messages.Collect | None = None
-    unread: int = 0
+    owed: int = 1
     preempted: bool = False
     is_heavy: bool = False
     failures: int = 0

@@ -169,6 +169,24 @@ def test_an_attribute_that_fails_is_an_error_and_the_collector_lives(
                 assert (undisturbed.next() == batch).all()
 
 
+@pytest.mark.parametrize("kind", WORKERS)
+def test_replies_to_a_call_that_could_not_be_sent_to_all_are_dropped(kind: Any) -> None:
+    """The other worker has the call, and its reply is not that to the next one."""
+    with kind([counting_threads] * 2, frames_per_batch=10, seed=0) as collector:
+        collector.next()
+        state = collector.state_dict()
+        state["workers"][1]["note"] = threading.Lock()
+        for _ in range(2):
+            with pytest.raises(TypeError, match="pickle"):
+                collector.load_state_dict(state)
+        assert collector.getattr_env("threads") == [[1], [1]]
+        with pytest.raises(TypeError, match="pickle"):
+            collector.load_state_dict(state)
+        batches = [collector.next().clone() for _ in range(4)]
+        assert all(len(batch) for batch in batches)
+        assert collector.getattr_env("threads") == [[1], [1]]
+
+
 def test_an_attribute_that_fails_in_this_process_is_its_own_error() -> None:
     with Collector(awkward_env, awkward_policy(), frames_per_batch=10) as collector:
         with pytest.raises(ValueError, match="not yet known"):
