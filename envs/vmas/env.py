@@ -1,5 +1,6 @@
 """``VmasEnv``: many worlds of a VMAS scenario."""
 
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -82,7 +83,8 @@ class VmasEnv(BatchedEnv):
 
         Raises:
             TypeError: for an argument of ``vmas.make_env`` that cannot be chosen.
-            ValueError: if a group map does not fit, or there is no such scenario.
+            ValueError: if a group map does not fit, there is no such scenario, or the
+                device is no CPU or GPU that torch can use here.
         """
         if refused := sorted(_NOT_TAKEN & kwargs.keys()):
             raise TypeError(
@@ -93,15 +95,14 @@ class VmasEnv(BatchedEnv):
             raise ValueError(
                 "multidiscrete_actions=True needs continuous_actions=False."
             )
-        import torch
+        from marl_collect.core.devices import usable_device
 
-        self._device = torch.device(device or "cpu")
-        if self._device.type == "cuda" and not torch.cuda.is_available():
+        self._device = usable_device("device", device or "cpu")
+        if self._device.type not in ("cpu", "cuda"):
             raise ValueError(
-                f"device is {device}, but torch finds no GPU: use 'cpu', or install "
-                "torch with CUDA."
+                f"device is {device}, but VmasEnv computes on 'cpu' or 'cuda'."
             )
-        self._pinned: Any = None
+        self._pinned: dict[tuple[int, ...], Any] = {}
         # VMAS has one list of generator states for all environments of a process.
         self._generators: list[Any] = list(Environment.vmas_random_state)
         self._cuda_generator: Any = None
@@ -112,12 +113,12 @@ class VmasEnv(BatchedEnv):
             continuous_actions=continuous_actions,
             multidiscrete_actions=multidiscrete_actions,
             device=self._device,
-            seed=0,
             **kwargs,
         )
         self._twin: Environment | None = None
         self._masked = scenario in MASKED
         with self._random():
+            self._seed(0)
             self._env: Environment = self._make()
             first = self._observations()
         specs = [
@@ -147,8 +148,9 @@ class VmasEnv(BatchedEnv):
         with self._random():
             together = self._masked and which is not None and which.sum() > FEW
             if together and self._twin is None:
+                self._seed(0)
                 self._twin = self._make()
-            self._env.seed(int(seeds[first]) % 2**32)  # numpy's generator takes 32 bits
+            self._seed(int(seeds[first]) % 2**32)  # numpy's generator takes 32 bits
             if which is None:
                 return self._by_group(self._arrays(self._env.reset()))
             if together:
@@ -203,11 +205,12 @@ class VmasEnv(BatchedEnv):
             return _with_leaves(tree, (tensor.numpy() for tensor in tensors))
         flat = [tensor.reshape(self.worlds, -1).float() for tensor in tensors]
         packed = torch.cat(flat, 1)
-        if self._pinned is None or self._pinned.shape != packed.shape:
-            self._pinned = torch.empty(packed.shape, pin_memory=True)
-        self._pinned.copy_(packed)
+        shape = tuple(packed.shape)  # That of a reset, or that of a step.
+        if shape not in self._pinned:
+            self._pinned[shape] = torch.empty(shape, pin_memory=True)
+        pinned = self._pinned[shape].copy_(packed)
         ends = accumulate(columns.shape[1] for columns in flat)
-        parts = np.split(self._pinned.numpy(), list(ends)[:-1], 1)
+        parts = np.split(pinned.numpy(), list(ends)[:-1], 1)
         shaped = zip(parts, tensors, strict=True)
         return _with_leaves(tree, (part.reshape(t.shape) for part, t in shaped))
 
@@ -216,6 +219,23 @@ class VmasEnv(BatchedEnv):
             group: _stacked([observations[agent] for agent in members])
             for group, members in self._groups.items()
         }
+
+    def _seed(self, seed: int) -> None:
+        """Seed the generators of these worlds, as ``seed`` of VMAS does.
+
+        That would also seed the generators of all GPUs, which belong to others.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        Environment.vmas_random_state[:] = [
+            generator.get_state(),
+            np.random.RandomState(seed).get_state(),
+            random.Random(seed).getstate(),
+        ]
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
 
     @contextmanager
     def _random(self) -> Iterator[None]:

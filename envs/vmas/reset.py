@@ -56,7 +56,8 @@ def renew(env: Any, twin: Any, which: "torch.Tensor") -> None:
 
     masks = {1: which}
     roots = [(env.scenario, twin.scenario), (env.world, twin.world)]
-    pairs = [pair for root in roots for pair in _pairs(*root, len(which), set())]
+    seen: set[int] = set()  # A scenario refers to its world.
+    pairs = [pair for root in roots for pair in _pairs(*root, len(which), seen)]
     for put, old, new in pairs:
         shape = (-1, *[1] * (old.ndim - 1))
         mask = masks.setdefault(old.ndim, which.reshape(shape))

@@ -626,9 +626,14 @@ class CollectorBase:
         return self
 
     @final
-    def __exit__(self, error: object, *exc_info: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: object
+    ) -> None:
         """Shut down; soon if the block has raised an error."""
-        self.shutdown(CLOSE_SECONDS if error is None else ERROR_CLOSE_SECONDS)
+        if error is None:
+            self.shutdown()
+        else:
+            close_after(error, self.shutdown)
 
     if not TYPE_CHECKING:  # It raises: editors shall report a name that is missing.
 

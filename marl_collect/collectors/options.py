@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 
 from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import TrajFormat
+from marl_collect.core.devices import usable_device
 from marl_collect.core.factories import Factory
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
@@ -864,17 +865,5 @@ def _each_device(choice: Any) -> list[Any]:
 
 
 def _check_devices(name: str, choice: Any) -> None:
-    for chosen in _each_device(choice):
-        try:
-            device = torch.device(chosen)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"{name} must be a device such as 'cpu' or 'cuda:0', but is {chosen!r}."
-            ) from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                f"{name} is {chosen}, but torch finds no GPU: use 'cpu', or install "
-                "torch with CUDA."
-            )
-        if device.type == "meta":
-            raise ValueError(f"{name} is 'meta', which holds no data: use 'cpu'.")
+    for device in _each_device(choice):
+        usable_device(name, device)

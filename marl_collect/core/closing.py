@@ -14,5 +14,12 @@ class Closing(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: object
+    ) -> None:
+        try:
+            self.close()
+        except Exception as trouble:
+            if not isinstance(error, Exception):  # None, or an interruption.
+                raise
+            error.add_note(f"While closing: {trouble}")  # It must not hide the first.

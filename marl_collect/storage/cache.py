@@ -479,11 +479,16 @@ class _Builder:
         return order, episodes[np.argsort(order[last[complete]])]
 
     def _clean(self) -> None:
+        """Delete what the published state does not name, as far as that is possible.
+
+        What stays only takes space: names of generations are never used again.
+        """
         state = CacheState.read(self.folder, self.dtype)
         current = {*(state.sizes(self.dtype) if state else ()), _STATE, ".lock"}
         for path in self.folder.iterdir():
             if path.name not in current:
-                path.unlink(missing_ok=True)  # Who has mapped it keeps it.
+                with suppress(OSError):  # A folder, or a file of another user.
+                    path.unlink()  # Who has mapped it keeps it.
 
 
 def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

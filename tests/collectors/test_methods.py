@@ -187,6 +187,28 @@ def test_replies_to_a_call_that_could_not_be_sent_to_all_are_dropped(kind: Any) 
         assert collector.getattr_env("threads") == [[1], [1]]
 
 
+def test_an_error_in_closing_does_not_hide_that_of_the_block() -> None:
+    def factory() -> CountingEnv:
+        def close() -> None:
+            raise OSError("cannot close")
+
+        env = CountingEnv()
+        object.__setattr__(env, "close", close)
+        return env
+
+    with (
+        pytest.raises(KeyError, match="first") as info,
+        Collector(factory, frames_per_batch=4),
+    ):
+        raise KeyError("first")
+    assert any("cannot close" in note for note in info.value.__notes__)
+    with (
+        pytest.raises(OSError, match="cannot close"),
+        Collector(factory, frames_per_batch=4),
+    ):
+        pass
+
+
 def test_an_attribute_that_fails_in_this_process_is_its_own_error() -> None:
     with Collector(awkward_env, awkward_policy(), frames_per_batch=10) as collector:
         with pytest.raises(ValueError, match="not yet known"):

@@ -17,6 +17,7 @@ from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas import env as env_module
+from marl_collect.envs.vmas import reset as reset_module
 from marl_collect.envs.vmas.provider import FAMILY
 from marl_collect.envs.vmas.reset import MASKED, renew
 
@@ -246,9 +247,84 @@ def test_worlds_of_other_scenarios_begin_as_in_the_library(scenario: str) -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_device_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="device is cuda, but torch finds no GPU"):
-        VmasEnv("navigation", 2, device="cuda")
+@pytest.mark.parametrize(
+    ("device", "match"),
+    [
+        ("cuda", "device is cuda, but torch finds no GPU"),
+        ("meta", "device is 'meta', which holds no data"),
+        ("gpu", "must be a device such as 'cpu' or 'cuda:0', but is 'gpu'"),
+        ("mps", "computes on 'cpu' or 'cuda'"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(device: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        VmasEnv("navigation", 2, device=device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device is cuda:2, but .* GPUs 0 to 1 only"):
+        VmasEnv("navigation", 2, device="cuda:2")
+    factory = partial(VmasEnv, "navigation", 2)
+    with pytest.raises(ValueError, match=r"policy_device is cuda:7, but .* 0 to 1"):
+        Collector(factory, frames_per_batch=2, policy_device="cuda:7")
+
+
+def test_worlds_leave_the_generators_of_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all GPUs, also those that nobody has used yet."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    env = VmasEnv("navigation", 8)
+    for which in (None, np.arange(8) < 1, np.arange(8) < 4):
+        env.begin(which, np.arange(8))
+    assert not seeded
+    env.close()
+
+
+def test_pinned_memory_is_allocated_once_for_each_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = VmasEnv("navigation", 4)
+    tensors = [torch.rand(4, 3), torch.rand(4)]
+    plain = torch.empty
+    allocated: list[Any] = []
+
+    def pinned(shape: Any, pin_memory: bool) -> torch.Tensor:
+        allocated.append(shape)
+        assert pin_memory
+        return plain(shape)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    # There is no GPU to copy from; only the copies are the same.
+    env._device = torch.device("cuda")
+    for _ in range(3):
+        for chosen in (tensors, tensors[:1]):
+            arrays = env._arrays(chosen)
+            for array, tensor in zip(arrays, chosen, strict=True):
+                assert (array == tensor.numpy()).all()
+    assert allocated == [(4, 4), (4, 3)]
+
+
+def test_the_tensors_of_worlds_that_begin_are_found_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    entries = reset_module._entries
+
+    def noted(one: Any, other: Any) -> Any:
+        looked.append(id(one))
+        return entries(one, other)
+
+    env = VmasEnv("navigation", 8)
+    env.begin(None, np.arange(8))
+    monkeypatch.setattr(reset_module, "_entries", noted)
+    env.begin(np.arange(8) < 4, np.arange(8))
+    assert id(env._env.world) in looked
+    assert len(set(looked)) == len(looked)
+    env.close()
 
 
 @pytest.mark.accelerator

@@ -295,6 +295,29 @@ def test_a_cache_that_cannot_be_written_is_elsewhere(
     assert len(list((tmp_path / "home" / "marl_collect").iterdir())) == 1
 
 
+def test_what_cannot_be_deleted_from_a_cache_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = open_dataset(path).transitions[:]
+    cache = path / ".cache"
+    (cache / "notes").mkdir()
+    (old,) = cache.glob("*.records")
+    unlink = Path.unlink
+
+    def refused(file: Path, *arguments: Any, **keywords: Any) -> None:
+        if file.name == old.name:
+            raise PermissionError(errno.EPERM, "not yours", str(file))
+        unlink(file, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    for file in path.glob("*.parquet"):
+        os.utime(file, (1, 1))  # As if it had been replaced.
+    assert (open_dataset(path).transitions[:] == expected).all()
+    assert (cache / "notes").is_dir()
+    assert {file.name for file in cache.glob("*.records")} > {old.name}
+    assert not list(cache.glob(f"{old.stem}.index"))
+
+
 @pytest.mark.parametrize("call", range(6))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_a_cache_that_cannot_be_built_says_why(

@@ -310,6 +310,20 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     assert holds(path, *data)
 
 
+def test_an_error_in_closing_does_not_hide_the_first_one(tmp_path: Path) -> None:
+    description, data = collected(batches=2)
+    for error in (KeyError("first"), KeyboardInterrupt()):
+        writer = Writer(tmp_path / type(error).__name__, description)
+        for batch in data:
+            writer.add(batch)
+        is_first = isinstance(error, Exception)
+        expected = KeyError if is_first else BrokenDiskError
+        with pytest.raises(expected) as info, failing(0), writer:
+            raise error
+        notes = ["While closing: [Errno 5] broken disk"] if is_first else []
+        assert getattr(info.value, "__notes__", []) == notes
+
+
 @pytest.mark.processes
 @pytest.mark.forks
 def test_a_fork_does_not_write(tmp_path: Path) -> None:

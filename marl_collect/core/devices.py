@@ -1,0 +1,37 @@
+"""Checks devices that users name."""
+
+from typing import Any
+
+import torch
+
+
+def usable_device(name: str, choice: Any) -> torch.device:
+    """Return the device that a user has chosen.
+
+    Args:
+        name: of the argument.
+        choice: a device or its name, such as ``"cuda:0"``.
+
+    Raises:
+        ValueError: if it is no device, holds no data, or does not exist here.
+    """
+    try:
+        device = torch.device(choice)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{name} must be a device such as 'cpu' or 'cuda:0', but is {choice!r}."
+        ) from error
+    if device.type == "meta":
+        raise ValueError(f"{name} is 'meta', which holds no data: use 'cpu'.")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"{name} is {choice}, but torch finds no GPU: use 'cpu', or install "
+                "torch with CUDA."
+            )
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ValueError(
+                f"{name} is {choice}, but torch finds GPUs 0 to {count - 1} only."
+            )
+    return device
