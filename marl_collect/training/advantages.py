@@ -31,6 +31,7 @@ from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
+from marl_collect.training.options import TrainingOptions
 
 TRAINED = "trained"
 """Name in a group of the rows that losses use, bool ``[B, T, n]``."""
@@ -59,28 +60,28 @@ class Decisions(NamedTuple):
 
 def write_advantages(
     data: TensorDictBase,
+    judged: TensorDictBase,
     description: EnvDescription,
-    *,
-    gamma: float,
-    lmbda: float,
-    team: bool,
+    options: TrainingOptions,
 ) -> None:
     """Write ``advantage``, ``value_target`` and ``trained`` into each group.
 
-    Advantages are normalised over the group's trained rows.
-
     Args:
-        data: ``[B, T]``: what a collector writes, and ``(group, "state_value")``
-            ``[B, T, n, 1]``, at the root and under ``next``.
+        data: ``[B, T]``: what a collector writes, with rewards to learn from, and
+            ``(group, "state_value")`` ``[B, T, n, 1]``.
+        judged: has the values ``(group, "state_value")`` of which returns are made, at
+            the root and under ``next``: ``data``, or those of a target critic.
         description: of the environment.
-        gamma: discount factor of a frame.
-        lmbda: lambda of the generalised advantage estimate, in [0, 1].
-        team: whether rewards under ``next`` are the team's, equal for all agents.
+        options: of PPO. With ``reward="team"`` the rewards are equal for all agents.
     """
+    ppo, team = options.ppo, options.reward == "team"
     names = list(description.groups)
     acts, follows = acting(data, names)
-    now = {name: data[name, "state_value"].squeeze(-1) for name in names}
-    after = {name: data["next", name, "state_value"].squeeze(-1) for name in names}
+    if not ppo.bootstrap_limits:
+        for name in names:
+            follows[name] = follows[name] & ~data["next", name, "done"].squeeze(-1)
+    now = {name: judged[name, "state_value"].squeeze(-1) for name in names}
+    after = {name: judged["next", name, "state_value"].squeeze(-1) for name in names}
     if team:
         common, someone = _common_value(now, acts)
         next_common, next_someone = _common_value(after, follows)
@@ -90,7 +91,7 @@ def write_advantages(
         # The root's flags are [B, T, 1], a group's flags [B, T, n, 1].
         done, terminated = (
             flags[k].expand(shape) if team else flags[k].squeeze(-1)
-            for k in ("done", "terminated")
+            for k in ("done", "terminated" if ppo.bootstrap_limits else "done")
         )
         value, next_value = now[name], after[name]
         decides, known = acts[name], follows[name]
@@ -107,22 +108,30 @@ def write_advantages(
                 next_value.masked_fill(terminated, 0.0),
                 known | terminated,
             ),
-            gamma,
-            lmbda,
+            options.gamma,
+            ppo.lmbda,
+            ppo.n_steps,
         )
         trained &= acts[name]
         data[name, TRAINED] = trained
         data[name, "value_target"] = (advantage + value).unsqueeze(-1)
-        data[name, "advantage"] = _normalised(advantage, trained).unsqueeze(-1)
+        if judged is not data:
+            advantage = advantage + value - data[name, "state_value"].squeeze(-1)
+        if ppo.normalise_advantages:
+            advantage = _normalised(advantage, trained)
+        data[name, "advantage"] = advantage.unsqueeze(-1)
 
 
-def estimate(rows: Decisions, gamma: float, lmbda: float) -> tuple[Tensor, Tensor]:
+def estimate(
+    rows: Decisions, gamma: float, lmbda: float, n_steps: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the advantage of each decision, and which of them are known.
 
     Args:
         rows: of all agents.
         gamma: discount factor of a frame.
         lmbda: weight of an advantage in the advantage of the previous decision.
+        n_steps: number of decisions whose rewards are summed, instead of ``lmbda``.
 
     Returns:
         The advantages ``[B, T, n]``, 0 where unknown, and bool ``[B, T, n]``.
@@ -130,9 +139,12 @@ def estimate(rows: Decisions, gamma: float, lmbda: float) -> tuple[Tensor, Tenso
     advantages = torch.zeros_like(rows.value)
     knows = torch.zeros_like(rows.decides)
     n_frames = rows.value.shape[1]
-    # The return from the next row on, discounted to it, and the advantage of the next
-    # decision, discounted in the same way.
-    ahead = later = torch.zeros_like(rows.value[:, 0])
+    if n_steps is not None:
+        lmbda = 0.0
+    # The returns from the next row on that end with the value of the first, second, ...
+    # decision there, and the advantage of the next decision; discounted to that row.
+    ahead = torch.zeros(n_steps or 1, *rows.value[:, 0].shape).to(rows.value)
+    later = torch.zeros_like(rows.value[:, 0])
     known = torch.zeros_like(rows.decides[:, 0])
     for t in reversed(range(n_frames)):
         cut = rows.ends[:, t] if t < n_frames - 1 else torch.ones_like(known)
@@ -142,10 +154,12 @@ def estimate(rows: Decisions, gamma: float, lmbda: float) -> tuple[Tensor, Tenso
         ahead = rows.reward[:, t] + gamma * ahead
         later = gamma * later
         decides, value = rows.decides[:, t], rows.value[:, t]
-        advantage = torch.where(known, ahead + lmbda * later - value, 0.0)
+        advantage = torch.where(known, ahead[-1] + lmbda * later - value, 0.0)
         advantages[:, t] = torch.where(decides, advantage, 0.0)
         knows[:, t] = decides & known
-        ahead = torch.where(decides, value, ahead)
+        longer = torch.where(known, ahead[:-1], value)
+        decided = torch.cat([value.unsqueeze(0), longer])
+        ahead = torch.where(decides, decided, ahead)
         later = torch.where(decides, advantage, later)
         known = known | decides
     return advantages, knows

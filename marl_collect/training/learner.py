@@ -4,7 +4,7 @@ import abc
 import copy
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -258,37 +258,73 @@ class Learner(abc.ABC):
 
     @final
     def _adam(self, lr: float, eps: float = 1e-8) -> torch.optim.Optimizer:
-        """Return Adam of all trained parameters, which updates them in one call."""
-        return torch.optim.Adam(list(self.parameters()), lr=lr, eps=eps, fused=True)
+        """Return Adam of all trained parameters, with a group for each network.
+
+        It does not change the weights if the gradient is not finite.
+        """
+        taken: set[nn.Parameter] = set()
+        groups = []
+        for network in self.networks.values():
+            parameters = [p for p in network.parameters() if p not in taken]
+            taken.update(parameters)
+            if parameters:
+                groups.append({"params": parameters})
+        return torch.optim.Adam(groups, lr=lr, eps=eps, fused=True)
 
     @final
     def _step(
-        self, minibatch: Any, max_grad_norm: float
-    ) -> tuple[Tensor, dict[str, Tensor], float]:
-        """Take one optimiser step on a minibatch.
+        self, minibatch: Any, max_grad_norm: float, *, apart: bool = False
+    ) -> dict[str, Tensor]:
+        """Take one optimiser step on a minibatch, without waiting for a device.
+
+        Args:
+            minibatch: argument of ``loss``.
+            max_grad_norm: to which the gradient is clipped.
+            apart: whether each group of the optimiser is clipped alone.
 
         Returns:
-            What ``loss`` returned, and the norm of the gradient.
-
-        Raises:
-            NotFiniteError: if the norm is not finite: the step would make every weight
-                NaN.
+            The metrics of ``loss``, and ``"grad_norm"``, for ``_means``.
         """
         self.optimizer.zero_grad()
         loss, logged = self.loss(minibatch)
         loss.backward()
-        groups = self.optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-        if not math.isfinite(norm):
+        parts = [group["params"] for group in self.optimizer.param_groups]
+        if not apart:
+            parts = [[parameter for part in parts for parameter in part]]
+        clip = nn.utils.clip_grad_norm_
+        norms = torch.stack([clip(part, max_grad_norm) for part in parts])
+        norm = torch.linalg.vector_norm(norms)
+        # As gradient scalers tell it: fused optimisers then leave the weights.
+        found = (~norm.isfinite()).float()
+        self.optimizer.found_inf = found  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.updates += 1
+        return logged | {"grad_norm": norm}
+
+    @final
+    def _means(self, steps: Sequence[Mapping[str, Tensor]]) -> Metrics:
+        """Return the means over an update's steps; waits for a device once.
+
+        Args:
+            steps: what ``_step`` returned. A metric that a step lacks counts as 0.
+
+        Raises:
+            NotFiniteError: if a gradient was not finite.
+        """
+        names = list(dict.fromkeys(name for logged in steps for name in logged))
+        sums = [
+            torch.stack([logged[name] for logged in steps if name in logged]).sum()
+            for name in names
+        ]
+        means = torch.stack(sums).div(len(steps)).tolist() if steps else []
+        metrics = dict(zip(names, means, strict=True))
+        if not math.isfinite(metrics.get("grad_norm", 0.0)):
             raise NotFiniteError(
                 f"The gradient of {self.setup.name} is NaN or infinite. Either an "
                 "observation is, which check_env(factory) reports with its frame, or "
                 "training diverged: lower the learning rate or reward_scale."
             )
-        self.optimizer.step()
-        self.updates += 1
-        return loss.detach(), logged, norm
+        return metrics
 
 
 def learner_of(algorithm: str) -> type[Learner]:

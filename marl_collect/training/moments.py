@@ -34,10 +34,19 @@ class RunningMoments:
         self._mean += apart * count / total
         self._count = total
 
+    @property
+    def mean(self) -> float:
+        """The mean; 0 without numbers."""
+        return self._mean
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; 1 if all numbers are equal."""
+        return math.sqrt(self._squares / max(1, self._count)) or 1.0
+
     def standardise(self, numbers: Tensor) -> Tensor:
-        """Subtract the mean and divide by the standard deviation, unless it is 0."""
-        deviation = math.sqrt(self._squares / max(1, self._count))
-        return (numbers - self._mean) / (deviation or 1.0)
+        """Subtract the mean and divide by the standard deviation."""
+        return (numbers - self.mean) / self.deviation
 
     def state_dict(self) -> dict[str, float]:
         """Return the count, the mean and the sum of squared deviations."""

@@ -108,7 +108,92 @@ class PPOOptions(Options):
     critic_coeff: Annotated[
         float, Option("weight of the critic's loss", at_least=0)
     ] = 0.5
+    critic_lr: Annotated[
+        float | None, Option("``lr`` of the critic; None is the same", positive=True)
+    ] = None
     max_grad_norm: _MaxGradNorm = 0.5
+    clip_apart: Annotated[
+        bool,
+        Option(
+            "whether the gradients of policy and critic are clipped to "
+            "``max_grad_norm`` each, as with an optimiser for each; otherwise together"
+        ),
+    ] = False
+    n_steps: Annotated[
+        int | None,
+        Option(
+            "decisions of an agent whose rewards are summed before the critic's value "
+            "follows, for returns of n steps; None is the generalised advantage "
+            "estimate. ``lmbda`` has no effect on returns of n steps",
+            at_least=1,
+        ),
+    ] = None
+    normalise_advantages: Annotated[
+        bool,
+        Option(
+            "whether the mean of a batch's advantages is subtracted from them, which "
+            "are then divided by their standard deviation"
+        ),
+    ] = True
+    bootstrap_limits: Annotated[
+        bool,
+        Option(
+            "whether a state in which a time limit ends the episode has a value, as in "
+            "an episode that goes on; otherwise the limit is an end like others"
+        ),
+    ] = True
+    huber_delta: Annotated[
+        float | None,
+        Option(
+            "error from which the critic's loss grows linearly: Huber's loss, in units "
+            "of the values, or of their standard deviation with ``normalise_values``. "
+            "None is the squared error, which is twice Huber's for small errors",
+            positive=True,
+        ),
+    ] = None
+    clip_value: Annotated[
+        float | None,
+        Option(
+            "how far a value may move away from the value before the update until its "
+            "loss no longer falls, in the units of ``huber_delta``; None is no limit",
+            positive=True,
+        ),
+    ] = None
+    normalise_values: Annotated[
+        bool,
+        Option(
+            "whether the critic learns returns that are standardised by the mean and "
+            "the standard deviation of all returns so far"
+        ),
+    ] = False
+    target_tau: Annotated[
+        float | None,
+        Option(
+            "share of the critic's weights in each update of a target critic, which "
+            "follows every gradient step and whose values returns end with; None is no "
+            "target critic. It needs a critic without memory",
+            positive=True,
+            at_most=1,
+        ),
+    ] = None
+    orthogonal: Annotated[
+        bool,
+        Option(
+            "whether the initial weights of policy and critic are orthogonal matrices, "
+            "multiplied by PyTorch's gain for the activation, and biases are 0"
+        ),
+    ] = False
+    policy_gain: Annotated[
+        float,
+        Option(
+            "gain of the policy's last layer instead, with ``orthogonal``",
+            positive=True,
+        ),
+    ] = 0.01
+    recurrent_critic: Annotated[
+        bool,
+        Option("whether the critic has memory if ``recurrent`` gives it to policies"),
+    ] = True
     sequence_frames: Annotated[
         int,
         Option(

@@ -1,32 +1,37 @@
-"""IPPO and MAPPO, with TorchRL's clipped loss.
+"""IPPO and MAPPO in plain PyTorch.
 
 Sources:
     Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347.
     IPPO: de Witt et al., "Is Independent Learning All You Need in the StarCraft
     Multi-Agent Challenge?", arXiv 2011.09533.
     MAPPO: Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
-    Games", arXiv 2103.01955.
+    Games", arXiv 2103.01955: also Huber's loss, clipped and normalised values.
+    Papoudakis et al., "Benchmarking Multi-Agent Deep Reinforcement Learning Algorithms
+    in Cooperative Tasks", arXiv 2006.07869: also returns of n steps, target critics.
 """
 
+import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
 from marl_collect.core.tensordicts import key_path, take_rows
 from marl_collect.core.torch_defaults import float32_on
-from marl_collect.errors import imports_of
 from marl_collect.models import (
     RecurrentModule,
     make_critic,
     make_policy,
     set_recurrent_mode,
 )
+from marl_collect.models.layers.linear import AgentLayer
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import (
     Learner,
@@ -34,12 +39,19 @@ from marl_collect.training.learner import (
     each_once,
     training_rewards,
 )
+from marl_collect.training.moments import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 _OBSERVED_AT_ONCE = 8_000_000
 """Bytes of observations in one pass of the critic. Activations take about 25 times as
 much for pictures of bytes and the default convolutions."""
-LOGGED = ("entropy", "kl_approx", "clip_fraction", "explained_variance")
+
+
+_GAINS = {
+    "relu": nn.init.calculate_gain("relu"),
+    "tanh": nn.init.calculate_gain("tanh"),
+    "elu": 1.0,  # PyTorch has none.
+}
 
 
 @final
@@ -59,7 +71,11 @@ class PPOLearner(Learner):
         options: TrainingOptions,
         seed: int,
     ) -> None:
-        """Build the networks, with weights initialised from ``seed``."""
+        """Build the networks, with weights initialised from ``seed``.
+
+        Raises:
+            ValueError: if options contradict each other.
+        """
         super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)
         self.ppo = options.ppo
@@ -67,22 +83,39 @@ class PPOLearner(Learner):
             _check_sequences(options)
         self.prefetch = options.ppo.prefetch
         self.policy = make_policy(description, **self.policy_options).to(self.device)
+        shared = network_options(setup, options, description)
+        if not self.ppo.recurrent_critic:
+            shared["recurrent"] = None
         self.critic = make_critic(
-            description,
-            centralised=setup.algorithm == "mappo",
-            **network_options(setup, options, description),
+            description, centralised=setup.algorithm == "mappo", **shared
         ).to(self.device)
+        if self.ppo.orthogonal:
+            gain = _GAINS[options.activation]
+            for name in description.groups:
+                _orthogonalise(self._policy_of(name), gain, last=self.ppo.policy_gain)
+            _orthogonalise(self.critic, gain)
         self._values = list(self.critic.out_keys)
         # The critic's state after the last batch, with which the next one begins.
         self._state: dict[Any, Tensor] = {}
         self.networks = {"policy": self.policy, "critic": self.critic}
         self.optimizer = self._adam(self.ppo.lr, eps=1e-5)
-        self._losses = {name: self._make_loss(name) for name in description.groups}
+        self.target: nn.Module | None = None
+        """The target critic, if there is one."""
+        if self.ppo.target_tau is not None:
+            _check_target(options)
+            self.target = copy.deepcopy(self.critic).requires_grad_(requires_grad=False)
+        self._returns = {name: RunningMoments() for name in description.groups}
+        """Of the returns that the critic has learnt, with ``normalise_values``."""
 
     @classmethod
     @override
     def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
-        if options.recurrent is None and setting == "ppo.sequence_frames":
+        if not options.ppo.orthogonal and setting == "ppo.policy_gain":
+            return True
+        sequences = ("ppo.sequence_frames", "ppo.recurrent_critic")
+        if options.recurrent is None and setting in sequences:
+            return True
+        if options.ppo.n_steps is not None and setting == "ppo.lmbda":
             return True
         return setting.startswith("value.")
 
@@ -90,27 +123,47 @@ class PPOLearner(Learner):
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Train on the batch for several epochs of minibatches."""
         self.note_first_ends(batch)
-        lr = self.ppo.lr * (1 - progress if self.ppo.anneal else 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        share = 1 - progress if self.ppo.anneal else 1
+        rates = (self.ppo.lr, self.ppo.critic_lr or self.ppo.lr)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = share * rate
         data, self._state = self._prepared(batch)
         size = max(1, self.ppo.minibatch_frames // data[:1].numel())
-        sums: dict[str, float] = {}
-        steps = 0
+        # Read here, so that no minibatch has to wait for a device.
+        trains = {
+            name: data[name, TRAINED].flatten(1).any(1).cpu()
+            for name in self.description.groups
+        }
+        steps = []
         for _ in range(self.ppo.epochs):
             order = torch.randperm(len(data), generator=self.generator, device="cpu")
-            order = order.to(self.device)
             for rows in order.split(size):
-                minibatch = take_rows(data, rows)
-                if not any(minibatch[g, TRAINED].any() for g in self._losses):
+                idle = [(g, TRAINED) for g, s in trains.items() if not s[rows].any()]
+                if len(idle) == len(trains):
                     continue
-                _loss, logged, norm = self._step(minibatch, self.ppo.max_grad_norm)
-                steps += 1
-                for name, value in (
-                    logged | {"grad_norm": torch.tensor(norm, device="cpu")}
-                ).items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
-        return {name: value / steps for name, value in sums.items()} | {"lr": lr}
+                minibatch = take_rows(data, rows.to(self.device)).exclude(*idle)
+                steps.append(
+                    self._step(
+                        minibatch, self.ppo.max_grad_norm, apart=self.ppo.clip_apart
+                    )
+                )
+                self._follow()
+        return self._means(steps) | {"lr": share * self.ppo.lr}
+
+    def _follow(self) -> None:
+        """Move the target critic towards the critic."""
+        tau = self.ppo.target_tau
+        if self.target is not None and tau is not None:
+            weights, targets = (
+                [weight.data for weight in net.parameters()]
+                for net in (self.critic, self.target)
+            )
+            torch._foreach_lerp_(targets, weights, tau)
+
+    @property
+    def unrolled(self) -> dict[str, nn.Module]:
+        """The target critic, if there is one."""
+        return {} if self.target is None else {"target_critic": self.target}
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
         """Estimate advantages and return the data for the loss.
@@ -139,13 +192,15 @@ class PPOLearner(Learner):
             data["next", name, "reward"] = self._scaled(name, reward)
         with torch.no_grad():
             state = self._write_values(data)
-            write_advantages(
-                data,
-                self.description,
-                gamma=self.options.gamma,
-                lmbda=self.ppo.lmbda,
-                team=team,
-            )
+            judged = data
+            if self.target is not None:
+                judged = data.copy()
+                for td in (judged, judged["next"]):
+                    self._criticise(self.target, td, self._frames_at_once(data))
+            write_advantages(data, judged, self.description, self.options)
+        for name, moments in self._returns.items():
+            if self.ppo.normalise_values:
+                moments.add(data[name, "value_target"][data[name, TRAINED]])
         if not any(data[name, TRAINED].any() for name in self.description.groups):
             raise ValueError(
                 f"No action in the batch has a known outcome: with {data.shape[1]} "
@@ -164,11 +219,11 @@ class PPOLearner(Learner):
         For a recurrent critic, also write its state before each frame.
         """
         at_once = self._frames_at_once(data)
-        if self.options.recurrent is None:
-            self._criticise(data, at_once)
-            self._criticise(data["next"], at_once)
-            return {}
         modules = [m for m in self.critic.modules() if isinstance(m, RecurrentModule)]
+        if not modules:
+            self._criticise(self.critic, data, at_once)
+            self._criticise(self.critic, data["next"], at_once)
+            return {}
         shapes = {k: s for m in modules for k, s in m.state_shapes.items()}
         before = {}
         for key, shape in shapes.items():
@@ -182,24 +237,30 @@ class PPOLearner(Learner):
                 part[key][:, 0] = state
             with set_recurrent_mode():
                 rows = part.split(max(1, at_once // length))
-                outputs.append(torch.cat([self._values_of(row) for row in rows]))
+                values = [self._values_of(self.critic, row) for row in rows]
+                outputs.append(torch.cat(values))
             before = {key: outputs[-1]["next"][key][:, -1] for key in shapes}
         whole: TensorDictBase = torch.cat(outputs, 1)
         data.update(whole)
         for key in shapes:
             data[key][:, 1:] = data["next"][key][:, :-1]
         # Single steps, each from the state before it.
-        self._criticise(data["next"], at_once)
+        self._criticise(self.critic, data["next"], at_once)
         return {key: state.clone() for key, state in before.items()}
 
-    def _criticise(self, data: TensorDictBase, at_once: int) -> None:
-        """Write the critic's outputs for all frames, computed a few at a time."""
+    def _criticise(self, critic: Any, data: TensorDictBase, at_once: int) -> None:
+        """Write a critic's outputs for all frames, computed a few at a time."""
         parts = data.reshape(-1).split(at_once)
-        outputs = torch.cat([self._values_of(part) for part in parts])
+        outputs = torch.cat([self._values_of(critic, part) for part in parts])
         data.update(outputs.reshape(data.shape))
 
-    def _values_of(self, data: TensorDictBase) -> TensorDictBase:
-        return self.critic(data).select(*self._values, strict=False)
+    def _values_of(self, critic: Any, data: TensorDictBase) -> TensorDictBase:
+        """Return a critic's outputs, with values in the unit of returns."""
+        out: TensorDictBase = critic(data).select(*self._values, strict=False)
+        for name in self.description.groups if self.ppo.normalise_values else ():
+            mean, deviation = self._unit(name)
+            out[name, "state_value"] = mean + deviation * out[name, "state_value"]
+        return out
 
     def _frames_at_once(self, data: TensorDictBase) -> int:
         """Return how many frames' activations fit into a few hundred megabytes.
@@ -218,35 +279,107 @@ class PPOLearner(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs, with the critic's state."""
-        return super().state_dict() | {"critic_state": dict(self._state)}
+        returns = {name: m.state_dict() for name, m in self._returns.items()}
+        own = {"critic_state": dict(self._state), "returns": returns}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``, with the critic's state."""
         super().load_state_dict(state)
         self._state = dict(state["critic_state"])
+        for name, moments in self._returns.items():
+            moments.load_state_dict(state["returns"][name])
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
 
-        Losses count trained rows only. TorchRL computes ``LOGGED`` over all rows,
-        including agents that wait, died, or acted with another policy.
-
-        Groups without trained rows in the minibatch are left out.
+        Only trained rows count. Groups without the key ``trained`` are left out.
         """
-        losses: list[Tensor] = []
-        logged: dict[str, Tensor] = {}
-        active = [g for g in self._losses if minibatch[g, TRAINED].any()]
-        for group in active:
-            with set_recurrent_mode(self.options.recurrent is not None):
-                results = self._losses[group](minibatch)
-            for name, value in results.items():
-                if name.startswith("loss_"):
-                    losses.append(value)
-                elif name not in LOGGED:
-                    continue
-                mean = value.detach().mean() / len(active)
-                logged[name] = logged.get(name, 0.0) + mean
+        ppo, losses, logged = self.ppo, list[Tensor](), dict[str, Tensor]()
+        groups = self.description.groups
+        active = [name for name in groups if TRAINED in minibatch[name].keys()]
+        with set_recurrent_mode(self.options.recurrent is not None):
+            values = self._values_of(self.critic, minibatch.copy())
+            dists = {
+                name: self._policy_of(name).get_dist(minibatch.copy())
+                for name in active
+            }
+        for name, dist in dists.items():
+            rows = minibatch[name]
+            used, advantage = rows[TRAINED], rows["advantage"].squeeze(-1)
+            mean = partial(_mean, used=used, count=used.sum())
+            # Other rows have no ratio: where their gradient is infinite, 0 times it
+            # would be NaN.
+            log_prob = dist.log_prob(rows["action"])
+            log_ratio = torch.where(used, log_prob - rows["action_log_prob"], 0.0)
+            ratio = log_ratio.exp()
+            clipped = ratio.clamp(1 - ppo.clip_epsilon, 1 + ppo.clip_epsilon)
+            gain = mean(torch.minimum(ratio * advantage, clipped * advantage))
+            entropy = mean(_entropy(dist))
+            value, target, before = (
+                td[key].squeeze(-1)
+                for td, key in (
+                    (values[name], "state_value"),
+                    (rows, "value_target"),
+                    (rows, "state_value"),
+                )
+            )
+            error = mean(self._errors(name, value, target, before))
+            terms = {
+                "loss_objective": -gain,
+                "loss_critic": ppo.critic_coeff * error,
+                "loss_entropy": -ppo.entropy_coeff * entropy,
+            }
+            losses += terms.values()
+            with torch.no_grad():
+                variance = mean((target - mean(target)).square())
+                residual = target - value
+                terms |= {
+                    "entropy": entropy,
+                    "kl_approx": -mean(log_ratio),
+                    "clip_fraction": mean((ratio != clipped).float()),
+                    "explained_variance": 1
+                    - mean((residual - mean(residual)).square()) / variance,
+                }
+                for key, term in terms.items():
+                    share = term.detach() / len(active)
+                    logged[key] = logged[key] + share if key in logged else share
         return torch.stack(losses).sum(), logged
+
+    def _policy_of(self, group: str) -> Any:
+        policy: Any = self.policy
+        return policy[group] if len(self.description.groups) > 1 else policy
+
+    def _errors(
+        self, group: str, value: Tensor, target: Tensor, before: Tensor
+    ) -> Tensor:
+        """Return the critic's loss of each row.
+
+        Args:
+            group: name of the group.
+            value: of the critic.
+            target: return that it shall be.
+            before: value of the critic before the update.
+        """
+        ppo, unit = self.ppo, self._unit(group)[1]
+
+        def measure(error: Tensor) -> Tensor:
+            if ppo.huber_delta is None:
+                return error.square()
+            zero = torch.zeros_like(error)
+            return F.huber_loss(error, zero, reduction="none", delta=ppo.huber_delta)
+
+        errors = measure((value - target) / unit)
+        if ppo.clip_value is not None:
+            limit = ppo.clip_value * unit
+            near = before + (value - before).clamp(-limit, limit)
+            errors = torch.maximum(errors, measure((near - target) / unit))
+        return errors
+
+    def _unit(self, group: str) -> tuple[float, float]:
+        """Return the mean and the standard deviation of what the critic learns."""
+        moments = self._returns[group]
+        return moments.mean, moments.deviation
 
     def _inputs(self, batch: TensorDictBase) -> list[Any]:
         """Return the keys that training reads."""
@@ -268,36 +401,70 @@ class PPOLearner(Learner):
             keys.add("is_init")
         return list(keys)
 
-    def _make_loss(self, name: str) -> Any:
-        with imports_of("torchrl", "PPOLearner"):
-            from torchrl.objectives import ClipPPOLoss
 
-        several = len(self.description.groups) > 1
-        loss = ClipPPOLoss(
-            self.policy[name] if several else self.policy,  # type: ignore[index]
-            self.critic,
-            clip_epsilon=self.ppo.clip_epsilon,
-            entropy_coeff=self.ppo.entropy_coeff,
-            critic_coeff=self.ppo.critic_coeff,
-            loss_critic_type="l2",
-            normalize_advantage=False,
-            functional=False,
-            device=self.device,
+def _mean(x: Tensor, *, used: Tensor, count: Tensor) -> Tensor:
+    """Return the mean over the rows that are used."""
+    return torch.where(used, x, 0.0).sum() / count
+
+
+def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
+    """Give a network orthogonal weights and no biases.
+
+    Args:
+        network: of a group's policy, or a critic.
+        gain: of all layers but recurrent ones, which have 1, and the last.
+        last: gain of the last layer, and of those with one output.
+    """
+    layers = [m for m in network.modules() if any(True for _ in m.parameters(False))]
+    within = {
+        layer
+        for module in network.modules()
+        if isinstance(module, RecurrentModule)
+        for layer in module.network.modules()
+    }
+    for layer in layers:
+        tensors = (
+            layer.torch_layout()
+            if isinstance(layer, AgentLayer)
+            else {n: p.unsqueeze(0) for n, p in layer.named_parameters(recurse=False)}
         )
-        loss.set_keys(
-            action=(name, "action"),
-            sample_log_prob=(name, "action_log_prob"),
-            value=(name, "state_value"),
-            advantage=(name, "advantage"),
-            value_target=(name, "value_target"),
-        )
-        loss.loss_mask_key = (name, TRAINED)
-        return loss
+        for name, stacked in tensors.items():
+            for tensor in stacked.detach():
+                if name == "bias":
+                    tensor.zero_()
+                elif layer in within:
+                    nn.init.orthogonal_(tensor)
+                else:
+                    ends = layer is layers[-1] or len(tensor) == 1
+                    nn.init.orthogonal_(tensor, last if ends else gain)
+
+
+def _entropy(dist: Any) -> Tensor:
+    """Return the entropy; that of a sample where there is no formula."""
+    try:
+        entropy: Tensor = dist.entropy()
+    except NotImplementedError:
+        entropy = -dist.log_prob(dist.rsample())
+    return entropy
 
 
 def _sequence_length(frames: int, most: int) -> int:
     """Return the largest divisor of ``frames`` that is at most ``most``."""
     return next(n for n in range(min(most, frames), 0, -1) if frames % n == 0)
+
+
+def _check_target(options: TrainingOptions) -> None:
+    """Check that a target critic has no memory.
+
+    Raises:
+        ValueError: if it had.
+    """
+    if options.recurrent is not None and options.ppo.recurrent_critic:
+        raise ValueError(
+            f"ppo.target_tau is {options.ppo.target_tau}, but a target critic cannot "
+            f"have memory and recurrent is {options.recurrent!r}. Use "
+            "ppo.recurrent_critic=false."
+        )
 
 
 def _check_sequences(options: TrainingOptions) -> None:

@@ -162,8 +162,9 @@ class ValueLearner(Learner):
         start, end = self.value.epsilon_start, self.value.epsilon_end
         epsilon = start + share * (end - start)
         self._epsilon.fill_(epsilon)
+        nothing = {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
         if frames < self.value.warm_up_frames:
-            return {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
+            return nothing
         value = self.value
         if self.replay.whole:
             size, per_update = value.minibatch_episodes, value.episodes_per_update
@@ -171,22 +172,15 @@ class ValueLearner(Learner):
         else:
             size, per_update = value.minibatch_frames, value.frames_per_update
             new = batch.numel()
-        steps, self._due = divmod(self._due + new, per_update)
-        losses = norms = 0.0
-        for _ in range(steps):
+        count, self._due = divmod(self._due + new, per_update)
+        steps = []
+        for _ in range(count):
             minibatch = self.replay.take(self.replay.draw(size, self.generator))
-            loss, _logged, norm = self._step(minibatch, self.value.max_grad_norm)
-            norms += norm
-            losses += float(loss)
+            steps.append(self._step(minibatch, self.value.max_grad_norm))
             if self.updates % self.value.target_interval == 0:
                 # One call for all networks.
                 torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
-        loss_of_step = losses / steps if steps else float("nan")
-        return {
-            "loss": loss_of_step,
-            "grad_norm": norms / max(1, steps),
-            "epsilon": epsilon,
-        }
+        return nothing | self._means(steps)
 
     def remember(self, batch: TensorDictBase) -> int:
         """Add what training reads of a batch ``[B, T]`` to the replay buffer.

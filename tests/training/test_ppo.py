@@ -8,9 +8,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-
-pytest.importorskip("torchrl")
-
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAgentEnv, describe
@@ -63,7 +60,7 @@ def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
     def measured(*groups: str) -> tuple[Any, dict[str, Any]]:
         minibatch = batch.clone()
         for group in {"hunter", "prey"}.difference(groups):
-            minibatch[group, TRAINED] = torch.zeros_like(minibatch[group, TRAINED])
+            minibatch = minibatch.exclude((group, TRAINED))
         torch.manual_seed(0)
         loss, logged = learner.loss(minibatch)
         return loss.detach(), {name: float(value) for name, value in logged.items()}
@@ -76,6 +73,31 @@ def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
         if name not in ("entropy", "loss_entropy"):  # Drawn for actions in a Box.
             assert logged[name] == pytest.approx((hunter[name] + prey[name]) / 2), name
     assert hunter["kl_approx"] != pytest.approx(prey["kl_approx"])
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize("name", ["ippo-local-own", "mappo-centralised-shared"])
+def test_orthogonal_weights_have_one_singular_value(
+    name: str, recurrent: str | None
+) -> None:
+    settings: dict[str, Any] = {"ppo.orthogonal": True, "ppo.policy_gain": 0.05}
+    learner = learner_of(
+        CountingEnv, name, activation="relu", recurrent=recurrent, **settings
+    )
+    found = set()
+    for network in learner.networks.values():
+        for key, parameter in network.named_parameters():
+            if key.endswith("bias"):
+                assert not parameter.any()
+                continue
+            values = torch.linalg.svdvals(parameter.detach())
+            torch.testing.assert_close(values, values.flatten()[0].expand_as(values))
+            found.add(round(float(values.flatten()[0]), 4))
+    # Outputs of the policy; of the critic, and within recurrent networks; the others.
+    assert found == {0.05, 1.0, 1.4142}
+    weights = [w for n, w in learner.policy.named_parameters() if "hunter" in n]
+    last = next(w for w in reversed(weights) if w.any())
+    assert float(torch.linalg.svdvals(last.detach()).max()) == pytest.approx(0.05)
 
 
 IMAGES = partial(CountingEnv, image=(32, 32, 3))

@@ -30,6 +30,17 @@ class Settings:
     entropy: float
     critic: float
     length: int  # of sequences
+    remembers: bool  # whether the critic is recurrent
+    n_steps: int | None
+    normal: bool
+    bootstraps: bool
+    huber: float | None
+    clip_value: float | None
+    tau: float | None
+    apart: bool
+    rates: tuple[float, float]
+    learnt: tuple[float, ...] | None
+    """Returns that the critic learnt before, if they are standardised."""
 
 
 def part(weights: Weights, index: int, name: str, groups: Mapping[str, int]) -> Weights:
@@ -143,7 +154,7 @@ def values(
         begins: where an episode begins.
     """
     pictures = "picture" in batch[next(iter(settings.groups)), "observation"]
-    if settings.central and not pictures and not settings.recurrent:
+    if settings.central and not pictures and not settings.remembers:
         plain = plain_central(weights, batch, settings)
         return {name: value.squeeze(-1) for name, value in plain.items()}
     out = {}
@@ -152,7 +163,7 @@ def values(
             weights, index, name, batch, settings
         )
         last = networks.hidden_layers(agent_weights, *skipped)
-        if settings.recurrent:
+        if settings.remembers:
             x = networks.perceptron(x, last, activate_last=True)
             x = networks.unroll(x, first[name], begins, agent_weights)
             last = networks.layers(agent_weights, "decoder")
@@ -257,6 +268,54 @@ class Episodes:
         next_values = [self.next_value[t, k] for k in range(n) if self.follows(t, k)]
         return float(np.mean(next_values)) if self.team and next_values else None
 
+    def hop(self, t: int, i: int, gamma: float) -> Any:
+        """Return what lies between a decision and the next one.
+
+        Returns:
+            The rewards, the discount of what follows, the frame of the next decision
+            or None, and what follows if there is none: None if nobody knows.
+        """
+        last = len(self.acts) - 1
+        ends = self.over if self.team else self.next_done[:, i]
+        fatal = self.fell if self.team else self.terminated[:, i]
+        total, weight = 0.0, 1.0
+        for u in range(t, last + 1):
+            total += weight * self.reward[u, i]
+            weight *= gamma
+            if ends[u] and fatal[u]:
+                return total, weight, None, 0.0
+            if ends[u] or u == last:
+                return total, weight, None, self.after(u, i)
+            if self.before(u + 1, i) is not None:
+                return total, weight, u + 1, None
+        raise AssertionError
+
+    def returns(self, i: int, gamma: float, n_steps: int) -> dict[int, float]:
+        """Return the n-step return of each frame of agent ``i`` that has one."""
+        hops = {
+            t: self.hop(t, i, gamma)
+            for t in range(len(self.acts))
+            if self.before(t, i) is not None
+        }
+        known = {
+            t for t, (*_, then, rest) in hops.items() if (then, rest) != (None, None)
+        }
+        results = {}
+        for first in known:
+            total, weight, t = 0.0, 1.0, first
+            for step in range(1, n_steps + 1):
+                gained, factor, then, rest = hops[t]
+                total += weight * gained
+                weight *= factor
+                if then is not None and (step == n_steps or then not in known):
+                    rest = self.before(then, i)
+                if rest is not None:
+                    total += weight * rest
+                    break
+                t = then
+            results[first] = total
+        return results
+
     def advantages(self, i: int, gamma: float, lmbda: float) -> dict[int, float]:
         """Return the advantage of each frame of agent ``i`` whose outcome is known."""
         last = len(self.acts) - 1
@@ -305,14 +364,15 @@ def advantages(
     def flag(key: str, under: Any) -> Any:
         return joint({g: under[g, key] for g in settings.groups})
 
+    fatal = "terminated" if settings.bootstraps else "done"
     tables = {
         "acts": flag("mask", batch),
         "done": flag("done", batch),
         "next_acts": flag("mask", batch["next"]),
         "next_done": flag("done", batch["next"]),
-        "terminated": flag("terminated", batch["next"]),
+        "terminated": flag(fatal, batch["next"]),
         "over": batch["next", "done"][..., 0].numpy(),
-        "fell": batch["next", "terminated"][..., 0].numpy(),
+        "fell": batch["next", fatal][..., 0].numpy(),
         "reward": joint(rewards(batch, settings)),
         "value": joint(root_values),
         "next_value": joint(after),
@@ -322,9 +382,12 @@ def advantages(
         env = Episodes(
             settings.team, **{key: table[b] for key, table in tables.items()}
         )
-        result[b, t, i] = env.advantages(i, settings.gamma, settings.lmbda).get(
-            t, np.nan
-        )
+        if settings.n_steps is None:
+            estimates = env.advantages(i, settings.gamma, settings.lmbda)
+            result[b, t, i] = estimates.get(t, np.nan)
+        else:
+            returns = env.returns(i, settings.gamma, settings.n_steps)
+            result[b, t, i] = returns.get(t, np.nan) - env.value[t, i]
     per_group = np.split(result, np.cumsum(list(settings.groups.values()))[:-1], -1)
     return dict(zip(settings.groups, per_group, strict=True))
 
@@ -340,13 +403,27 @@ class Prepared:
     advantage: Mapping[str, Tensor]
     target: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
+    value: Mapping[str, Tensor]
+    moments: Mapping[str, tuple[float, float]]
 
 
-def prepare(critic: Weights, batch: Any, settings: Settings) -> Prepared:
+def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return both, with a deviation of 1 where it is 0."""
+    return float(np.mean(numbers)), float(np.std(numbers)) or 1.0
+
+
+def prepare(
+    critic: Weights, batch: Any, settings: Settings, target_critic: Weights
+) -> Prepared:
     """Estimate advantages of a batch ``[B, T]`` and divide it into sequences."""
     before: dict[str, Tensor] = {}
+    mean, deviation = mean_and_deviation(settings.learnt or (-1.0, 1.0))
+
+    def scaled(by_group: Any) -> Any:
+        return {g: mean + deviation * v for g, v in by_group.items()}
+
     with torch.no_grad():
-        if settings.recurrent:
+        if settings.remembers:
             begins = batch["is_init"][..., 0]
             after = critic_states(critic, batch, settings)
             before = {
@@ -364,15 +441,28 @@ def prepare(critic: Weights, batch: Any, settings: Settings) -> Prepared:
         else:
             root_values = values(critic, batch, settings)
             then = values(critic, batch["next"], settings)
+        root_values, then = scaled(root_values), scaled(then)
+        judged = root_values
+        if settings.tau is not None:
+            judged = scaled(values(target_critic, batch, settings))
+            then = scaled(values(target_critic, batch["next"], settings))
     plain = {
         g: torch.from_numpy(a)
-        for g, a in advantages(batch, root_values, then, settings).items()
+        for g, a in advantages(batch, judged, then, settings).items()
     }
+    target = {g: a + judged[g] for g, a in plain.items()}
+    plain = {g: returns - root_values[g] for g, returns in target.items()}
     normal = {}
     for g, a in plain.items():
         used = a[~a.isnan()].numpy()
-        normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if len(used) else a
-    target = {g: a + root_values[g] for g, a in plain.items()}
+        some = settings.normal and len(used)
+        normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if some else a
+    moments = dict.fromkeys(target, (0.0, 1.0))
+    if settings.learnt is not None:
+        moments = {
+            g: mean_and_deviation([*settings.learnt, *a[~a.isnan()].tolist()])
+            for g, a in target.items()
+        }
     length = settings.length
 
     def cut(x: Any) -> Any:
@@ -383,7 +473,17 @@ def prepare(critic: Weights, batch: Any, settings: Settings) -> Prepared:
         {g: cut(a) for g, a in normal.items()},
         {g: cut(v) for g, v in target.items()},
         {g: cut(h) for g, h in before.items()},
+        {g: cut(v) for g, v in root_values.items()},
+        moments,
     )
+
+
+def loss_of(error: Tensor, delta: float | None) -> Tensor:
+    """Return squared errors, or Huber's loss."""
+    if delta is None:
+        return error**2
+    size = error.abs()
+    return torch.where(size <= delta, error**2 / 2, delta * (size - delta / 2))
 
 
 def loss(
@@ -391,7 +491,7 @@ def loss(
 ) -> Tensor:
     """Return the loss of a minibatch, the sequences ``rows``."""
     batch = prepared.batch[rows]
-    begins = batch["is_init"][..., 0] if settings.recurrent else None
+    begins = batch["is_init"][..., 0] if settings.remembers else None
     first = {g: h[rows][:, 0] for g, h in prepared.states.items()}
     predicted = values(critic, batch, settings, first, begins)
     total = torch.zeros(()).double()
@@ -406,7 +506,17 @@ def loss(
         ratio, gained = (log_prob - old)[used].exp(), advantage[used]
         clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         gain = torch.minimum(ratio * gained, clipped * gained)
-        error = (predicted[name] - target)[used] ** 2
+        mean, deviation = prepared.moments[name]
+        goal = (target[used] - mean) / deviation
+        # What the network says is a standardised return.
+        now = predicted[name][used]
+        if settings.learnt is None:
+            mean = 0.0
+        error = loss_of(now - goal, settings.huber)
+        if settings.clip_value is not None:
+            old = (prepared.value[name][rows][used] - mean) / deviation
+            change = (now - old).clamp(-settings.clip_value, settings.clip_value)
+            error = torch.maximum(error, loss_of(old + change - goal, settings.huber))
         total = (
             total
             + (
@@ -423,8 +533,8 @@ def train(
     minibatches: Sequence[Any],
     settings: Settings,
     *,
-    lr: float,
     max_norm: float,
+    target_critic: Weights,
 ) -> None:
     """Take one step of Adam per minibatch, on the weights themselves.
 
@@ -441,19 +551,22 @@ def train(
         if not value.requires_grad:
             continue
         gradients = torch.autograd.grad(value, tensors, allow_unused=True)
-        norm = (
-            sum(
-                float((gradient**2).sum())
-                for gradient in gradients
-                if gradient is not None
-            )
-            ** 0.5
+        squares = [0.0 if g is None else float((g**2).sum()) for g in gradients]
+        of_policy, of_critic = (
+            sum(squares[: len(policy)]),
+            sum(squares[len(policy) :]),
         )
-        factor = min(1.0, max_norm / (norm + 1e-6))
+        if not settings.apart:
+            of_policy = of_critic = of_policy + of_critic
+        factors = [
+            min(1.0, max_norm / (total**0.5 + 1e-6)) for total in (of_policy, of_critic)
+        ]
         for k, (weight, gradient) in enumerate(zip(tensors, gradients, strict=True)):
             if gradient is None:
                 continue
             mean, square = moments[k]
+            of_the_critic = k >= len(policy)
+            factor, lr = factors[of_the_critic], settings.rates[of_the_critic]
             steps[k] += 1
             mean.mul_(0.9).add_(0.1 * factor * gradient)
             square.mul_(0.999).add_(0.001 * (factor * gradient) ** 2)
@@ -461,3 +574,7 @@ def train(
             change /= torch.sqrt(square / (1 - 0.999 ** steps[k])) + 1e-5
             with torch.no_grad():
                 weight.sub_(lr * change)
+        for name, weight in critic.items() if settings.tau is not None else ():
+            with torch.no_grad():
+                target = target_critic[name]
+                target.copy_((1 - settings.tau) * target + settings.tau * weight)

@@ -10,10 +10,9 @@ import torch
 from drawn_env import DrawnEnv, Kind
 from reference_networks import weights_of
 
-pytest.importorskip("torchrl.objectives")
-
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
+from marl_collect.training.moments import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
@@ -68,7 +67,25 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "ppo.epochs": 2,
         "ppo.lr": 1e-3,
     }
+    pick = random.Random(1000 + seed)
+    memory = settings["recurrent"] is not None and pick.random() < 0.5
+    settings |= {
+        "ppo.recurrent_critic": memory,
+        "ppo.target_tau": None if memory else pick.choice([None, 0.3]),
+        "ppo.critic_lr": pick.choice([None, 3e-3]),
+        "ppo.clip_apart": pick.random() < 0.5,
+        "ppo.n_steps": pick.choice([None, None, 1, 2, 5]),
+        "ppo.normalise_advantages": pick.random() < 0.6,
+        "ppo.bootstrap_limits": pick.random() < 0.6,
+        "ppo.huber_delta": pick.choice([None, 0.2, 1.0]),
+        "ppo.clip_value": pick.choice([None, 0.002, 0.02]),
+        "ppo.normalise_values": pick.random() < 0.5,
+    }
     return kind, setup, settings
+
+
+LEARNT = (-1.0, 0.5, 2.0)
+"""Returns that a critic learnt before, if it learns standardised ones."""
 
 
 def case(seed: int) -> tuple[Any, Any, reference.Settings]:
@@ -91,6 +108,8 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
     with torch.no_grad():  # Ratios of probabilities become others than 1.
         for weight in learner.parameters():
             weight += 0.1 * torch.randn(weight.shape, generator=noise)
+    learn_before(learner)
+    ppo = options.ppo
     recurrent = options.recurrent is not None
     lengths = [n for n in range(1, FRAMES + 1) if FRAMES % n == 0]
     return (
@@ -113,15 +132,34 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             length=max(n for n in lengths if n <= options.ppo.sequence_frames)
             if recurrent
             else 1,
+            remembers=recurrent and ppo.recurrent_critic,
+            n_steps=ppo.n_steps,
+            normal=ppo.normalise_advantages,
+            bootstraps=ppo.bootstrap_limits,
+            huber=ppo.huber_delta,
+            clip_value=ppo.clip_value,
+            tau=ppo.target_tau,
+            apart=ppo.clip_apart,
+            rates=(ppo.lr, ppo.critic_lr or ppo.lr),
+            learnt=LEARNT if ppo.normalise_values else None,
         ),
     )
+
+
+def learn_before(learner: Any) -> None:
+    """Forget what the critic learnt and its state, except for ``LEARNT``."""
+    learner._state = {}
+    for name in learner._returns if learner.ppo.normalise_values else ():
+        learner._returns[name] = RunningMoments()
+        learner._returns[name].add(torch.tensor(LEARNT))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_ppo_equals_its_definition(seed: int) -> None:
     learner, batch, settings = case(seed)
     policy, critic = weights_of(learner.policy), weights_of(learner.critic)
-    prepared = reference.prepare(critic, batch, settings)
+    old = weights_of(learner.target or learner.critic)  # Of the target critic.
+    prepared = reference.prepare(critic, batch, settings, old)
     before = batch.clone()
     learner_data = learner.prepare(batch)
     assert (batch == before).all()  # The collector's memory is not modified.
@@ -153,6 +191,8 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     ]
     loss.backward()
     networks = {"policy": policy, "critic": critic}
+    if learner.target is not None:
+        networks["target_critic"] = old
     gradients = torch.autograd.grad(
         expected, [*policy.values(), *critic.values()], allow_unused=True
     )
@@ -170,14 +210,15 @@ def test_ppo_equals_its_definition(seed: int) -> None:
         prepared,
         minibatches,
         settings,
-        lr=learner.ppo.lr,
         max_norm=learner.ppo.max_grad_norm,
+        target_critic=old,
     )
-    learner._state = {}
+    learn_before(learner)
     # The same rewards a second time have the moments that they had alone.
     learner.update(batch, progress=0.0)
     for name, weights in networks.items():
-        for key, parameter in learner.networks[name].named_parameters():
+        module = (learner.networks | learner.unrolled)[name]
+        for key, parameter in module.named_parameters():
             # Adam divides by the size of a gradient, also by that of rounding errors.
             torch.testing.assert_close(
                 parameter.double(), weights[key], rtol=1e-4, atol=2e-5, msg=key
@@ -197,3 +238,19 @@ def test_the_cases_have_everything() -> None:
     assert len(setups) == 8
     assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
     assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4
+    for name, count in (
+        ("recurrent_critic", 2),
+        ("target_tau", 2),
+        ("critic_lr", 2),
+        ("clip_apart", 2),
+        ("n_steps", 4),
+        ("normalise_advantages", 2),
+        ("bootstrap_limits", 2),
+        ("huber_delta", 3),
+        ("clip_value", 3),
+        ("normalise_values", 2),
+    ):
+        assert len({s[f"ppo.{name}"] for _, _, s in cases}) == count, name
+    assert any(s["recurrent"] and s["ppo.target_tau"] for _, _, s in cases)
+    assert any(s["ppo.n_steps"] and kind.turns for kind, _, s in cases)
+    assert any(s["ppo.normalise_values"] and s["ppo.clip_value"] for _, _, s in cases)
