@@ -169,14 +169,22 @@ _EPYMARL_PPO = (
         "ppo.sequence_frames": Episodes(1),
         "ppo.clip_epsilon": 0.2,
         "ppo.entropy_coeff": 0.001,
+        "ppo.critic_coeff": 1.0,
         "ppo.max_grad_norm": 10.0,
+        "ppo.clip_apart": True,
+        "ppo.n_steps": 5,
+        "ppo.target_tau": 0.01,
+        "ppo.recurrent_critic": False,
+        "ppo.normalise_advantages": False,
+        "ppo.bootstrap_limits": False,
     }
 )
 _EPYMARL_PPO_MISSING = (
     "batches have a number of frames, and as many episodes only where all last until "
-    "the limit; advantages are lambda estimates, not five-step returns of a target "
-    "critic; advantages are normalised; time limits bootstrap; the critic has memory; "
-    "actor and critic share an optimiser and the norm of its gradient"
+    "the limit; returns are computed once per batch, not in each epoch; the target "
+    "critic follows each gradient step, not each batch; the critic has one hidden "
+    "layer, not two; the value after the last frame of the longest episode of a batch "
+    "is not added"
 )
 _EPYMARL_ALL_MISSING = (
     "the last evaluation of 100 episodes has seeds of its own; random actions fill the "
@@ -203,6 +211,12 @@ _ON_POLICY = {
     "ppo.entropy_coeff": 0.01,
     "ppo.critic_coeff": 1.0,
     "ppo.max_grad_norm": 10.0,
+    "ppo.clip_apart": True,
+    "ppo.huber_delta": 10.0,
+    "ppo.clip_value": 0.2,
+    "ppo.normalise_values": True,
+    "ppo.orthogonal": True,
+    "ppo.policy_gain": 0.01,
 }
 PRESETS: Final[Mapping[str, Preset]] = {
     "epymarl": Preset(
@@ -235,10 +249,9 @@ PRESETS: Final[Mapping[str, Preset]] = {
         ["mappo-local-shared"],
         {"mappo": _ON_POLICY},
         {
-            "mappo": "no Huber loss, no clipping and normalisation of values, no "
-            "normalisation of observations, no orthogonal initial weights; actor and "
-            "critic share an optimiser; sequences have 5 frames instead of 10, because "
-            "episodes have 25"
+            "mappo": "no normalisation of observations and layers; values are "
+            "standardised by the moments of all returns, not by moving averages; "
+            "sequences have 5 frames instead of 10, because episodes have 25"
         },
     ),
 }

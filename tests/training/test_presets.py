@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
 
 from marl_collect.envs import MatrixGameEnv
@@ -43,6 +42,10 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
         assert options.ppo.lr == source["lr"]
         assert options.ppo.epochs == source["epochs"]
         assert options.ppo.entropy_coeff == source["entropy"]
+        assert (options.ppo.n_steps, options.ppo.target_tau) == (5, 0.01)
+        assert options.ppo.clip_apart
+        assert not options.ppo.recurrent_critic
+        assert not options.ppo.normalise_advantages
         return
     value = options.value
     assert options.frames == 2_050_000
@@ -62,6 +65,9 @@ def test_mappo_has_the_batches_of_its_script() -> None:
         10,
         20_000_000,
     )
+    assert (options.ppo.huber_delta, options.ppo.clip_value) == (10, 0.2)
+    assert options.ppo.normalise_values
+    assert (options.ppo.orthogonal, options.ppo.policy_gain) == (True, 0.01)
 
 
 @pytest.mark.parametrize(
