@@ -229,13 +229,14 @@ def show_settings(request: CompareRequest) -> int:
 
 def _show_preset(name: str) -> int:
     """Print the settings of a preset by algorithm, and return the exit code."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from marl_collect.training.presets import Episodes, find_preset
 
     preset = find_preset(name)
     _print_preset(preset, preset.settings)
-    table = Table("setting", *preset.settings, box=None, padding=(0, 2, 0, 0))
+    heading = Column("setting", no_wrap=True)  # Values wrap before names are cut.
+    table = Table(heading, *preset.settings, box=None, padding=(0, 1, 0, 0))
     names = [name for settings in preset.settings.values() for name in settings]
     for setting in dict.fromkeys(names):
         values = [settings.get(setting, "") for settings in preset.settings.values()]

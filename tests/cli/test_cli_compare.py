@@ -243,7 +243,8 @@ def test_the_settings_of_a_preset_are_printed_by_algorithm() -> None:
     rows = {row[0]: row[1:] for row in map(str.split, text.splitlines()) if row}
     assert rows["setting"] == ["ippo", "mappo", "iql", "vdn", "qmix"]
     assert rows["value.epsilon_frames"] == ["200000", "50000", "50000"]
-    assert rows["value.warm_up_frames"] == ["32", "episodes"] * 3
+    assert rows["value.warm_up_frames"][0] == "32"
+    assert "ppo.normalise_advantages" in rows
 
 
 def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
