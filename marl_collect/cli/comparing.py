@@ -305,7 +305,7 @@ def _check_extras(*, video: bool) -> None:
     Raises:
         typer.Exit: if one is missing, after printing the command that installs it.
     """
-    needed = {"torchrl": "torchrl", "matplotlib": "compare"}
+    needed = {"matplotlib": "compare"}
     if video:
         needed["imageio"] = "video"
     missing = {extra for name, extra in needed.items() if find_spec(name) is None}

@@ -20,7 +20,6 @@ from support.processes import SOON, wait_until
 from support.scripts import Program, start_python
 from typer.testing import CliRunner
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from workloads.counting import CountingEnv

@@ -12,7 +12,6 @@ from support.processes import wait_until
 from support.scripts import Program, start_python
 from typer.testing import CliRunner
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app

@@ -73,7 +73,6 @@ def test_a_run_s_task_is_printed_without_control_characters(tmp_path: Path) -> N
 
 
 def test_a_report_has_no_control_characters(tmp_path: Path) -> None:
-    pytest.importorskip("torchrl")
     pytest.importorskip("matplotlib")
     run_folder = write_run(tmp_path)
     config = json.loads((run_folder.path / "config.json").read_text())

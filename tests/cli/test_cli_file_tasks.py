@@ -135,7 +135,6 @@ def test_what_the_error_advises_plays_the_run(
 def test_a_resumed_comparison_takes_no_task_from_its_folder(
     command: Path, proof: Path
 ) -> None:
-    pytest.importorskip("torchrl")
     task = "workloads.counting:CountingEnv"
     code, text = run("compare", task, "--resume", "--out", command, "--frames=10")
     assert code == 2, text

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrl")
-
 from typer.testing import CliRunner
 
 from marl_collect import open_dataset

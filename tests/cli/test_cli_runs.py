@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 pytest.importorskip("mpe2")
 

@@ -10,7 +10,6 @@ import pytest
 from support.browser import CHROMIUM, Browser
 from support.scripts import LIMIT, run_python, start_python
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from support.runs import evaluation, write_run

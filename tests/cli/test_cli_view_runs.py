@@ -12,7 +12,6 @@ import pytest
 from support.runs import evaluation, write_run
 from typer.testing import CliRunner
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from marl_collect.cli.main import app

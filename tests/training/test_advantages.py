@@ -9,7 +9,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv

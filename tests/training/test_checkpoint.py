@@ -10,7 +10,6 @@ import torch
 from support.processes import SOON
 from support.scripts import Program, start_python
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 pytest.importorskip("pettingzoo")
 

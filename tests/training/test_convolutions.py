@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("torchrl")
-
 from workloads.counting import CountingEnv
 
 from marl_collect import describe

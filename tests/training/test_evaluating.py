@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrl")
-
 from workloads.counting import CountingEnv
 
 from marl_collect.training import evaluating

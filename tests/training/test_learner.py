@@ -10,8 +10,6 @@ import torch
 from support.scripts import run_python
 from workloads.counting import CountingEnv
 
-pytest.importorskip("torchrl")
-
 from marl_collect import Collector, evaluate
 from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.algorithms import ALGORITHMS

@@ -9,9 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-
-pytest.importorskip("torchrl")
-
 from workloads.counting import CountingEnv
 
 from marl_collect import describe, evaluate

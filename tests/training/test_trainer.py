@@ -14,7 +14,6 @@ from typing import Any, Literal
 import pytest
 import torch
 
-pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
 from workloads.counting import CountingEnv

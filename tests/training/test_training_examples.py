@@ -12,7 +12,6 @@ import pytest
 import torch
 from support.packages import skip_without
 
-pytest.importorskip("torchrl")
 pytest.importorskip("matplotlib")
 
 from marl_collect.envs import PettingZooEnv
