@@ -419,8 +419,8 @@ class WorkerWeights(Publisher):
             self._readers[index].newest = published
 
     def close(self) -> None:
-        """Release the memory."""
-        if self._readers:
+        """Release the memory; also if publishing has failed half-way."""
+        if hasattr(self, "_vector"):
             self._vector.close()
 
 

@@ -168,7 +168,7 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert len(store.put_bytes) == 2
     assert sent(orders[0]) is sent(orders[1]) is not None
     assert [order.version for order in orders] == [1, 1]
-    assert weights.order(0).place is None  # The worker has them.
+    assert weights.order(0).weights_slot is None  # The worker has them.
 
     weights.publish([torch.tensor(6.0)], [1])
     assert weights.versions() == [1, 2]
@@ -195,7 +195,7 @@ def test_a_restarted_worker_gets_the_newest_weights_that_named_it() -> None:
     assert isinstance(policy, messages.SkeletonPolicy)
     assert policy.handle.reference is not None
     order = weights.order(0)
-    assert (order.version, order.place) == (2, None)
+    assert (order.version, order.weights_slot) == (2, None)
 
 
 def test_weights_that_no_worker_needs_are_dropped() -> None:
