@@ -1,5 +1,6 @@
 """``GymnasiumVectorEnv``: the worlds of a simulator with Gymnasium's vector API."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -85,6 +86,8 @@ class GymnasiumVectorEnv(BatchedEnv):
             self._seen, _ = self._env.reset(seed=seed)
             return _of_group(self._seen)
         before, rows = self._seen, np.flatnonzero(which)
+        if not self._masks:  # With ``copy=False`` the simulator writes into it.
+            before = copy.deepcopy(before)
         seen, _ = self._env.reset(seed=seed, options={"reset_mask": which.copy()})
         self._seen = _with_rows(before, rows, seen)
         if not self._masks:

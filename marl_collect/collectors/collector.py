@@ -550,7 +550,10 @@ class CollectorBase:
         The call is part of ``state_dict``. A collector that loads the state makes it
         again, before the same frame of a running episode, and so does a worker that
         replaces another one. So the method should set what it changes: calling it once
-        more must not matter.
+        more must not matter. Nothing undoes it: neither an earlier state that the same
+        collector loads, nor a ``reset`` of some environments while batches are
+        collected ahead. Right after loading a state no batch is being collected yet,
+        so a call acts from the next batch on in every collector.
 
         Args:
             name: of the method.
@@ -568,7 +571,8 @@ class CollectorBase:
             AttributeError: the environments do not have the method, or it steps them.
             IndexError: there is no such environment.
             TypeError: an argument is of another kind.
-            ValueError: only some worlds of a simulator are chosen.
+            ValueError: only some worlds of a simulator are chosen. Environments of
+                other workers may have been called.
             Exception: what the method raised. It was called in the other environments,
                 and the collector stays usable.
         """

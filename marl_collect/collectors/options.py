@@ -140,6 +140,8 @@ class WorkerOptions(ProcessOptions):
     """Options of workers and policies."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
+    workers_elsewhere: ClassVar[bool] = False
+    """Whether workers may run on other machines."""
 
     num_workers: Annotated[
         int | None,
@@ -734,7 +736,8 @@ def _check_workers(options: WorkerOptions) -> None:
         ValueError: if a device does not exist.
     """
     _check_devices("device", options.device)
-    _check_devices("policy_device", options.policy_device)
+    here = not options.workers_elsewhere
+    _check_devices("policy_device", options.policy_device, here=here)
     if (
         options.cudagraph_policy is not False
         and options.policy_device_of(0).type != "cuda"
@@ -864,6 +867,6 @@ def _each_device(choice: Any) -> list[Any]:
     return [choice]
 
 
-def _check_devices(name: str, choice: Any) -> None:
+def _check_devices(name: str, choice: Any, *, here: bool = True) -> None:
     for device in _each_device(choice):
-        usable_device(name, device)
+        usable_device(name, device, here=here)

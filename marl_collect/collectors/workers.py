@@ -269,6 +269,8 @@ class Workers:
             fresh: workers that begin new episodes instead of replaying their own.
         """
         arguments = {k: (state, k in fresh) for k, state in enumerate(states)}
+        for member in self._members:  # The states have their calls.
+            member.calls = []
         running = self.call_each("load", arguments)
         for index, (member, state) in enumerate(
             zip(self._members, states, strict=True)

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 
 
-def usable_device(name: str, choice: Any) -> torch.device:
+def usable_device(name: str, choice: Any, *, here: bool = True) -> torch.device:
     """Return the device that a user has chosen.
 
     Args:
         name: of the argument.
         choice: a device or its name, such as ``"cuda:0"``.
+        here: whether it is used on this machine, which may have fewer GPUs than others.
 
     Raises:
         ValueError: if it is no device, holds no data, or does not exist here.
@@ -30,7 +31,7 @@ def usable_device(name: str, choice: Any) -> torch.device:
                 "torch with CUDA."
             )
         count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
+        if here and (device.index or 0) >= count:
             raise ValueError(
                 f"{name} is {choice}, but torch finds GPUs 0 to {count - 1} only."
             )

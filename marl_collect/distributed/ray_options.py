@@ -18,6 +18,8 @@ _ALIKE = {None, "Collector", "MultiSyncCollector"}
 class RayOptions(CollectorOptions):
     """Options of a ``RayCollector`` in addition to those of every collector."""
 
+    workers_elsewhere: ClassVar[bool] = True
+
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = {
         name: other
         for name, other in CollectorOptions.rejected_keywords.items()

@@ -101,12 +101,15 @@ class CallLog:
             longest: frames of the longest running episode; None if none has begun.
         """
         begin = None if longest is None else self._clock - longest
-        self._entries = [
+        before = [
             entry
             for entry in self._entries
-            if entry.call != call
-            or not (begin is None or entry.frame is None or entry.frame <= begin)
+            if entry.call == call
+            and (begin is None or entry.frame is None or entry.frame < begin)
         ]
+        # The running episodes began after the last of them.
+        dropped = before if begin is None else before[:-1]
+        self._entries = [entry for entry in self._entries if entry not in dropped]
         frame = None if longest is None else self._clock
         self._entries.append(_Entry(call, self._count, frame))
         self._count += 1

@@ -5,6 +5,7 @@ environments. Their output is kept and written to the slot for many frames at a 
 see ``marl_collect.buffers.frame_writer``.
 """
 
+import copy
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -154,13 +155,20 @@ class Rollout:
             A result for each environment, or one for all worlds of a simulator.
 
         Raises:
+            AttributeError: for a method of a simulator that steps its worlds.
             ValueError: for only some of the worlds of a simulator.
         """
-        if self._engine.one_simulator and len(call.rows) < self._engine.size:
-            raise ValueError(
-                f"The {self._engine.size} worlds of {self._description.name} are one "
-                "simulator, whose methods are called for all of them."
-            )
+        if self._engine.one_simulator:
+            if call.name in {"begin", "advance"}:
+                raise AttributeError(
+                    f"{call.name}() steps the worlds of {self._description.name}: the "
+                    "collector does that."
+                )
+            if len(call.rows) < self._engine.size:
+                raise ValueError(
+                    f"The {self._engine.size} worlds of {self._description.name} are "
+                    "one simulator, whose methods are called for all of them."
+                )
         self._early_seeds = None  # The call may change what a reset does.
         self._make_pending()
         outcomes = self._make(call)
@@ -174,7 +182,9 @@ class Rollout:
         rows = call.rows[:1] if self._engine.one_simulator else call.rows
         for row in rows:
             try:
-                value = self._engine.call(row, call.name, call.args, call.kwargs)
+                # An environment may keep its arguments, and change them.
+                args, kwargs = copy.deepcopy((call.args, dict(call.kwargs)))
+                value = self._engine.call(row, call.name, args, kwargs)
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 outcomes.append((None, error))
             else:

@@ -219,7 +219,10 @@ class Checkpoint:
                 f"resume is {list(resuming)} on ranks 0 to {len(resuming) - 1}: all "
                 "ranks must resume, or none."
             )
-        common = set.intersection(*map(set, of_ranks))
+        # Ranks that were not connected saved without a run, each after its own batch.
+        common = {
+            moment for moment in set.intersection(*map(set, of_ranks)) if moment[0]
+        }
         if common:
             newest = next(moment for moment in of_ranks[0] if moment in common)
             load = partial(self._load, *found[newest])

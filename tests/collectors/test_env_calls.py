@@ -329,6 +329,45 @@ def test_a_worker_that_grew_too_large_is_replaced_with_its_calls() -> None:
         assert collector.stats()["recycled"] > 0
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_equal_call_leaves_the_call_that_running_episodes_began_with(
+    kind: Any,
+) -> None:
+    """A curriculum sets a level that has not changed."""
+
+    def with_equal_calls(collector: Any) -> list[Any]:
+        batches = []
+        for _ in range(3):
+            collector.call_env("set_wind", 1.0)
+            batches.append(collector.next().clone())
+        return batches
+
+    with collector_of(kind) as collector:
+        with_equal_calls(collector)
+        state = collector.state_dict()
+        expected = with_equal_calls(collector)
+    with collector_of(kind) as collector:
+        collector.load_state_dict(state)
+        expect_equal(with_equal_calls(collector), expected)
+
+
+class Greedy(Windy):
+    """Empties what it is given."""
+
+    def take(self, levels: list[int]) -> int:
+        taken = len(levels)
+        levels.clear()
+        return taken
+
+
+def test_environments_do_not_share_the_arguments_of_a_call() -> None:
+    with collector_of(Collector, [Greedy] * ENVS) as collector:
+        assert collector.call_env("take", [1, 2, 3]) == [3] * ENVS
+        collector.next()
+        (worker,) = collector.state_dict()["workers"]
+    assert worker["calls"]["made"][0]["args"] == ([1, 2, 3],)
+
+
 def test_equal_calls_do_not_pile_up() -> None:
     with collector_of(Collector) as collector:
         for n in range(40):
@@ -357,6 +396,8 @@ def test_a_simulator_is_called_once_for_all_of_its_worlds() -> None:
         assert both.getattr_env("prefix") == [["x"], ["y"]]
         with pytest.raises(ValueError, match="one simulator"):
             both.call_env("name", "z", environments=[0, 3, 4, 5])
+        with pytest.raises(AttributeError, match="the collector does that"):
+            both.call_env("begin")
 
 
 def test_a_state_cannot_call_what_is_not_public() -> None:
