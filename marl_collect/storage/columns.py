@@ -10,7 +10,7 @@ value at the root of the following row, and that row is of the same trajectory.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, Final, Self, final
 
@@ -210,7 +210,6 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata))
 
 
-@lru_cache(64)
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     """Return the columns of a file; an error if it is none of a dataset."""
     version = json_of(schema).get("version")
