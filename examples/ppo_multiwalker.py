@@ -31,7 +31,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--critic", choices=["own", "central"], default="own")
 parser.add_argument("--frames", type=int, default=500_000, help="of all ranks")
 parser.add_argument("--batch", type=int, default=4_000, help="frames of all ranks")
-parser.add_argument("--minibatch", type=int, default=1_000, help="frames")
+parser.add_argument("--minibatch", type=int, default=1_000, help="of all ranks")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--lr", type=float, default=3e-4)
 parser.add_argument("--gamma", type=float, default=0.99)
@@ -154,7 +154,7 @@ with (
         left = 1 - ranks * collector.frames / (args.frames + args.batch)
         optimizer.param_groups[0]["lr"] = args.lr * left
         for _ in range(args.epochs):
-            for index in torch.randperm(len(flat)).split(args.minibatch):
+            for index in torch.randperm(len(flat)).split(args.minibatch // ranks):
                 optimizer.zero_grad()
                 loss_of(flat[index]).backward()  # DDP averages over the ranks.
                 torch.nn.utils.clip_grad_norm_(loss_of.parameters(), 0.5)

@@ -49,7 +49,7 @@ EXAMPLES = {
     "render": "render simple_spread_v3 --out spread.gif --max-frames-per-traj 10",
     "compare": (
         "compare simple_spread_v3 --setup ippo-local-shared --setup mappo-local-own "
-        "--frames 400 --seeds 2 --workers 1 --set frames_per_batch=200 "
+        "--frames 400 --seeds 2 --workers 1 --jobs 1 --set frames_per_batch=200 "
         "--set eval_interval=200 --set eval_episodes=4 --set final_episodes=4 "
         "--out spread"
     ),

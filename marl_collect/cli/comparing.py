@@ -217,6 +217,12 @@ def show_settings(request: CompareRequest) -> int:
         if request.task:
             _check_exists(request.task)
         if request.preset is not None:
+            changes = (request.settings, request.setups, request.frames)
+            if any(changes) or request.workers is not None:
+                raise ValueError(
+                    "--settings --preset prints the preset alone: omit the options "
+                    "that change it."
+                )
             return _show_preset(request.preset)
         options = _options(request)
     table = Table("setting", "value", "meaning", box=None, padding=(0, 2, 0, 0))

@@ -190,10 +190,15 @@ def check_numbering(
 ) -> None:
     """Check that a state is resumed with the numbers of environments it was saved with.
 
+    The states of some workers of a collector may be loaded into one that has the number
+    of these workers: ``worker_idx`` is compared only if both have one.
+
     Raises:
         ValueError: if rank, number of ranks or ``worker_idx`` differ.
     """
-    if dict(saved) != dict(own):
+    ranks = ("rank", "world_size")
+    indices = {saved["worker_idx"], own["worker_idx"]} - {None}
+    if any(saved[name] != own[name] for name in ranks) or len(indices) > 1:
         raise ValueError(
             f"The state was saved by {_numbered(saved)}, but this is {_numbered(own)}, "
             "whose environments are numbered differently: resume each collector from "

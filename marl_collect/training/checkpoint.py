@@ -220,9 +220,8 @@ class Checkpoint:
                 "ranks must resume, or none."
             )
         # Ranks that were not connected saved without a run, each after its own batch.
-        common = {
-            moment for moment in set.intersection(*map(set, of_ranks)) if moment[0]
-        }
+        of_all = set.intersection(*map(set, of_ranks))
+        common = {(run, number) for run, number in of_all if run}
         if common:
             newest = next(moment for moment in of_ranks[0] if moment in common)
             load = partial(self._load, *found[newest])

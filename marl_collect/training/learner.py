@@ -161,6 +161,9 @@ class Learner(abc.ABC):
         """Further modules whose weights the learner saves, such as target networks."""
         return {}
 
+    def synchronise(self) -> None:  # noqa: B027 - most have none
+        """Give ``untrained`` the weights of the networks that they follow."""
+
     @final
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return every trained parameter once, even if networks share it."""
@@ -240,7 +243,7 @@ class Learner(abc.ABC):
         load_networks(str(path), copy.deepcopy(self.networks), self.description)
         try:
             self.load_state_dict(state)
-        except ValueError as error:
+        except (KeyError, RuntimeError, ValueError) as error:
             raise ValueError(f"{path} does not fit the learner: {error}") from error
 
     @final

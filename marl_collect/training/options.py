@@ -392,7 +392,7 @@ class TrainingOptions(Options):
         str | None,
         Option(
             "a policy's file or a run's folder, as for ``load_policy``; training "
-            "begins with its weights"
+            "begins with its weights. The moments of ``normalise_values`` begin anew"
         ),
     ] = None
     eval_interval: Annotated[int, Option("frames between evaluations", at_least=1)] = (

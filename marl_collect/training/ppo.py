@@ -161,9 +161,15 @@ class PPOLearner(Learner):
             torch._foreach_lerp_(targets, weights, tau)
 
     @property
-    def unrolled(self) -> dict[str, nn.Module]:
+    @override
+    def untrained(self) -> dict[str, nn.Module]:
         """The target critic, if there is one."""
         return {} if self.target is None else {"target_critic": self.target}
+
+    @override
+    def synchronise(self) -> None:
+        if self.target is not None:
+            self.target.load_state_dict(self.critic.state_dict())
 
     def prepare(self, batch: TensorDictBase) -> TensorDictBase:
         """Estimate advantages and return the data for the loss.
@@ -200,7 +206,12 @@ class PPOLearner(Learner):
             write_advantages(data, judged, self.description, self.options)
         for name, moments in self._returns.items():
             if self.ppo.normalise_values:
+                mean, deviation = self._unit(name)
+                output = (data[name, "state_value"] - mean) / deviation
                 moments.add(data[name, "value_target"][data[name, TRAINED]])
+                # In the unit of the values to come: what is clipped is the output.
+                mean, deviation = self._unit(name)
+                data[name, "state_value"] = mean + deviation * output
         if not any(data[name, TRAINED].any() for name in self.description.groups):
             raise ValueError(
                 f"No action in the batch has a known outcome: with {data.shape[1]} "
@@ -285,10 +296,11 @@ class PPOLearner(Learner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state_dict``, with the critic's state."""
+        critic_state, returns = dict(state["critic_state"]), state["returns"]
         super().load_state_dict(state)
-        self._state = dict(state["critic_state"])
+        self._state = critic_state
         for name, moments in self._returns.items():
-            moments.load_state_dict(state["returns"][name])
+            moments.load_state_dict(returns[name])
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
@@ -339,7 +351,8 @@ class PPOLearner(Learner):
                     "kl_approx": -mean(log_ratio),
                     "clip_fraction": mean((ratio != clipped).float()),
                     "explained_variance": 1
-                    - mean((residual - mean(residual)).square()) / variance,
+                    - mean((residual - mean(residual)).square())
+                    / variance.clamp_min(1e-12),
                 }
                 for key, term in terms.items():
                     share = term.detach() / len(active)

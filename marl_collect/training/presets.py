@@ -198,6 +198,7 @@ _ON_POLICY = {
     "envs_per_worker": 128,
     "frames_per_batch": Episodes(128),
     "gamma": 0.99,
+    "reward": "team",  # Values are standardised, so the sum is the same as the mean.
     "activation": "tanh",
     "recurrent": "gru",
     "num_cells": (64, 64),
@@ -217,6 +218,7 @@ _ON_POLICY = {
     "ppo.normalise_values": True,
     "ppo.orthogonal": True,
     "ppo.policy_gain": 0.01,
+    "ppo.bootstrap_limits": False,
 }
 PRESETS: Final[Mapping[str, Preset]] = {
     "epymarl": Preset(

@@ -142,11 +142,11 @@ class _SideBySide:
 
     def stop(self) -> None:
         """Have all processes save their runs and end; called by a signal handler."""
-        for watcher in list(self._watchers.values())[:1]:
-            watcher.interrupted()
         for pid in self._pool.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+        for watcher in list(self._watchers.values())[:1]:
+            watcher.interrupted()
 
     def _start(self, worker: int) -> None:
         if self._waiting and not self._interruption.happened:

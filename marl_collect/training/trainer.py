@@ -96,8 +96,8 @@ def make_learner(
     """
     learner = learner_of(setup.algorithm)(description, setup, options, seed)
     if options.initial is not None:
-        networks = learner.networks | learner.untrained
-        load_networks(options.initial, networks, description)
+        load_networks(options.initial, learner.networks, description)
+        learner.synchronise()
     return learner
 
 

@@ -152,6 +152,10 @@ class ValueLearner(Learner):
         """The target networks."""
         return {"targets": self.target}
 
+    @override
+    def synchronise(self) -> None:
+        torch._foreach_copy_(self._targets, self._trained)
+
     @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Add the batch to the replay buffer and train on draws from it."""

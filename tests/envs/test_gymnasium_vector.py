@@ -165,6 +165,7 @@ def test_the_data_are_those_of_separate_environments(
     assert expect_separate(batch, env) > 2 * WORLDS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES[:2])
 def test_environments_in_processes_too(mode: AutoresetMode) -> None:
     batch = batch_of(partial(vector, AsyncVectorEnv, "CartPole-v1", mode))
@@ -230,6 +231,7 @@ def test_a_simulator_without_masked_resets_is_refused() -> None:
         batch_of(factory)
 
 
+@pytest.mark.processes
 def test_a_reset_that_would_be_repeated_is_refused() -> None:
     with pytest.raises(ValueError, match="shared_memory=True"):
         vector(

@@ -15,6 +15,7 @@ from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.learner import Learner, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.trainer import make_learner
 
 pytestmark = pytest.mark.processes
 
@@ -61,21 +62,54 @@ def test_an_argument_of_another_kind_is_an_error_that_says_what_to_pass(
     assert type(wrong).__name__ in str(excinfo.value)
 
 
-@pytest.mark.parametrize("setup", ["mappo-local-shared", "qmix-local-shared-ids"])
+TARGET = TINY.with_settings({"ppo.target_tau": 0.1, "ppo.normalise_values": True})
+
+
+@pytest.mark.parametrize(
+    ("setup", "options"),
+    [
+        ("mappo-local-shared", TINY),
+        ("mappo-local-shared", TARGET),
+        ("qmix-local-shared-ids", TINY),
+    ],
+)
 def test_a_saved_learner_goes_on_as_if_it_had_not_stopped(
-    setup: str, tmp_path: Path
+    setup: str, options: TrainingOptions, tmp_path: Path
 ) -> None:
-    first = make(setup)
+    first = make(setup, options=options)
     before, after = batches(first.policy, 2)
     first.update(before, 0.0)
     first.save(tmp_path / "learner.pt")
     metrics = first.update(after, 0.5)
-    second = make(setup, seed=7)
+    second = make(setup, seed=7, options=options)
     second.load(tmp_path / "learner.pt")
     assert second.update(after, 0.5) == metrics
+
     assert first.updates == second.updates > 0
     for name, tensor in first.policy.state_dict().items():
         assert torch.equal(tensor, second.policy.state_dict()[name])
+
+
+def test_a_file_without_a_target_critic_is_refused(tmp_path: Path) -> None:
+    make("mappo-local-shared").save(tmp_path / "learner.pt")
+    learner: Any = make("mappo-local-shared", seed=7, options=TARGET)
+    before = copy.deepcopy(learner.critic.state_dict())
+    with pytest.raises(ValueError, match=r"learner\.pt does not fit.*target_critic"):
+        learner.load(tmp_path / "learner.pt")
+    for name, weights in learner.critic.state_dict().items():
+        assert (weights == before[name]).all()
+
+
+@pytest.mark.parametrize("setup", ["mappo-local-shared", "vdn-local-shared"])
+def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> None:
+    parsed = Setup.parse(setup)
+    make(setup, options=TARGET).save(tmp_path / "learner.pt")
+    options = TARGET.with_settings({"initial": str(tmp_path / "learner.pt")})
+    learner: Any = make_learner(DESCRIPTION, parsed, options, 3)
+    (target,) = learner.untrained.values()
+    followed = learner.critic if parsed.algorithm == "mappo" else learner.online
+    for one, other in zip(target.parameters(), followed.parameters(), strict=True):
+        assert (one == other).all()
 
 
 def test_the_policy_of_a_saved_learner_is_loaded_without_its_options(

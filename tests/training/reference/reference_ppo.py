@@ -403,7 +403,7 @@ class Prepared:
     advantage: Mapping[str, Tensor]
     target: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
-    value: Mapping[str, Tensor]
+    output: Mapping[str, Tensor]  # Of the critic, before the update.
     moments: Mapping[str, tuple[float, float]]
 
 
@@ -441,6 +441,7 @@ def prepare(
         else:
             root_values = values(critic, batch, settings)
             then = values(critic, batch["next"], settings)
+        outputs = root_values
         root_values, then = scaled(root_values), scaled(then)
         judged = root_values
         if settings.tau is not None:
@@ -473,7 +474,7 @@ def prepare(
         {g: cut(a) for g, a in normal.items()},
         {g: cut(v) for g, v in target.items()},
         {g: cut(h) for g, h in before.items()},
-        {g: cut(v) for g, v in root_values.items()},
+        {g: cut(v) for g, v in outputs.items()},
         moments,
     )
 
@@ -510,11 +511,9 @@ def loss(
         goal = (target[used] - mean) / deviation
         # What the network says is a standardised return.
         now = predicted[name][used]
-        if settings.learnt is None:
-            mean = 0.0
         error = loss_of(now - goal, settings.huber)
         if settings.clip_value is not None:
-            old = (prepared.value[name][rows][used] - mean) / deviation
+            old = prepared.output[name][rows][used]
             change = (now - old).clamp(-settings.clip_value, settings.clip_value)
             error = torch.maximum(error, loss_of(old + change - goal, settings.huber))
         total = (

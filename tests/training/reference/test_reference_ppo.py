@@ -217,7 +217,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     # The same rewards a second time have the moments that they had alone.
     learner.update(batch, progress=0.0)
     for name, weights in networks.items():
-        module = (learner.networks | learner.unrolled)[name]
+        module = (learner.networks | learner.untrained)[name]
         for key, parameter in module.named_parameters():
             # Adam divides by the size of a gradient, also by that of rounding errors.
             torch.testing.assert_close(
