@@ -41,6 +41,11 @@ CELLS: Final = [
     ),
 ]
 """Task and algorithm of each cell, the cheapest first."""
+MATRIX_FRAMES: Final = {
+    **dict.fromkeys(_VALUES, 250_000),
+    **dict.fromkeys(("ippo", "mappo"), 2_500_000),
+}
+"""Frames of a run on a matrix game, in place of the preset's, by algorithm."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ def run_cells(word: str, jobs: int) -> int:
             *("--preset", "epymarl", "--setup", f"{algorithm}-local-shared-ids"),
             *("--seeds", str(SEEDS), "--jobs", str(jobs), "--out", str(folder)),
         ]
+        if task.startswith("matrix/"):
+            command += ["--frames", str(MATRIX_FRAMES[algorithm])]
         code = subprocess.run([*command, *resume], check=False).returncode
         if code:  # Interrupted, or a run has failed: later cells would not tell.
             return code
