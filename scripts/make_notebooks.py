@@ -1,13 +1,17 @@
-"""Write the notebooks from pages of the documentation, so that they say the same.
+"""Write the notebooks from pages of the documentation, with what their cells print.
 
-A notebook has a cell per text or block of Python. Tests run the Python of the pages and
-compare the notebooks with it. Run without arguments to write; with ``--check`` to
-compare only.
+A notebook has a cell per text or block of Python. Run without arguments to run the
+cells and write the notebooks, which takes a minute; with ``--check`` to compare the
+cells only: tests/test_doc_examples.py runs the Python of the pages.
 """
 
+import ast
+import contextlib
+import io
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +19,40 @@ from generated import update
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("quickstart", "tutorials/own_environment", "tutorials/evaluate")
+_FOLDER = ROOT / "docs" / "notebooks"
 _BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#)")
 
 
-def notebook(page: str) -> str:
-    """Return the notebook of a page as JSON."""
+def notebook(page: str, *, run: bool) -> str:
+    """Return the notebook of a page as JSON.
+
+    Args:
+        page: its path below the documentation's folder, without ``.md``.
+        run: run the cells; otherwise their outputs are those of the file.
+    """
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     folder = Path("..") / Path(page).parent
     text = _LINK.sub(f"]({folder.as_posix()}/", text)
-    cells, at = [], 0
+    parts, at = [], 0
     for match in _BLOCK.finditer(text):
-        cells += [
-            *_cell("markdown", text[at : match.start()]),
-            *_cell("code", match[1]),
-        ]
+        parts += [("markdown", text[at : match.start()]), ("code", match[1])]
         at = match.end()
-    cells += _cell("markdown", text[at:])
-    for number, cell in enumerate(cells):
-        cell["id"] = f"{Path(page).name}-{number}"
+    parts.append(("markdown", text[at:]))
+    parts = [(kind, part.strip()) for kind, part in parts if part.strip()]
+    codes = [part for kind, part in parts if kind == "code"]
+    printed = iter(_run(codes) if run else _earlier(page, len(codes)))
+    cells: list[dict[str, Any]] = []
+    for number, (kind, part) in enumerate(parts):
+        cell: dict[str, Any] = {
+            "cell_type": kind,
+            "id": f"{Path(page).name}-{number}",
+            "metadata": {},
+            "source": part.splitlines(keepends=True),
+        }
+        if kind == "code":
+            cell |= {"execution_count": None, "outputs": next(printed)}
+        cells.append(cell)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     content = {
         "cells": cells,
@@ -44,23 +63,40 @@ def notebook(page: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _cell(kind: str, text: str) -> list[dict[str, Any]]:
-    if not text.strip():
-        return []
-    cell: dict[str, Any] = {
-        "cell_type": kind,
-        "metadata": {},
-        "source": text.strip().splitlines(keepends=True),
-    }
-    if kind == "code":
-        cell |= {"execution_count": None, "outputs": []}
-    return [cell]
+def _run(codes: list[str]) -> list[list[dict[str, Any]]]:
+    """Run cells one after the other in an empty folder; return the outputs of each."""
+    outputs = []
+    space: dict[str, Any] = {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for code in codes:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                *statements, last = ast.parse(code).body
+                exec(compile(ast.Module(statements, []), "cell", "exec"), space)
+                # Of an expression at the end, a notebook shows the value.
+                shown = isinstance(last, ast.Expr)
+                end = ast.Interactive([last]) if shown else ast.Module([last], [])
+                exec(compile(end, "cell", "single" if shown else "exec"), space)
+            text = out.getvalue().splitlines(keepends=True)
+            stream = {"name": "stdout", "output_type": "stream", "text": text}
+            outputs.append([stream] if text else [])
+    return outputs
+
+
+def _earlier(page: str, count: int) -> list[list[dict[str, Any]]]:
+    """Return the outputs of ``count`` cells that the notebook has now."""
+    path = _FOLDER / f"{Path(page).name}.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
+    return (outputs + [[]] * count)[:count]
 
 
 def main() -> int:
     """Write or compare the notebooks; 1 if there was a difference."""
-    folder = ROOT / "docs" / "notebooks"
-    notebooks = {folder / f"{Path(page).name}.ipynb": notebook(page) for page in PAGES}
+    run = "--check" not in sys.argv
+    notebooks = {
+        _FOLDER / f"{Path(page).name}.ipynb": notebook(page, run=run) for page in PAGES
+    }
     return update(notebooks, "python scripts/make_notebooks.py")
 
 
