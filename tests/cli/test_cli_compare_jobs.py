@@ -158,3 +158,15 @@ def test_an_error_of_the_environment_is_told_for_each_run(
     assert "Traceback" not in text
     log = (tmp_path / "out" / "progress.log").read_text()
     assert log.count("raise CountingError") >= 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_report_that_cannot_be_written_stops_no_run(
+    jobs: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / "report.md").mkdir(parents=True)
+    code, text = run("--jobs", jobs, "--frames", "80", "--out", out)
+    assert code, text
+    assert "report.md" in text
+    assert all((out / name / "result.json").exists() for name in RUNS)
