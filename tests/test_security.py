@@ -55,8 +55,8 @@ TESTS: Final = {
     "dataset.": [
         "storage/test_storage_writer.py::test_a_link_to_a_file_is_read_like_the_file",
     ],
-    "No links in a run folder are followed by `view`.": [
-        "cli/test_cli_view_runs.py::test_no_link_of_a_run_is_followed",
+    "A link or a pipe in the folder of a run is not read.": [
+        "training/test_run_folder.py::test_no_link_or_pipe_of_a_run_is_read",
     ],
     "`marl-collect view` listens on 127.0.0.1 only.": [
         VIEW + "test_the_server_listens_on_this_machine_only",

@@ -1,10 +1,10 @@
-"""``marl-collect view``: a page with the episodes of a dataset, or with runs."""
+"""``marl-collect view``: a page with the episodes of a dataset."""
 
 import os
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,16 +18,13 @@ from marl_collect.cli.tasks import find_factory, parse_settings
 from marl_collect.files.atomic import require_folder
 
 if TYPE_CHECKING:
-    from marl_collect.cli.viewer import server
     from marl_collect.cli.viewer.episodes import Episodes
 
 
 def view(
     path: Annotated[
         str,
-        typer.Argument(
-            help="Folder or URL of a dataset, or a folder of training runs."
-        ),
+        typer.Argument(help="Folder or URL of a dataset."),
     ],
     *,
     save: Annotated[
@@ -68,14 +65,12 @@ def view(
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     cache: Cache = None,
 ) -> None:
-    """View the episodes of a dataset, or training runs, in a browser.
+    """View the episodes of a dataset in a browser.
 
     The page plays an episode from its stored pictures, or renders it by replaying its
     actions in the environment. It also shows rewards, returns, actions, masks and
-    policy outputs. For a `compare` folder, or a training loop that writes progress.csv,
-    it shows curves, the status of each run and links to datasets, and updates during
-    training. It is served until Ctrl-C, to browsers of this machine that have its
-    address: the token in it keeps other users out.
+    policy outputs. It is served until Ctrl-C, to browsers of this machine that have
+    its address: the token in it keeps other users out.
 
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
     """
@@ -93,15 +88,19 @@ def view(
                     "not start: omit them."
                 )
             require_folder(save)
-        open_episodes = partial(
-            _episodes, task=task, cache=cache, typed=parse_settings(env or [])
-        )
-        answers, requests = _contents(
-            path, open_episodes, chosen, stack, saved=save is not None
-        )
+        typed = parse_settings(env or [])
+        shown = stack.enter_context(closing(_episodes(path, task, cache, typed)))
+        chosen = shown.known(chosen)
+        listed = chosen if save else None
+        answers: server.Answers = {
+            "/about": shown.about,
+            "/episodes": lambda begin: shown.listed(begin, listed),
+            "/episode": shown.episode,
+            "/picture": shown.picture,
+        }
         if save is not None:
             with err.status("Drawing and writing the page"):
-                server.save(save, answers, requests)
+                server.save(save, answers, _requests(shown, chosen))
             size = save.stat().st_size / 1e6
             out.print(f"{save}: {size:,.1f} MB", soft_wrap=True)
             return
@@ -111,61 +110,6 @@ def view(
             webbrowser.open(stack.enter_context(server.redirection(serving.address)))
         with suppress(KeyboardInterrupt):
             serving.serve_forever()
-
-
-def _contents(
-    path: str,
-    open_episodes: "Callable[[str | Path], Episodes]",
-    chosen: tuple[int, ...],
-    stack: ExitStack,
-    *,
-    saved: bool,
-) -> "tuple[server.Answers, Iterator[str]]":
-    """Return what answers the page, and its requests when it is saved.
-
-    Raises:
-        FileNotFoundError: if there is no dataset, and no folder.
-        ValueError: if the dataset is damaged, the folder has no runs, or there is no
-            such task or episode.
-    """
-    try:
-        shown = stack.enter_context(closing(open_episodes(path)))
-    except FileNotFoundError:
-        if not Path(path).is_dir():
-            raise
-    else:
-        chosen = shown.known(chosen)
-        answers = _answers(lambda _: shown, chosen if saved else None)
-        return answers, _requests(shown, chosen)
-    if chosen:
-        raise ValueError("--episode needs the folder of a dataset.")
-    from marl_collect.cli.viewer.runs import Runs
-
-    runs = Runs(Path(path))
-
-    @cache
-    def episodes(data: int) -> "Episodes":
-        return stack.enter_context(closing(open_episodes(runs.dataset(data))))
-
-    def about(data: int | None = None) -> Any:
-        return runs.about() if data is None else episodes(data).about()
-
-    answers = dict(_answers(episodes)) | {"/about": about, "/figure": runs.figure}
-    return answers, runs.requests()
-
-
-def _answers(
-    episodes: "Callable[[int], Episodes]", chosen: Sequence[int] | None = None
-) -> "server.Answers":
-    """Return what answers requests about datasets, which have numbers in a run."""
-    return {
-        "/about": lambda data=0: episodes(data).about(),
-        "/episodes": lambda begin, data=0: episodes(data).listed(begin, chosen),
-        "/episode": lambda number, begin, data=0: episodes(data).episode(number, begin),
-        "/picture": lambda number, source, frame, data=0: episodes(data).picture(
-            number, source, frame
-        ),
-    }
 
 
 def _episodes(
@@ -183,14 +127,24 @@ def _episodes(
         typed: settings of the task, which replace the dataset's.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is none; says where the curves of runs are.
         ValueError: if it is damaged, there is no such task, or its settings in the
             dataset are not safe.
     """
     from marl_collect.cli.viewer.episodes import Episodes
     from marl_collect.storage import open_dataset
+    from marl_collect.training.run_folder import PROGRESS
 
-    trajectories = open_dataset(path, cache=cache).trajectories
+    try:
+        trajectories = open_dataset(path, cache=cache).trajectories
+    except FileNotFoundError as error:
+        if any(Path(path).rglob(PROGRESS)):
+            raise FileNotFoundError(
+                f"{path} has training runs, but no dataset. {PROGRESS} has their "
+                f"numbers; `marl-collect compare --report {path}` draws the curves of "
+                "a comparison."
+            ) from error
+        raise
     about = trajectories.description
     find = partial(_factory, trajectories.name, about.task, about.env_kwargs, typed)
     if task is not None:

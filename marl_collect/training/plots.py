@@ -1,10 +1,8 @@
 """Pictures of a comparison: learning curves."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from io import BytesIO
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from marl_collect.errors import imports_of
 from marl_collect.evaluation.intervals import bootstrap
@@ -20,23 +18,8 @@ _MOST_LINES = 6
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _MARKERS = "osD^vP"
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 Baselines = Mapping[str, float]
 """Label to return of the team, such as that of a hand-written policy."""
-
-
-def _plain_text(draw: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function draw names as they are: a ``$`` in one begins no formula."""
-
-    @wraps(draw)
-    def plainly(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with imports_of("plot", "A picture"):
-            from matplotlib import rc_context
-        with rc_context({"text.parse_math": False}):
-            return draw(*args, **kwargs)
-
-    return plainly
 
 
 def plot_curves(
@@ -62,14 +45,11 @@ def plot_curves(
     _save(curves(runs, title, random, baselines), path)
 
 
-@_plain_text
 def curves(
     runs: Sequence[Run],
     title: str,
     random: EvaluationRecord | None = None,
     baselines: Baselines | None = None,
-    *,
-    seeds: bool = False,
 ) -> "Figure":
     """Draw the returns of evaluations over frames.
 
@@ -82,23 +62,21 @@ def curves(
         title: of the picture.
         random: evaluation of random actions, drawn as a labelled line.
         baselines: further labelled lines.
-        seeds: also draw a thin line for each run.
 
     Raises:
         ImportError: if matplotlib is not installed.
     """
+    with imports_of("plot", "A picture"):
+        from matplotlib.text import Text
     setups_of_runs = by_setup(runs)
     panels, colours = _panels(setups_of_runs), _colours(setups_of_runs)
     lines = _lines(random, baselines)
-    figure, grid = _figure(len(panels), 2, (4.6, 3.6), sharey=True)
+    figure, grid = _figure(len(panels))
     shown = [value for group in panels.values() for value in _levels(group)]
     low, high = _limits(shown, list(lines.values()))
     for axes, (name, setups) in zip(grid, panels.items(), strict=True):
         for index, (setup, group) in enumerate(setups.items()):
             _draw(axes, group, setup, index, colours[setup])
-            for run in group if seeds else ():
-                points = [(record.frames, record.team) for record in run.evaluations]
-                axes.plot(*zip(*points, strict=True), color=colours[setup], lw=0.6)
         for label, value in lines.items():
             axes.axhline(value, color="black", linewidth=0.8)
             axes.annotate(
@@ -129,52 +107,13 @@ def curves(
         label += "\nlines: interquartile means of seeds; bands: 95 % intervals"
     figure.supxlabel(label, size=9)
     figure.supylabel("return of an episode, summed over agents", size=9)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # A ``$`` in a name begins no formula.
     return figure
 
 
-Table = Sequence[Mapping[str, float]]
-"""Rows of numbers; the first column is the horizontal axis."""
-
-
-@_plain_text
-def table_curves(tables: Mapping[str, Sequence[Table]], title: str) -> "Figure":
-    """Draw a panel for each column of tables, with a thin line for each table.
-
-    Args:
-        tables: by setup, which has one colour; with rows, and the same first column.
-        title: of the picture.
-    """
-    everything = [table for group in tables.values() for table in group]
-    x, *columns = dict.fromkeys(name for table in everything for name in table[0])
-    figure, grid = _figure(len(columns), 3, (4, 2.5), sharey=False)
-    for axes, column in zip(grid, columns, strict=True):
-        for setup, colour in _colours(tables).items():
-            for table in tables[setup]:
-                if column in table[0]:
-                    points = [[row[name] for row in table] for name in (x, column)]
-                    alone = "." if len(table) == 1 else None
-                    axes.plot(*points, color=colour, lw=0.9, marker=alone, label=setup)
-        axes.set_title(column, size=9)
-        axes.set_xlabel(x, size=8)
-    lines = {line.get_label(): line for axes in grid for line in axes.lines}
-    if len(tables) > 1:
-        figure.legend(
-            lines.values(), lines, loc="outside lower center", ncols=3, fontsize=7
-        )
-    figure.suptitle(title)
-    return figure
-
-
-def _figure(
-    count: int, columns: int, size: tuple[float, float], *, sharey: bool
-) -> tuple["Figure", list[Any]]:
-    """Return a figure with panels over frames, and the axes of these.
-
-    Args:
-        count: number of panels.
-        columns: at most so many panels are in a row.
-        size: width and height of a panel in inches.
-        sharey: whether all panels have the same vertical axis.
+def _figure(panels: int) -> tuple["Figure", list[Any]]:
+    """Return a figure with panels over frames, at most two in a row, and their axes.
 
     Raises:
         ImportError: if matplotlib is not installed; says what to install.
@@ -183,28 +122,21 @@ def _figure(
         from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter
 
-    wide = min(columns, count)
-    high = -(-count // wide)
+    wide = min(2, panels)
+    high = -(-panels // wide)
     figure = Figure(
-        figsize=(max(6, size[0] * wide), size[1] * high + 0.3), layout="constrained"
+        figsize=(max(6, 4.6 * wide), 3.6 * high + 0.3), layout="constrained"
     )
     grid = list(
-        figure.subplots(high, wide, sharex=True, sharey=sharey, squeeze=False).flat
+        figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False).flat
     )
-    for axes in grid[count:]:
+    for axes in grid[panels:]:
         axes.set_visible(False)
-    for axes in grid[:count]:
+    for axes in grid[:panels]:
         axes.grid(alpha=0.3)
         axes.tick_params(labelbottom=True, labelsize=8)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return figure, grid[:count]
-
-
-def svg(figure: "Figure") -> bytes:
-    """Return a picture as SVG."""
-    stream = BytesIO()
-    figure.savefig(stream, format="svg")
-    return stream.getvalue()
+    return figure, grid[:panels]
 
 
 def _save(figure: "Figure", path: Path) -> None:

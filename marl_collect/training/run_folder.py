@@ -203,12 +203,11 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def write_table(folder: str | Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write ``progress.csv`` of a training loop; ``marl-collect view FOLDER`` draws it.
+    """Write ``progress.csv`` of a training loop, as a whole or not at all.
 
     Args:
         folder: of the file.
-        rows: the columns' names, then numbers. The first column, such as the frames so
-            far, is the horizontal axis.
+        rows: the columns' names, then numbers.
     """
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)

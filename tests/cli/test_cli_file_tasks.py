@@ -6,8 +6,7 @@ import shlex
 import threading
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +177,9 @@ def data(tmp_path: Path, lua: dict[str, Any]) -> Path:
 def picture_of(folder: Path, **options: Any) -> str:
     """Ask the server of ``view`` for a picture; return why there is none."""
     with ExitStack() as stack:
-        answers, _ = view._contents(
-            str(folder),
-            partial(view._episodes, task=None, **options),
-            (),
-            stack,
-            saved=False,
-        )
-        running = stack.enter_context(server.Viewer(answers, 0))
+        shown = stack.enter_context(closing(view._episodes(folder, None, **options)))
+        viewer = server.Viewer({"/picture": shown.picture}, 0)
+        running = stack.enter_context(viewer)
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         address = running.address.replace("/?", "/picture?")

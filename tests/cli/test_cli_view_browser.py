@@ -1,4 +1,4 @@
-"""A real browser shows the pages of ``marl-collect view``: episodes, and live runs."""
+"""A real browser shows the pages of ``marl-collect view``."""
 
 import shutil
 import signal
@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from support.browser import CHROMIUM, Browser
 from support.scripts import LIMIT, run_python, start_python
-
-pytest.importorskip("matplotlib")
-
-from support.runs import evaluation, write_run
 from workloads.counting import CountingEnv
 
 from marl_collect import record
@@ -104,34 +100,3 @@ def test_a_saved_page_plays_and_filters(
     selection = [f"--episode={number}" for number in range(4)]
     run_python(*VIEW, data, "--save", file, *selection, check=True)
     plays_and_filters(browser, file.as_uri())
-
-
-def test_curves_are_drawn_while_runs_train(
-    browser: Browser, data: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "runs"
-    run = write_run(folder)
-    shutil.copytree(data, folder / "data")
-    image_count = (
-        "[...document.images].filter(i => i.complete && i.naturalWidth > 99).length"
-    )
-    with served(folder) as address:
-        browser.open(address)
-        browser.wait_for(f"{image_count} === 2")
-        assert browser.texts("#table td")[:2] == ["ippo/seed_0", "200 of 400"]
-        before = browser.value("document.images[0].src")
-
-        write_run(folder, frames=400)
-        final = evaluation(400)
-        run.write_json("result.json", {"best": final, "last": final})
-        browser.wait_for(
-            "document.getElementById('table').innerText.includes('finished')"
-        )
-        browser.wait_for(
-            f"document.images[0].src !== {before!r} && {image_count} === 2"
-        )
-        assert browser.texts("#table td")[1] == "400 of 400"
-
-        browser.click("#datasets a")
-        browser.wait_for("document.querySelectorAll('.row').length === 4")
-        assert browser.texts(TEAM) == RETURNS

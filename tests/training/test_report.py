@@ -150,6 +150,14 @@ def test_evaluations_outside_of_the_axis_are_written_into_the_picture() -> None:
     ]
 
 
+def test_a_dollar_in_a_name_begins_no_formula() -> None:
+    pytest.importorskip("matplotlib")
+    name = "$\\frac{$"
+    runs = [replace(finished_run(), setup=name), finished_run()]
+    figure = curves(runs, name, baselines={name: 1.0})
+    figure.savefig(io.BytesIO(), format="png")
+
+
 @pytest.mark.parametrize(
     "draw",
     [

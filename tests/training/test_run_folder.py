@@ -1,12 +1,14 @@
 """Files of a training run: rows, checkpoints, the lock."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.scripts import run_python
 
-from marl_collect.training.run_folder import RunFolder
+from marl_collect.training.run_folder import RunFolder, read_json, read_rows
 
 
 def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path) -> None:
@@ -87,3 +89,13 @@ def test_reading_a_checkpoint_runs_no_code(
     with pytest.raises(ValueError, match="last.pt is damaged, or holds no tensors"):
         RunFolder(tmp_path).read_checkpoint("last.pt")
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)]
+)
+@pytest.mark.parametrize("read", [read_json, read_rows])
+def test_no_link_or_pipe_of_a_run_is_read(read: Any, make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(OSError, match=r"(link|not a regular file).*a'"):
+        read(tmp_path / "a")

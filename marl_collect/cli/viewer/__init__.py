@@ -4,11 +4,10 @@
 file                      contents
 ========================  =====================================================
 ``episodes.py``           a dataset as JSON values and pictures
-``runs.py``               training runs as JSON values and pictures
 ``server.py``             sends the page and its data to a browser, or to a file
 ``page.html``             the page, with its style and its script
 ========================  =====================================================
 
-A dataset or a run may come from anybody. The page writes all text as text, and loads
+A dataset may come from anybody. The page writes all text as text, and loads
 nothing from other servers. The server answers only requests that have its token.
 """

@@ -27,6 +27,7 @@ Answers = Mapping[str, Callable[..., Any]]
 It returns JSON, a picture, or the future of a picture that takes time.
 """
 
+_PICTURE: Final = "image/png"
 _SAVED: Final = '<script id="saved" type="application/json">null</script>'
 _POLICY: Final = (
     "default-src 'none'; img-src 'self' data:; connect-src 'self'; "
@@ -54,7 +55,7 @@ def save(path: Path, answers: Answers, requests: Iterable[str]) -> None:
         answer = _wait(_answer(answers, parts.path, dict(parse_qsl(parts.query))))
         if isinstance(answer, bytes):
             code = base64.b64encode(answer).decode()
-            answer = f"data:{_kind(answer)};base64,{code}"
+            answer = f"data:{_PICTURE};base64,{code}"
         saved[request] = answer
     write_atomically(path, page(saved))
 
@@ -128,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = self.server.answer(path, arguments)
             if isinstance(answer, bytes):
-                return status, answer, _kind(answer)
+                return status, answer, _PICTURE
             text = _json(answer)
         except Exception as error:  # noqa: BLE001 - a dataset may come from anybody
             clear = isinstance(error, (ValueError, LookupError, ImportError, OSError))
@@ -174,10 +175,6 @@ _NO_TOKEN: Final = (
 _HOSTS: Final = ("127.0.0.1", "localhost")
 _MOST: Final = 2**53
 """The numbers of requests are smaller; numpy cannot index with much larger ones."""
-
-
-def _kind(picture: bytes) -> str:
-    return "image/png" if picture.startswith(b"\x89PNG") else "image/svg+xml"
 
 
 def _json(answer: Any) -> str:
