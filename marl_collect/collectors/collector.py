@@ -417,6 +417,9 @@ class CollectorBase:
     def stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """Return counters and statistics of the last hundred episodes.
 
+        Within a batch, episodes are in the order of their last frames, then of their
+        environments. Batches are in the order in which they were delivered.
+
         Without ``total_frames`` there is no ``"total_frames"`` and no ``"completed"``.
 
         Args:

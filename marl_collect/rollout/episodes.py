@@ -73,13 +73,18 @@ class Plan:
 class EndedEpisodes(Sequence[Episode]):
     """Episodes that ended, in arrays; an ``Episode`` is made when it is asked for.
 
+    They are in the order of their last frames, and of their environments if these are
+    equal.
+
     Attributes:
+        ends: the frame of the slot after their last one, int64 ``[m]``.
         environments: int64 ``[m]``.
         lengths: int64 ``[m]``.
         returns: by group, float64 ``[m, n]``.
         policy_ids: by group, int64 ``[m, n]``; empty for a single policy.
     """
 
+    ends: NDArray[np.int64]
     environments: NDArray[np.int64]
     lengths: NDArray[np.int64]
     returns: Mapping[str, NDArray[np.float64]]
@@ -87,11 +92,12 @@ class EndedEpisodes(Sequence[Episode]):
 
     @classmethod
     def join(cls, parts: "Sequence[EndedEpisodes]") -> "EndedEpisodes":
-        """Return the episodes of all parts, in order; there is at least one part."""
+        """Return the episodes of the parts of one slot; there is at least one part."""
         first = parts[0]
         if len(parts) == 1:
             return first
-        return cls(
+        all_parts = cls(
+            np.concatenate([part.ends for part in parts]),
             np.concatenate([part.environments for part in parts]),
             np.concatenate([part.lengths for part in parts]),
             {n: np.concatenate([p.returns[n] for p in parts]) for n in first.returns},
@@ -99,6 +105,16 @@ class EndedEpisodes(Sequence[Episode]):
                 name: np.concatenate([part.policy_ids[name] for part in parts])
                 for name in first.policy_ids
             },
+        )
+        return all_parts._take(np.argsort(all_parts.ends, kind="stable"))
+
+    def _take(self, index: slice | NDArray[np.int64]) -> "EndedEpisodes":
+        return EndedEpisodes(
+            self.ends[index],
+            self.environments[index],
+            self.lengths[index],
+            {name: values[index] for name, values in self.returns.items()},
+            {name: ids[index] for name, ids in self.policy_ids.items()},
         )
 
     def __len__(self) -> int:
@@ -112,12 +128,7 @@ class EndedEpisodes(Sequence[Episode]):
 
     def __getitem__(self, index: int | slice) -> "Episode | EndedEpisodes":
         if isinstance(index, slice):
-            return EndedEpisodes(
-                self.environments[index],
-                self.lengths[index],
-                {name: values[index] for name, values in self.returns.items()},
-                {name: ids[index] for name, ids in self.policy_ids.items()},
-            )
+            return self._take(index)
         return Episode(
             environment=int(self.environments[index]),
             length=int(self.lengths[index]),
@@ -383,12 +394,14 @@ class RunningEpisodes:
             returns[name], rest = _sums(rewards, joined, starts, end)
             running += rest
         if not self._ends:  # In most slots of few environments.
-            return EndedEpisodes(_NONE, _NONE, returns, self._policy_ids(slot, joined))
+            ids = self._policy_ids(slot, joined)
+            return EndedEpisodes(_NONE, _NONE, _NONE, returns, ids)
         _, lengths, before = self._before
         earlier = firsts == 0
         for name, total in returns.items():
             total[earlier] += before[name][rows[earlier]]
         return EndedEpisodes(
+            ends=ends,
             environments=self._index[rows],
             lengths=ends - firsts + earlier * lengths[rows],
             returns=returns,

@@ -142,7 +142,8 @@ class _Run:
         self.ahead: list[int | None] = [None] * len(self.workers)
         self.weights = {0: self.parameters()}
         self.collected = 0
-        self.ended: list[Ended] = []
+        # Each with the frame of its batch in which it ended.
+        self.ended: list[tuple[int, Ended]] = []
         self.uncertain = False
         self.killed: set[int] = set()
 
@@ -312,8 +313,11 @@ class _Run:
     def slot(self, table: Table | None) -> list[list[Frame]]:
         """Return the next frames of all environments."""
         # With `init_random_frames` all rows of a batch are random, or none.
+        before = len(self.ended)
         rows_by_worker = [self.rows(worker, table) for worker in self.workers]
         rows = [row for rows in rows_by_worker for row in rows]
+        # Frame by frame, like one worker with all environments.
+        self.ended[before:] = sorted(self.ended[before:], key=lambda pair: pair[0])
         self.collected += sum(map(len, rows))
         return rows
 
@@ -344,11 +348,11 @@ class _Run:
                 for row, frame in zip(rows, frames, strict=True):
                     self.label(frame, self.workers.index(worker))
                     row.append(frame)
+                self.ended += [(t, episode) for episode in worker.ended]
+                worker.ended = []
         if options.get("set_truncated"):
             for row in rows:
                 truncate(row[-1], [g.name for g in case.world.groups])
-        self.ended += worker.ended
-        worker.ended = []
         return rows
 
     @property
@@ -398,7 +402,8 @@ class _Run:
 
     def compare_statistics(self, location: str) -> None:
         """Compare the counters, and the means over the last hundred episodes."""
-        stats, last = self.collector.stats(), self.ended[-100:]
+        stats = self.collector.stats()
+        last = [episode for _, episode in self.ended[-100:]]
         expected: dict[str, Any] = {
             "frames": self.collected,
             "episodes": len(self.ended),

@@ -22,7 +22,6 @@ SOURCES = ["policy", "factory", "list"]
 """Where workers have their policy from."""
 
 SEVERAL = st.sampled_from([1, 2, 2, 3])
-WORKERS: dict[str, Any] = {"sync": SEVERAL, "async": SEVERAL, "Collector": st.just(1)}
 
 booleans = st.booleans()
 # Shrinks to False, because examples shrink to the simplest options.
@@ -237,7 +236,7 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
         world=world,
         collector=collector,
         policy=draw(st.sampled_from(suitable(world, collector))),
-        workers=draw(WORKERS.get(collector, st.integers(1, 2))),
+        workers=draw(SEVERAL if collector != "Collector" else st.just(1)),
         each=draw(st.integers(*ENVIRONMENTS.get(collector, (1, 2)))),
         frames=draw(st.integers(1, 10)),
         seed=draw(st.integers(0, 3)),

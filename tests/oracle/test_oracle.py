@@ -67,11 +67,14 @@ def test_every_kind_of_policy_in_some_worlds(name: str) -> None:
         assert check(case) == 24 or KINDS[name].refused
 
 
-@pytest.mark.parametrize("kind", ["Collector", "sync"])
+# "Collector" is the order of one rollout, which the others must have too.
+@pytest.mark.parametrize("kind", ["Collector", "serial", "parallel", "halves", "sync"])
 def test_statistics_are_those_of_the_last_hundred_episodes(kind: str) -> None:
+    # 108 episodes end in each batch, six of them in every second frame.
     world = World(length=2, fixed=True)
-    case = Case(world, "random", kind, each=3, frames=32, events=((), (("resume",),)))
-    assert check(case) == 288
+    events = ((), (("resume",),), ())
+    case = Case(world, "random", collector=kind, workers=2, each=3, events=events)
+    assert check(replace(case, frames=36)) == 864
 
 
 def test_padding_is_not_put_into_a_buffer() -> None:
