@@ -212,6 +212,39 @@ def test_a_failure_can_be_an_error() -> None:
     assert (raised.value.returncode, raised.value.stdout) == (5, "out\n")
 
 
+def test_a_program_begins_with_one_thread_and_nothing_of_the_package() -> None:
+    code = """
+        import os, sys
+        print(len(os.listdir(f"/proc/{os.getppid()}/task")))
+        print([n for n in sys.modules if n.partition(".")[0] in sys.argv])
+    """
+    packages = ["marl_collect", "ray", "torchrl"]
+    process = run_python("-c", textwrap.dedent(code), *packages, check=True)
+    assert process.stdout.splitlines() == ["1", "[]"]
+
+
+FORK_SERVERS = """
+from pathlib import Path
+from marl_collect.processes import WorkerPool
+
+def main(worker, argument):
+    worker.receive()
+
+for preload in (), ("json.tool",):
+    with WorkerPool(main, [None], preload=preload) as pool:
+        stat = Path(f"/proc/{pool.pids[0]}/stat").read_text()
+        server = stat.rpartition(")")[2].split()[1]
+        print(Path(f"/proc/{server}/cmdline").read_text().split("\\0")[1])
+"""
+
+
+def test_the_spare_becomes_the_first_fork_server() -> None:
+    process = run_python("-c", FORK_SERVERS, check=True)
+    first, second = process.stdout.split()
+    # An interpreter's own first argument is -c.
+    assert (Path(first).name, second) == ("warm.py", "-c")
+
+
 MARK = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES"
 INTERRUPTED = """
 import subprocess, sys

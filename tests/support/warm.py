@@ -6,11 +6,16 @@
 It has imported what takes long to import, and has one thread, as has a child until its
 program starts some. When the test process ends, however it ends, stdin ends; then it
 kills the sessions of the programs that run, and what programs have left behind.
+
+A program forks once before it begins. The copy is its *spare*: where the program would
+start an interpreter that becomes the package's fork server, which imports for five
+seconds, the spare becomes this interpreter.
 """
 
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -19,7 +24,9 @@ import pickle
 import select
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Sequence
@@ -30,6 +37,12 @@ PRELOAD: Final = (
     "tensordict.nn",
     "gymnasium",
     "pettingzoo",
+    # What tensordict imports at the first call of a policy.
+    "h5py",
+    "pandas",
+    # What the command line imports.
+    "typer.main",
+    "rich.console",
     # What Ray's workers import; Ray itself reads a worker's environment at its import.
     "google.protobuf.reflection",
     "jsonschema",
@@ -39,7 +52,9 @@ PRELOAD: Final = (
 """What is imported once. A missing extra is left out. Nothing of this package: its own
 imports happen in each program, as in a fresh interpreter."""
 
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_FIRST_HIGH_FD: Final = 500
 
 
 def serve(listener: socket.socket) -> dict[str, Any] | None:
@@ -125,7 +140,10 @@ def become(request: dict[str, Any]) -> None:
         os.execve(sys.executable, [sys.executable, *command], env)
     for name in set(os.environ) - set(env):
         del os.environ[name]
-    os.environ.update(env)
+    for name, value in env.items():
+        # The fork server's workers write to the memory of an unchanged variable.
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     draw_anew()
     open_standard_streams(unbuffered=bool(env.get("PYTHONUNBUFFERED")))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -137,6 +155,73 @@ def become(request: dict[str, Any]) -> None:
     added = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:0] = [p for p in added if p not in sys.path]
     run(command)
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """Starts a program's first fork server from its spare, all else as always."""
+
+    spares: Final[list[tuple[int, socket.socket]]] = []
+    """The spare's process id and our end of its socket, while there is one."""
+
+    def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
+        if not (
+            self.spares and args[1] in ("-c", "-W") and "forkserver import" in str(args)
+        ):
+            super().__init__(args, *rest, **options)
+            return
+        self.pid, spare = self.spares.pop()
+        # What the other methods read.
+        self.args, self.returncode, self._child_created = args, None, True
+        self.stdin = self.stdout = self.stderr = None
+        self._waitpid_lock = threading.Lock()
+        with spare, open(os.devnull, "r+b") as null:
+            streams = {0: null.fileno(), 1: options["stdout"], 2: options["stderr"]}
+            for number, fd in streams.items():
+                if fd == subprocess.DEVNULL:
+                    streams[number] = null.fileno()
+            fds = streams | {fd: fd for fd in options["pass_fds"]}
+            request = {
+                "command": args[1:],
+                "cwd": options["cwd"] or os.getcwd(),
+                "env": options["env"],
+                "interpreter": False,
+                "fds": list(fds),
+            }
+            socket.send_fds(spare, [b"."], list(fds.values()))
+            spare.sendall(pickle.dumps(request))
+
+
+def keep_spare() -> dict[str, Any] | None:
+    """Fork the spare; return in it, once it is needed, what it becomes, else None."""
+    ours, theirs = socket.socketpair()
+    program = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if pid := os.fork():
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        Popen.spares.append((pid, ours))
+        os.register_at_fork(after_in_child=Popen.spares.clear)
+        subprocess.Popen = Popen  # type: ignore[misc]
+        return None
+    ours.close()
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != program:
+        os._exit(0)
+    with theirs:
+        started, fds, _, _ = socket.recv_fds(theirs, 1, 16)
+        if not started:
+            os._exit(0)
+        with theirs.makefile("rb") as file:
+            request: dict[str, Any] = pickle.load(file)
+    libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_HIGH_FD) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, copy in zip(request.pop("fds"), copies, strict=True):
+        os.dup2(copy, fd)
+        os.close(copy)
+    return request
 
 
 def draw_anew() -> None:
@@ -223,6 +308,7 @@ def end_by_signal() -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Of pandas.
     atexit.register(end_by_signal)  # Before others, so that it is called last.
     for _name in PRELOAD:
         with contextlib.suppress(ImportError):
@@ -232,4 +318,6 @@ if __name__ == "__main__":
     _request = serve(socket.socket(fileno=int(sys.argv[1])))
     if _request is not None:
         sys.excepthook = without_our_frames
+        if not _request["interpreter"]:
+            _request = keep_spare() or _request
         become(_request)

@@ -27,4 +27,4 @@ def test_large_tensors_reuse_the_pages_of_freed_ones() -> None:
     process = run_python("-c", FAULTS, check=True, interpreter=True)
     before, _first, after = map(int, process.stdout.split())
     assert before > 1_000  # Otherwise the page size or the C library is another.
-    assert after < before / 10
+    assert after < before / 2  # A freed block may be split once.
