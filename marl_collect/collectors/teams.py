@@ -150,8 +150,7 @@ class Teams:
             command = self._command(team, random=random)
             for index in self._teams[team]:
                 self._attach(index, command.slot)
-            for index in self._teams[team]:
-                self._workers.collect(index, command)
+            self._workers.collect(self._teams[team], command)
             self._unfinished[team] = _Batch(
                 command.slot, list(self._teams[team]), staleness=ahead
             )
@@ -203,7 +202,7 @@ class Teams:
             next_command = batch.next_command
             if next_command is not None:
                 self._attach(index, next_command.slot)
-                workers.collect(index, next_command)
+                workers.collect([index], next_command)
             if not batch.waiting:
                 break
             if self._options.preempts:

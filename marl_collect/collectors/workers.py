@@ -59,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 class _Pool(Protocol):
     """What ``Workers`` need of a pool; see ``WorkerPool``."""
 
-    def send(self, worker: int, message: object) -> None: ...
+    def send_each(self, messages: Mapping[int, object]) -> None: ...
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]: ...
 
@@ -164,17 +164,18 @@ class Workers:
 
     # Collecting
 
-    def collect(self, worker: int, command: messages.Collect) -> None:
-        """Tell a worker to fill its rows of a slot, with the newest weights."""
-        member = self._members[worker]
-        if member.is_heavy:
-            self._recycle(worker)
-        for slot in command.vacant:
-            member.slots.pop(slot, None)
-        member.batch = command  # Without weights: they stay while they are referred to.
-        command = replace(command, weights=self.weights.order(worker))
-        self._preempt(worker, preempted=False)
-        self._send(worker, "collect", command)
+    def collect(self, workers: Sequence[int], command: messages.Collect) -> None:
+        """Tell workers to fill their rows of a slot, with the newest weights."""
+        for worker in workers:
+            if self._members[worker].is_heavy:
+                self._recycle(worker)
+        for worker in workers:
+            member = self._members[worker]
+            for slot in command.vacant:
+                member.slots.pop(slot, None)
+            member.batch = command  # Weights stay while they are referred to.
+            self._preempt(worker, preempted=False)
+        self._send("collect", {k: (self._with_weights(k),) for k in workers})
 
     def wait(self, workers: Iterable[int]) -> tuple[int, messages.Collected]:
         """Return the next of some workers that is done, with its reply.
@@ -226,8 +227,7 @@ class Workers:
         Returns:
             The results, in the same order.
         """
-        for worker in arguments:
-            self._send(worker, method, *arguments[worker])
+        self._send(method, arguments)
         results: dict[int, Any] = {}
         while waiting := arguments.keys() - results:
             try:
@@ -236,7 +236,7 @@ class Workers:
                 for worker in self._replace_or_raise(error):
                     if worker in arguments:  # What it did for an earlier one is lost.
                         results.pop(worker, None)
-                        self._send(worker, method, *arguments[worker])
+                        self._send(method, {worker: arguments[worker]})
             else:
                 results[worker] = result
         return [results[worker] for worker in arguments]
@@ -428,8 +428,9 @@ class Workers:
 
     def _prepare(self) -> PolicySignature:
         """Give all workers their plan and their policy; return its signature."""
-        for index, member in enumerate(self._members):
-            self._send(index, "prepare", member.plan, self.weights.policy_for(index))
+        policy_for = self.weights.policy_for
+        plans = {k: (m.plan, policy_for(k)) for k, m in enumerate(self._members)}
+        self._send("prepare", plans)
         replies = self._first_replies(range(len(self)))
         signature: PolicySignature = replies[0].signature
         for index, reply in enumerate(replies):
@@ -440,10 +441,12 @@ class Workers:
 
     # Messages
 
-    def _send(self, worker: int, method: str, *arguments: Any) -> None:
-        self._pool.send(worker, Call(method, arguments))
+    def _send(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        calls = {worker: Call(method, arguments[worker]) for worker in arguments}
+        self._pool.send_each(calls)
         if method != "collect":
-            self._members[worker].owed += 1
+            for worker in arguments:
+                self._members[worker].owed += 1
 
     def _receive(self, workers: Iterable[int]) -> tuple[int, Any]:
         """Wait for the reply to the last call of a worker; return its sender and it.
@@ -559,8 +562,13 @@ class Workers:
         if member.preempted:  # Also the replacement stops early then.
             self._pool.preempt(worker, preempted=True)
         if member.batch is not None:
-            weights = self.weights.order(worker)
-            self._send(worker, "collect", replace(member.batch, weights=weights))
+            self._send("collect", {worker: (self._with_weights(worker),)})
+
+    def _with_weights(self, worker: int) -> messages.Collect:
+        """Return the command that a worker executes, with its newest weights."""
+        command = self._members[worker].batch
+        assert command is not None
+        return replace(command, weights=self.weights.order(worker))
 
     def _recycle(self, worker: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""
@@ -587,19 +595,19 @@ class Workers:
         (ready,) = self._first_replies([worker])
         check_alike(self.description, ready.description, who, "before")
         policy = self.weights.policy_for(worker)
-        self._send(worker, "prepare", member.plan, policy)
+        self._send("prepare", {worker: (member.plan, policy)})
         (reply,) = self._first_replies([worker])
         check_same_signature(self._signature, reply.signature, who)
         self.weights.use(worker, reply.layout)
         member.explanation = reply.explanation
         for call in member.calls:
-            self._send(worker, "call_env", call)
+            self._send("call_env", {worker: (call,)})
             (results,) = self._first_replies([worker])
             for again in results:
                 result(again, worker)
         for slot, arguments in list(member.slots.items()):
             if arguments[1].exists():
-                self._send(worker, "use_slot", *arguments)
+                self._send("use_slot", {worker: arguments})
                 self._first_replies([worker])
             else:
                 del member.slots[slot]  # The slot has new memory; see Slots.

@@ -180,6 +180,11 @@ class RayPool:
         """Return the actor that has a worker."""
         return self.actors[worker // self._team]
 
+    def send_each(self, messages: Mapping[int, object]) -> None:
+        """Send calls to workers; see ``send``."""
+        for worker, message in messages.items():
+            self.send(worker, message)
+
     def send(self, worker: int, message: object) -> None:
         """Send a ``Call`` to a worker. ``receive`` reports if it has died."""
         assert isinstance(message, Call)

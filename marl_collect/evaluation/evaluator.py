@@ -403,8 +403,7 @@ def _played(
                 "max_frames_per_traj=FRAMES to `marl-collect compare`."
             )
         frames += _FRAMES
-        for index in waiting:
-            workers.collect(index, messages.Collect(_SLOT))
+        workers.collect(sorted(waiting), messages.Collect(_SLOT))
         while waiting:
             index, reply = workers.wait(waiting)
             waiting.remove(index)

@@ -175,8 +175,9 @@ class EnvProcesses:
         self._calls += 1
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
-            for process, of_process in arguments.items():
-                self._pool.send(process, Call(method, (number, *of_process)))
+            self._pool.send_each(
+                {k: Call(method, (number, *arguments[k])) for k in arguments}
+            )
             self.signals.wake(arguments)
             while len(replies) < len(arguments):
                 process, (number_of_reply, reply) = self._pool.receive(

@@ -21,10 +21,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Self, final
-
-import cloudpickle
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.processes import cleanup, import_guard, standard_streams
@@ -47,7 +45,9 @@ from marl_collect.processes.status_board import (
 from marl_collect.processes.worker_handle import (
     ABSENT,
     WorkerHandle,
+    pack,
     resident_bytes,
+    write_each,
 )
 
 _WAKE_SECONDS: Final = 2.0
@@ -151,15 +151,26 @@ class WorkerPool:
         Nor is it an error here that a worker has not read a large message for a minute.
         It is killed, and ``receive`` reports that.
         """
-        self.broadcast(message, [worker])
+        self.send_each({worker: message})
 
     def broadcast(self, message: object, workers: Iterable[int] | None = None) -> None:
         """Send the same message to some workers, by default to all; see ``send``."""
+        chosen = range(len(self)) if workers is None else workers
+        self._write(dict.fromkeys(chosen, pack(message)))
+
+    def send_each(self, messages: Mapping[int, object]) -> None:
+        """Send messages to workers, all at the same time; see ``send``.
+
+        Raises:
+            TypeError: a message cannot be pickled. None was sent.
+        """
+        self._write({worker: pack(m) for worker, m in messages.items()})
+
+    def _write(self, data: Mapping[int, bytes]) -> None:
         self.check_open()
-        data = cloudpickle.dumps(message, protocol=5)
-        for handle in self._chosen(workers):
-            handle.sent += 1
-            handle.write(data)
+        for worker in data:
+            self._handles[worker].sent += 1
+        write_each([(self._handles[worker], data[worker]) for worker in sorted(data)])
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
         """Wait for the next message of some workers; return its sender and the message.

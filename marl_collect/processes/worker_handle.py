@@ -4,15 +4,19 @@ import math
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
+
+import cloudpickle
 
 from marl_collect.errors import Failure, WorkerError, raise_failure
 from marl_collect.processes import linux
@@ -26,6 +30,7 @@ the middle of a message. A whole message may take longer."""
 _EXIT_SECONDS: Final = 1.0  # From the end of a socket to that of its process.
 _NOW: Final = 0.0  # A deadline that has passed.
 _READ_AHEAD: Final = 1000  # Messages at a time.
+_LONGEST: Final = 2**31 - 1  # A Connection writes longer lengths in another way.
 
 
 ABSENT: Final = object()
@@ -41,6 +46,7 @@ class WorkerHandle:
         line: its line of the status board.
         connection: our end of its command socket.
         sent: messages sent to it.
+        writing: held while a message is sent to it.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class WorkerHandle:
         self._child = child
         limit_blocking(connection, SOCKET_SECONDS)
         self.sent = 0
-        self._writing = threading.Lock()  # A large message takes several writes.
+        self.writing = threading.Lock()  # A large message takes several writes.
         self._read_ahead: deque[object] = deque()
         self._fds = [connection.fileno(), child.sentinel]
         self._failure: Failure | None = None
@@ -101,6 +107,7 @@ class WorkerHandle:
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_CORE)
             resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, hard))
         self._child.send_signal(signal.SIGABRT)
+        self._child.send_signal(signal.SIGCONT)  # A stopped process would not die.
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; return whether it has.
@@ -116,24 +123,6 @@ class WorkerHandle:
         self._child.close()
 
     # Messages
-
-    def write(self, data: bytes) -> None:
-        """Send pickled data.
-
-        A worker that does not read is killed. It is no error here that a worker has
-        died: its earlier messages come first, and reading reports the death.
-        """
-        try:
-            with self._writing:
-                self.connection.send_bytes(data)
-        except BlockingIOError:
-            self.give_up(f"read nothing of a message for {SOCKET_SECONDS} s")
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        except OSError:
-            # A signal handler may have closed the pool: reading reports that.
-            if not self.connection.closed:
-                raise
 
     @property
     def fds(self) -> list[int]:
@@ -246,6 +235,73 @@ class WorkerHandle:
             phase=progress.phase.label,
             environment=progress.environment,
         )
+
+
+def pack(message: object) -> bytes:
+    """Return a message as ``Connection.recv_bytes`` reads it."""
+    data = cloudpickle.dumps(message, protocol=5)
+    length = struct.pack("!i", len(data))
+    if len(data) > _LONGEST:
+        length = struct.pack("!iQ", -1, len(data))
+    return length + data
+
+
+def write_each(messages: Sequence[tuple[WorkerHandle, bytes]]) -> None:
+    """Send what ``pack`` returned to workers, to all at the same time.
+
+    Those that do not read are killed, after one wait for all of them. It is no error
+    here that a worker has died: its earlier messages come first, and reading reports
+    the death.
+
+    Args:
+        messages: in the order of the workers, so that threads do not lock each other.
+    """
+    with ExitStack() as stack:
+        unsent = []
+        for handle, data in messages:
+            stack.enter_context(handle.writing)
+            unsent.append((handle, memoryview(data)))
+        while unsent:
+            unsent = [
+                (handle, data[sent:])
+                for handle, data in unsent
+                if (sent := _write_some(handle, data)) < len(data)
+            ]
+            if unsent and not _await_a_reader([handle for handle, _ in unsent]):
+                for handle, _ in unsent:
+                    handle.give_up(f"read nothing of a message for {SOCKET_SECONDS} s")
+                return
+
+
+def _await_a_reader(handles: Sequence[WorkerHandle]) -> bool:
+    """Wait until a socket can be written or has ended; return whether one can."""
+    poller = select.poll()
+    try:
+        for handle in handles:
+            poller.register(handle.connection.fileno(), select.POLLOUT)
+    except OSError:  # Another thread has closed it: the next write notices that.
+        return True
+    return bool(poller.poll(SOCKET_SECONDS * 1000))
+
+
+def _write_some(handle: WorkerHandle, data: memoryview) -> int:
+    """Write what the socket takes now; return how much, or all if it has ended."""
+    try:
+        fd = handle.connection.fileno()
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
+        try:
+            return peer.send(data, socket.MSG_DONTWAIT)
+        finally:
+            peer.detach()
+    except BlockingIOError:
+        return 0
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    except OSError:
+        # A signal handler may have closed the pool: reading reports that.
+        if not handle.connection.closed:
+            raise
+    return len(data)
 
 
 def limit_blocking(connection: Connection, seconds: int) -> None:

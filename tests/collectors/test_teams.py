@@ -1,6 +1,6 @@
 """Which workers of an async collector start a batch, and when."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ class ScriptedWorkers:
     def attach(self, *_: Any) -> None:
         pass
 
-    def collect(self, index: int, command: messages.Collect) -> None:
-        self.started.append(index)
+    def collect(self, workers: Sequence[int], command: messages.Collect) -> None:
+        self.started.extend(workers)
 
     def wait(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
         waiting = list(indices)

@@ -22,7 +22,7 @@ PACKAGE = Path(marl_collect.__file__).parent
 # only pass a call on.
 WALKS = {
     "batch": (
-        ["WorkerPool.send", "SlotWriter.stepped", "Delivery.batches"],
+        ["WorkerPool.send_each", "SlotWriter.stepped", "Delivery.batches"],
         "collector teams workers worker loop frame_writer delivery",
         "pool bootstrap forkserver",
     ),

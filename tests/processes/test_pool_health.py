@@ -183,6 +183,35 @@ def test_a_worker_that_reads_nothing_of_a_large_message_is_given_up(
         assert exit_codes(pool)[0] is not None
 
 
+@pytest.mark.parametrize("each", [False, True], ids=["broadcast", "send_each"])
+def test_workers_that_read_nothing_are_given_up_after_one_wait(
+    monkeypatch: pytest.MonkeyPatch, each: bool
+) -> None:
+    seconds = 5
+    monkeypatch.setattr(worker_handle, "SOCKET_SECONDS", seconds)
+    with WorkerPool(obey, [0, 1, 2]) as pool:
+        be_up(pool)
+        for pid in pool.pids[:2]:
+            suspend(pid)
+        large = bytes(5_000_000)
+
+        def now(worker: Any, argument: Any) -> float:
+            assert large
+            return time.monotonic()
+
+        if each:
+            pool.send_each(dict.fromkeys(range(3), now))
+        else:
+            pool.broadcast(now)
+        failures = []
+        for worker in range(2):
+            with pytest.raises(WorkerError, match="read nothing of a message"):
+                pool.receive([worker])
+            failures.append(pool._handles[worker].failed_at)
+        assert pool.receive([2])[1] < min(failures)  # It did not wait for the others.
+        assert max(failures) - min(failures) < seconds
+
+
 def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> None:
     be_up(pool)
     os.kill(pool.pids[0], signal.SIGKILL)
