@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription, GroupDescription, from_zero
 
 _GROUP = "agent"
 
@@ -71,7 +71,9 @@ class GymnasiumVectorEnv(BatchedEnv):
         spec = getattr(env, "spec", None)
         name = getattr(spec, "id", None) or type(inner).__name__
         group = GroupDescription(
-            ("agent_0",), env.single_observation_space, env.single_action_space
+            ("agent_0",),
+            env.single_observation_space,
+            from_zero(env.single_action_space),
         )
         super().__init__(
             EnvDescription(name, {_GROUP: group}, repeats=seeds), env.num_envs

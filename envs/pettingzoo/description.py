@@ -16,7 +16,12 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_collect.core.description import EnvDescription, GroupDescription, leaves
+from marl_collect.core.description import (
+    EnvDescription,
+    GroupDescription,
+    from_zero,
+    leaves,
+)
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import (
     AgentSpec,
@@ -309,19 +314,6 @@ def _with_identity(space: Space, n_agents: int, group: str) -> Space:
         f"identity, or Dict observations, to which it adds {AGENT_ID!r}, but group "
         f"{group!r} observes {space}. Leave agent_ids out."
     )
-
-
-def from_zero(space: Space) -> Space:
-    """Return ``space`` with Discrete values counted from 0."""
-    if isinstance(space, spaces.Discrete) and space.start != 0:
-        return spaces.Discrete(space.n)
-    if isinstance(space, spaces.MultiDiscrete) and space.start.any():
-        return spaces.MultiDiscrete(space.nvec)
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({k: from_zero(inner) for k, inner in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([from_zero(inner) for inner in space.spaces])
-    return space
 
 
 def _info_shapes(

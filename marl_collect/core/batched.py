@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from marl_collect.core.action_check import action_rule
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import (
     FLAGS,
@@ -319,16 +320,20 @@ class WorldBatch(EnvBatch):
         value = inner_value(value, inner)
         if type(value) is not np.ndarray or value.shape != target.shape:
             value = _array(value, target.shape, self.description.name, "/".join(key))
-        if value.dtype != target.dtype and not np.can_cast(
-            value.dtype, target.dtype, "same_kind"
-        ):
-            raise TypeError(
-                f"{self.description.name} returned {'/'.join(key)} of dtype "
-                f"{value.dtype}, but its space has {target.dtype}: expected a dtype "
-                "of this kind."
-            )
+        if value.dtype != target.dtype and not np.can_cast(value.dtype, target.dtype):
+            self._check_cast(key, value, target.dtype)
         found: Array = value
         return found
+
+    def _check_cast(self, key: Key, value: Array, dtype: np.dtype[Any]) -> None:
+        """Raise if values are of another kind, or integers that ``dtype`` lacks."""
+        kind = np.can_cast(value.dtype, dtype, "same_kind")
+        if not kind or (dtype.kind in "iu" and (value.astype(dtype) != value).any()):
+            raise TypeError(
+                f"{self.description.name} returned {'/'.join(key)} of dtype "
+                f"{value.dtype}, but its space has {dtype}: expected a dtype of this "
+                "kind, and integers that it has."
+            )
 
     def _flagged(self, flags: Flagged, what: str) -> list[Array] | None:
         """Return the flags of each group, ``[K, n, 1]``; None if there are none."""
@@ -500,6 +505,7 @@ def _leaf_actions(
 ) -> Iterator[tuple[Key, Callable[[], Array]]]:
     for key, space in leaf_spaces(group.action, (name, "action")):
         array: Array = memory[key]
+        check = _action_check(key, space, group, memory)
         call: Callable[[], Any] = partial(np.asarray, array)
         if group.one_hot:
             call = partial(array.argmax, -1)
@@ -508,7 +514,58 @@ def _leaf_actions(
         ):
             clipped = np.empty_like(array)
             call = partial(np.clip, array, space.low, space.high, clipped)
-        yield key[2:], call
+
+        yield key[2:], partial(_checked, check, call)
+
+
+def _checked(check: Callable[[], None], call: Callable[[], Array]) -> Array:
+    check()
+    return call()
+
+
+def _action_check(
+    key: Key, space: spaces.Space[Any], group: GroupDescription, memory: Row
+) -> Callable[[], None]:
+    """Return a function that raises if an agent that acts has no such action."""
+    array, acts = memory[key], memory.get((key[0], "mask"))
+    find, expected = action_rule(space, one_hot=group.one_hot)
+    if isinstance(space, spaces.Box):  # Infinity is clipped.
+        find, expected = _with_nan, "no NaN"
+    suspicious = _suspicion(array, space, one_hot=group.one_hot)
+
+    def check() -> None:
+        if not suspicious():
+            return
+        rows = find(array)
+        if acts is not None:
+            rows &= acts.astype(np.bool_)
+        for world, agent in np.argwhere(rows).tolist():
+            raise ValueError(
+                f"The action {array[world, agent].tolist()} of agent "
+                f"{group.agents[agent]} in {'/'.join(key)}, in world {world}: expected "
+                f"{expected}."
+            )
+
+    return check
+
+
+def _suspicion(
+    array: Array, space: spaces.Space[Any], *, one_hot: bool
+) -> Callable[[], Any]:
+    """Return a function of one reduction that is true if an action may be wrong."""
+    if isinstance(space, spaces.Box):
+        return lambda: np.isnan(array.sum())
+    if one_hot or not array.size:
+        return lambda: True
+    n = 2 if isinstance(space, spaces.MultiBinary) else None
+    least = n or int(np.min(getattr(space, "nvec", getattr(space, "n", 0))))
+    # As unsigned numbers, those below 0 are the largest.
+    unsigned = array.view(f"u{array.itemsize}")
+    return lambda: unsigned.max() >= least
+
+
+def _with_nan(array: Array) -> NDArray[np.bool_]:
+    return np.asarray(np.isnan(array).reshape(*array.shape[:2], -1).any(-1))
 
 
 def inner_value(value: Any, path: Sequence[str]) -> Any:

@@ -293,6 +293,19 @@ def leaf_spaces(
         yield from leaf_spaces(leaf, (*key, str(name)))
 
 
+def from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return ``space`` with Discrete values counted from 0."""
+    if isinstance(space, spaces.Discrete) and space.start != 0:
+        return spaces.Discrete(space.n)
+    if isinstance(space, spaces.MultiDiscrete) and space.start.any():
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({k: from_zero(inner) for k, inner in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([from_zero(inner) for inner in space.spaces])
+    return space
+
+
 def _group_observed(name: str, group: GroupDescription) -> dict[Key, Field]:
     n = group.n_agents
     boolean = np.dtype(np.bool_)

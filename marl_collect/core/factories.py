@@ -5,9 +5,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.batched import BatchedEnv
-from marl_collect.core.description import EnvDescription
+from marl_collect.core.description import EnvDescription, leaf_spaces
 from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.sharing import simulators
@@ -153,17 +155,33 @@ def check_alike(
 ) -> None:
     """Check that two environments can be in the same batch.
 
+    Bounds of observations and actions, and time limits, may differ.
+
     Raises:
-        ValueError: if a key differs. The message names the first one.
+        ValueError: if a key, the agents of a group, the number of actions, or the rule
+            by which episodes end differs. The message names the first one.
     """
-    a, b = expected.row(), found.row()
-    for key in [*a, *(k for k in b if k not in a)]:
-        if a.get(key) != b.get(key):
+    a, b = _alike(expected), _alike(found)
+    for name in [*a, *(n for n in b if n not in a)]:
+        if a.get(name) != b.get(name):
             raise ValueError(
                 "All environments of a collector must have the same groups and spaces, "
-                f"but {'/'.join(key)} is {b.get(key)} in {who} and {a.get(key)} in "
+                f"but {name} is {b.get(name)} in {who} and {a.get(name)} in "
                 f"{reference}. Use one collector per kind of environment."
             )
+
+
+def _alike(description: EnvDescription) -> dict[str, Any]:
+    """Return what environments of the same batch have in common."""
+    common: dict[str, Any] = {
+        "/".join(key): field for key, field in description.row().items()
+    }
+    for name, group in description.groups.items():
+        common[f"the agents of {name}"] = list(group.agents)
+        for key, space in leaf_spaces(group.action, (name, "action")):
+            n = getattr(space, "nvec", getattr(space, "n", None))
+            common[f"the number of {'/'.join(key)}"] = np.asarray(n).tolist()
+    return common | {"done_on_any": description.done_on_any}
 
 
 def warn_if_pinned(description: EnvDescription, environments: int) -> None:

@@ -211,9 +211,11 @@ def _choose(noise: Array, n: int, mask: Array | None, *, one_hot: bool) -> Array
 def _in_box(noise: Array, box: spaces.Box) -> Array:
     """Draw like ``Box.sample``: uniform, exponential or normal, by the bounds."""
     low, high = box.bounded_below, box.bounded_above
+    whole = box.dtype.kind in "biu"
     out = np.empty(noise.shape, dtype=np.float64)
     both, neither = low & high, ~low & ~high
     bottom, top = box.low[both].astype(np.float64), box.high[both].astype(np.float64)
+    top += whole  # Rounded down below.
     with np.errstate(over="ignore", invalid="ignore"):
         span = top - bottom
         drawn = bottom + noise[..., both] * span
@@ -226,4 +228,11 @@ def _in_box(noise: Array, box: spaces.Box) -> Array:
     if neither.any():
         normal = torch.special.ndtri(torch.from_numpy(noise).clamp(1e-12)).numpy()
         out[..., neither] = normal[..., neither]
+    if whole:
+        np.floor(out, out)
+        limit = box.high.astype(np.float64)
+        # No float64 is the largest int64 or uint64; the next one is too large.
+        np.clip(
+            out, box.low, np.where(limit < 2.0**63, limit, limit * (1 - 2**-53)), out
+        )
     return out.astype(box.dtype)

@@ -229,6 +229,7 @@ class TensorDictAPI:
                 )
 
     def _action(self, tensordict: TensorDictBase, key: Key) -> torch.Tensor:
+        """Return an action, after checking its shape and that nothing is cut off."""
         memory = self._tensors[key]
         action = tensordict.get(key, None)
         where = "/".join(key)
@@ -242,6 +243,13 @@ class TensorDictAPI:
             raise ValueError(
                 f"{where} of environment {self._description.name}: expected shape "
                 f"{list(memory.shape)}, but found {list(action.shape)}."
+            )
+        one_hot = self._description.groups[key[0]].one_hot
+        if action.is_floating_point() > memory.is_floating_point() and not one_hot:
+            raise TypeError(
+                f"{where} of environment {self._description.name} has dtype "
+                f"{action.dtype}: expected integers, {memory.dtype}. Take the argmax, "
+                "or sample from a distribution."
             )
         return action
 

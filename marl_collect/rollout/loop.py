@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sources
 from marl_collect.buffers.layout import VERSION
+from marl_collect.core.action_check import action_check
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
 from marl_collect.core.flags import BatchFlags
@@ -28,7 +29,6 @@ from marl_collect.policies.runner import (
     RandomRunner,
     states_of,
 )
-from marl_collect.rollout.action_check import action_check
 from marl_collect.rollout.env_calls import CallLog, EnvCall, Outcome, returned
 from marl_collect.rollout.episodes import (
     NEVER,

@@ -133,8 +133,9 @@ class Line(BatchedEnv):
     def __init__(self, worlds: int = 3, **changes: Any) -> None:
         group = GroupDescription(
             ("a_0", "a_1"),
-            spaces.Box(0, 100, (1,), np.float32),
-            spaces.Box(-1, 1, (1,), np.float32),
+            spaces.Box(0, 100, (1,), changes.pop("dtype", np.float32)),
+            changes.pop("action", spaces.Box(-1, 1, (1,), np.float32)),
+            categorical_actions=changes.pop("categorical_actions", True),
         )
         limit = changes.pop("time_limit", 4)
         super().__init__(EnvDescription("line", {"a": group}, time_limit=limit), worlds)
@@ -157,7 +158,8 @@ class Line(BatchedEnv):
             "rewards": {"a": self.at[..., 0]},
             "terminated": np.zeros(self.worlds, bool),
         }
-        return Step(**(fields | self.changes))
+        changes = {n: v for n, v in self.changes.items() if n != "begins"}
+        return Step(**(fields | changes))
 
 
 def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
@@ -185,6 +187,15 @@ def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
         ({"observations": {}}, KeyError, "no observations of 'a'"),
         ({"observations": {"a": np.zeros((3, 2))}}, ValueError, "a/observation of sha"),
         ({"observations": {"a": np.zeros((3, 2, 1), complex)}}, TypeError, "dtype"),
+        (
+            {
+                "begins": {"a": np.zeros((3, 2, 1), np.uint8)},
+                "observations": {"a": np.full((3, 2, 1), 300)},
+                "dtype": np.uint8,
+            },
+            TypeError,
+            "a/observation of dtype int64, but its space has uint8",
+        ),
         ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
         ({"rewards": {"a": np.zeros((2, 3))}}, ValueError, "rewards of 'a' of shape"),
         ({"terminated": np.zeros(2)}, ValueError, "terminated of shape"),
@@ -198,6 +209,34 @@ def test_what_a_simulator_returns_wrongly_is_named(
 ) -> None:
     with Line(**changes) as env, pytest.raises(error, match=message):
         env.rollout(2)
+
+
+ACTIONS: list[tuple[spaces.Space[Any], Any, str]] = [
+    (spaces.Discrete(3), 3, "from 0 to 2"),
+    (spaces.Discrete(3), -1, "from 0 to 2"),
+    (spaces.MultiDiscrete([2, 4]), [1, 4], r"below \[2, 4\]"),
+    (spaces.MultiBinary(2), [0, 2], "below 2"),
+    (spaces.Box(-1, 1, (1,), np.float32), [float("nan")], "no NaN"),
+]
+
+
+@pytest.mark.parametrize(("space", "action", "message"), ACTIONS)
+def test_an_impossible_action_of_an_agent_that_acts_is_an_error(
+    space: spaces.Space[Any], action: Any, message: str
+) -> None:
+    with Line(action=space) as env:
+        root = env.rand_action(env.reset())
+        root["a", "action"][2, 1] = torch.tensor(action)
+        with pytest.raises(ValueError, match=f"a_1 in a/action, in world 2.*{message}"):
+            env.step(root)
+    acts = np.ones((3, 2), bool)
+    acts[2, 1] = False
+    at = np.zeros((3, 2, 1), np.float32)
+    waits = {"a": at, ("a", "mask"): acts}
+    with Line(action=space, begins=waits, observations=waits) as env:
+        root = env.rand_action(env.reset())
+        root["a", "action"][2, 1] = torch.tensor(action)
+        env.step(root)
 
 
 @pytest.mark.parametrize(

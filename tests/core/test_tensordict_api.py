@@ -96,6 +96,9 @@ def test_misuse_is_explained() -> None:
         root["hunter", "action"] = torch.zeros(2, 1)
         with pytest.raises(ValueError, match=r"expected shape \[2\]"):
             env.step(root)
+        root["hunter", "action"] = torch.full((2,), 0.9)
+        with pytest.raises(TypeError, match="float32: expected integers, torch.int64"):
+            env.step(root)
         with pytest.raises(ValueError, match="max_steps"):
             env.rollout(0)
         rollout = env.rollout(100)

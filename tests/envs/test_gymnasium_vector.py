@@ -178,6 +178,22 @@ def test_check_env_finds_nothing(mode: AutoresetMode, env: Any) -> None:
     check_env(partial(vector, SyncVectorEnv, env, mode), steps=60)
 
 
+class Counts(Walk):
+    """Its action is a number from 1."""
+
+    action_space: Any = spaces.Discrete(3, start=1)
+
+    def step(self, action: Any) -> Any:
+        return super().step((action, np.zeros(2)))
+
+
+def test_actions_are_stored_from_zero() -> None:
+    factory = partial(vector, SyncVectorEnv, Counts, AutoresetMode.DISABLED)
+    check_env(factory, steps=60)
+    batch = batch_of(factory, frames=50)
+    assert batch["agent", "action"].unique().tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_worlds_begin_anew_at_a_limit_too(mode: AutoresetMode) -> None:
     batch = batch_of(

@@ -16,10 +16,10 @@ from marl_collect import (
     MultiSyncCollector,
     ParallelEnv,
 )
+from marl_collect.core.action_check import action_check
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.errors import PolicyError, WorkerError
 from marl_collect.models import make_policy
-from marl_collect.rollout.action_check import action_check
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 every_kind = pytest.mark.parametrize("kind", KINDS)

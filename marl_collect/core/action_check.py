@@ -37,7 +37,7 @@ def _group_check(name: str, group: GroupDescription, memory: Row) -> ActionCheck
     actions = memory[name, "action"]
     acts = memory.get((name, "mask"))
     legal = memory.get((name, "action_mask")) if group.action_mask else None
-    find, expected = _rule(group)
+    find, expected = action_rule(group.action, one_hot=group.one_hot)
 
     def check(frame: int) -> None:
         wrong = find(actions)
@@ -57,10 +57,9 @@ def _group_check(name: str, group: GroupDescription, memory: Row) -> ActionCheck
     return check
 
 
-def _rule(group: GroupDescription) -> tuple[_Wrong, str]:
+def action_rule(space: spaces.Space[Any], *, one_hot: bool) -> tuple[_Wrong, str]:
     """Return a function that finds wrong rows ``[K, n]``, and what is expected."""
-    space = group.action
-    if group.one_hot:
+    if one_hot:
         return _not_one_hot, "a row with a single 1 and otherwise 0, legal"
     if isinstance(space, spaces.Discrete):
         n = int(space.n)

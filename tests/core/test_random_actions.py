@@ -1,0 +1,51 @@
+"""Random actions have the values and the frequencies of the space's own samples."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_collect.core.random_actions import Sampler
+
+DRAWS = 4000
+SMALL = [(-1, 1, np.int8), (0, 1, np.uint8), (0, 3, np.int64), (0, 1, np.bool_)]
+LARGE = [np.int64, np.uint64, np.int8, np.uint8]
+
+
+def drawn(space: spaces.Box) -> Any:
+    noise = np.random.default_rng(0).random((DRAWS, 1, *space.shape))
+    actions = Sampler(("g", "action"), space, 1, False, None).actions(noise)
+    assert actions.dtype == space.dtype
+    assert all(action in space for action in actions[:, 0])
+    return actions
+
+
+@pytest.mark.parametrize(("low", "high", "dtype"), SMALL)
+def test_each_integer_of_a_box_is_drawn_equally_often(
+    low: int, high: int, dtype: Any
+) -> None:
+    values, counts = np.unique(
+        drawn(spaces.Box(low, high, (2,), dtype)), return_counts=True
+    )
+    assert values.tolist() == list(range(low, high + 1))
+    share = 2 * DRAWS / len(values)
+    assert abs(counts - share).max() < 5 * np.sqrt(share)
+
+
+@pytest.mark.parametrize("dtype", LARGE)
+def test_the_largest_integers_of_a_dtype_do_not_overflow(dtype: Any) -> None:
+    limits = np.iinfo(dtype)
+    whole = drawn(spaces.Box(limits.min, limits.max, (3,), dtype))
+    middle = limits.max // 2 + limits.min // 2
+    assert 0.4 < (whole > middle).mean() < 0.6
+    space = spaces.Box(limits.max - 1, limits.max, (1,), dtype)
+    noise = np.full((1, 1, 1), 1 - 2**-53)
+    assert Sampler(("g", "action"), space, 1, False, None).actions(noise)[0, 0] > middle
+
+
+def test_without_an_upper_bound_integers_begin_at_the_lower_one() -> None:
+    space = spaces.Box(2, np.inf, (1,), np.int64)
+    values = drawn(space)
+    assert values.min() == 2
+    assert 0.5 < (values == 2).mean() < 0.75  # 1 - 1/e
