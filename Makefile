@@ -48,9 +48,13 @@ STAMP_ALL := $(VENV)/.installed-all
 OLDEST := tensordict==0.11.0 torchrl==0.11.1 benchmarl==1.5.2 hydra-core==1.3.2 \
 	omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 tqdm==4.67.1
 NEWEST := tensordict==0.15.3 torchrl==0.14.1
-VERSIONED_TESTS ?= tests/core tests/models tests/policies tests/weights tests/interop \
-	tests/torchrl_conformance \
-	tests/collectors/test_single.py tests/collectors/test_multi_sync.py
+# Tests of what uses the inside of tensordict, or TorchRL. The daily workflow runs more.
+VERSIONED_TESTS ?= tests/policies tests/weights tests/buffers \
+	$(addprefix tests/core/test_,tensordicts.py tensordict_api.py torchrl_names.py) \
+	$(addprefix tests/models/test_,policy.py distributions.py recurrent_policy.py) \
+	$(addprefix tests/interop/test_,benchmarl.py examples.py torchrl_ours.py torchrl_theirs.py) \
+	$(addprefix tests/torchrl_conformance/test_conformance_,networks.py pettingzoo.py trajectories.py) \
+	tests/collectors/test_single.py
 VERSIONS := build/versions
 
 # Pythons that test-versions tries beside the one of VENV. NEWER_PYTHONS= leaves them out.

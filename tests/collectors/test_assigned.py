@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
-from workloads.counting import CountingEnv, Fault
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     AssignedPolicies,
@@ -130,24 +130,6 @@ def rival_first(_: int, agents: Agents) -> dict[str, str]:
 
 def alternating(seed: int, agents: Agents) -> dict[str, str]:
     return {agent: NAMES[(seed + i) % 2] for i, agent in enumerate(agents)}
-
-
-def test_a_replaced_worker_continues_the_numbering() -> None:
-    fault = partial(CountingEnv, fault=Fault("raise", at=30))
-    factories = [fault, *[CountingEnv] * 5]
-    batch = collect(
-        MultiSyncCollector,
-        factories=factories,
-        num_workers=2,
-        on_worker_failure="restart",
-        frames=120,
-    )
-    for k in range(ENVIRONMENTS):
-        for trajectory in batch["collector", "traj_ids"][k].unique().tolist():
-            in_trajectory = batch["collector", "traj_ids"][k] == trajectory
-            seed = episode_seed(3, k, trajectory & 0xFFFFFFFF)
-            ids = batch["hunter", "policy_id"][k][in_trajectory]
-            assert (ids == torch.tensor([seed % 3, (seed >> 1) % 3])).all()
 
 
 def test_one_policy_is_published_by_its_name() -> None:

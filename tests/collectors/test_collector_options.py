@@ -235,25 +235,6 @@ def test_preempted_frames_are_marked(tmp_path: Path) -> None:
         assert collector.stats()["frames"] < 90
 
 
-@pytest.mark.torchrl_defect("D3")
-def test_preemption_and_splitting_together() -> None:
-    collector = MultiSyncCollector(
-        [CountingEnv, CountingEnv, slow()],
-        frames_per_batch=60,
-        total_frames=100,
-        preemptive_threshold=0.5,
-        split_trajs=True,
-        set_truncated=True,
-    )
-    for batch in collector:
-        mask = batch["collector", "mask"]
-        ids = batch["collector", "traj_ids"]
-        assert (ids[mask] >= 0).all()
-        last = mask.sum(1) - 1
-        rows = torch.arange(len(last))
-        assert batch["next", "done"][rows, last].all()
-
-
 def test_full_threshold_waits_for_all() -> None:
     with MultiSyncCollector(
         [CountingEnv, slow(0.02)], frames_per_batch=20, preemptive_threshold=1.0

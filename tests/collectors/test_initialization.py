@@ -92,17 +92,9 @@ def check_single(create_env_fn: Any, names: Sequence[str], way: str) -> None:
         check_module(collector.policy, passed, expected)
 
 
-@pytest.mark.parametrize(("name", "way"), sensible(CELLS))
-def test_in_workers(name: str, way: str) -> None:
-    check_workers(MultiSyncCollector, [name], way)
-
-
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize(("names", "way"), sensible(TOGETHER))
-def test_in_workers_that_do_not_wait(names: Sequence[str], way: str) -> None:
-    check_workers(MultiAsyncCollector, names, way)
-
-
-def check_workers(kind: Any, names: Sequence[str], way: str) -> None:
+def test_in_workers(kind: Any, names: Sequence[str], way: str) -> None:
     chosen = arguments(names, way, WORKERS)
     passed = chosen.get("policy")
     # Imported once, in the fork server, because that takes seconds.

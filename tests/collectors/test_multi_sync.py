@@ -78,6 +78,15 @@ def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
         assert (batch["prey", "action"] == 0).all()
 
 
+def test_copies_occupy_no_slot() -> None:
+    collector = MultiSyncCollector(
+        CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
+    )
+    batches = list(collector)
+    assert len({batch["done"].data_ptr() for batch in batches}) == 10
+    assert collector.stats()["slots"] == 2
+
+
 def test_a_closed_collector_raises_an_error() -> None:
     collector = MultiSyncCollector(CountingEnv, frames_per_batch=8)
     collector.shutdown()

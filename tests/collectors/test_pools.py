@@ -235,3 +235,50 @@ def test_evaluations_sample_the_pool() -> None:
         )
         for index, episode in zip(expected, evaluation.episodes, strict=True):
             assert set(episode.policy_ids["prey"]) <= {0, 1 + index}
+
+
+def test_a_past_version_that_was_changed_is_published() -> None:
+    """Nobody has to tell that it was."""
+    collector, pool = start(MultiSyncCollector, num_workers=2)
+    with collector:
+        train(collector, pool, 3)
+        with torch.no_grad():
+            pool.members[0].weight.fill_(50)
+        collector.update_policy_weights_()
+        acts = torch.zeros(1, dtype=torch.bool)
+        while not acts.any():
+            batch = collector.next()
+            acts = batch["hunter", "policy_id"] == 1
+            assert (batch["hunter", "weight"][acts] == 50).all()
+
+
+class Counts(Shift):
+    """Counts its calls in a frozen parameter, in the place of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, td: Any) -> Any:
+        self.calls.add_(1)
+        td = super().forward(td)
+        td["hunter", "weight"] = td["hunter", "weight"] * 0 + self.calls
+        return td
+
+
+@pytest.mark.parametrize("options", [{}, {"policy_factory": Counts}])
+def test_an_update_resets_frozen_parameters_that_workers_have_written(
+    options: dict[str, Any],
+) -> None:
+    policy = Counts()
+    with MultiSyncCollector(
+        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16, **options
+    ) as collector:
+        values = []
+        for batch in collector:
+            values.append(batch["hunter", "weight"][0, :, 0].tolist())
+            with torch.no_grad():
+                policy.weight.add_(1)
+            collector.update_policy_weights_()
+    assert [row[-1] - row[0] for row in values] == [3.0] * 4
+    assert values[1] == values[2] == values[3]  # Each begins with the trainer's values.

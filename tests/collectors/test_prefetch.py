@@ -118,19 +118,6 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts(
         assert (running.next()["prey", "action"][0] == 0.5).all()
 
 
-def test_a_state_is_that_of_the_delivered_batches() -> None:
-    envs = [CountingEnv, slow]
-    with collector(envs) as uninterrupted:
-        expected = [uninterrupted.next().clone() for _ in range(4)]
-        state = uninterrupted.state_dict()
-        expected.append(uninterrupted.next().clone())
-        uninterrupted.load_state_dict(state)
-        assert (uninterrupted.next() == expected[-1]).all()
-        uninterrupted.set_seed(0)
-        for batch in expected:
-            assert (uninterrupted.next() == batch).all()
-
-
 def test_an_update_takes_effect_in_the_batch_after_the_next() -> None:
     policy = level_policy()
     with collector([CountingEnv, slow], policy, track_policy_version=True) as running:

@@ -274,18 +274,6 @@ def test_state_of_other_workers_is_refused(kind: Any) -> None:
         second.load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_set_seed_repeats_the_data(kind: Any) -> None:
-    with kind([CountingEnv] * 2, None, **options()) as collector:
-        collector.set_seed(11)
-        expected = [collector.next().clone() for _ in range(2)]
-        following = collector.set_seed(11)
-        assert following != 11
-        for batch in expected:
-            assert (collector.next() == batch).all()
-        assert collector.set_seed(5, static_seed=True) == 5
-
-
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
 def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
     with MultiSyncCollector(
@@ -330,23 +318,6 @@ def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
         resumed.load_state_dict(state)
         for batch in expected:
             assert (resumed.next() == batch).all()
-
-
-def test_a_worker_replaced_after_loading_continues_the_numbers_of_episodes() -> None:
-    envs = [CountingEnv] * 2
-    with MultiSyncCollector(envs, **options()) as first:
-        for _ in range(4):
-            first.next()
-        state = first.state_dict()
-        last = first.next()["collector", "traj_ids"][:, 0].tolist()
-    with MultiSyncCollector(
-        envs, **options(seed=None, on_worker_failure="restart")
-    ) as second:
-        second.load_state_dict(state)
-        os.kill(second.worker_pids[1], signal.SIGKILL)
-        ids = second.next()["collector", "traj_ids"]
-        assert int(ids[0, 0]) == last[0]
-        assert int(ids[1].min()) > last[1], "a trajectory's number came back"
 
 
 LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}

@@ -124,11 +124,6 @@ def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
         Collector(CountingEnv, **options)
 
 
-def test_unknown_argument_gets_the_nearest_name() -> None:
-    with pytest.raises(TypeError, match="Did you mean frames_per_batch"):
-        Collector(CountingEnv, frame_per_batch=8)  # type: ignore[call-arg]
-
-
 def test_instance_instead_of_factory_shows_what_to_write() -> None:
     with pytest.raises(TypeError, match=r"lambda: CountingEnv\(\.\.\.\)"):
         Collector(CountingEnv(), frames_per_batch=8)  # type: ignore[arg-type]

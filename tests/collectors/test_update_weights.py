@@ -114,9 +114,11 @@ def actions_of(collector: Any) -> torch.Tensor:
     return actions
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("source", "model_id"),
+    [("module", None), ("state_dict", "policy"), ("TensorDict", None)],
+)
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-@pytest.mark.parametrize("model_id", [None, "policy"])
 def test_weights_have_the_names_of_the_module_that_was_passed(
     kind: Any, source: str, model_id: str | None
 ) -> None:

@@ -39,32 +39,6 @@ def sync(policy: Any, **options: Any) -> MultiSyncCollector:
     )
 
 
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_an_update_of_some_workers_has_its_own_version(prefetch: bool) -> None:
-    with sync(level_policy(), prefetch=prefetch) as collector:
-
-        def following() -> Any:
-            if prefetch:
-                collector.next()  # Collected with the previous weights.
-            return collector.next()
-
-        assert versions(collector.next()) == [0, 0, 0]
-        collector.update_policy_weights_(weight(1.0), worker_ids=[1])
-        batch = following()
-        assert versions(batch) == [0, 1, 0]
-        assert levels(batch) == [0.0, 1.0, 0.0]
-        collector.update_policy_weights_(weight(2.0))
-        batch = following()
-        assert versions(batch) == [2, 2, 2]
-        assert levels(batch) == [2.0, 2.0, 2.0]
-        collector.update_policy_weights_(weight(3.0), worker_ids=[0, 2])
-        collector.update_policy_weights_(weight(4.0), worker_ids=[0])
-        batch = following()
-        assert versions(batch) == [4, 2, 3]
-        assert levels(batch) == [4.0, 2.0, 3.0]
-        assert collector.policy_version == 4
-
-
 def test_different_weights_per_worker_are_one_version() -> None:
     with sync(level_policy()) as collector:
         collector.update_policy_weights_({0: weight(5.0), 2: weight(6.0)})
@@ -80,24 +54,6 @@ def test_different_weights_per_worker_are_one_version() -> None:
         with pytest.raises(ValueError, match="no worker"):
             collector.update_policy_weights_(worker_ids=[])
         assert levels(collector.next()) == [5.0, 0.0, 6.0]
-
-
-def test_an_update_of_some_workers_takes_effect_while_others_collect() -> None:
-    with MultiAsyncCollector(
-        [CountingEnv] * 2,
-        level_policy(),
-        frames_per_batch=4,
-        track_policy_version=True,
-    ) as collector:
-        collector.next()
-        collector.update_policy_weights_(weight(1.0), worker_ids=1)
-        pairs: set[tuple[int, float]] = set()
-        batches = 0
-        while batches < 12 or len(pairs) < 2:  # All of them may be of one worker.
-            batch = collector.next()
-            batches += 1
-            pairs.add((versions(batch)[0], levels(batch)[0]))
-        assert pairs == {(0, 0.0), (1, 1.0)}
 
 
 KINDS = {

@@ -53,36 +53,6 @@ def pair(cluster: Any) -> Iterator[RayCollector]:
         yield collector
 
 
-@pytest.fixture
-def fresh_pair(cluster: Any) -> Iterator[RayCollector]:
-    with start_pair() as collector:
-        yield collector
-
-
-def test_a_batch_equals_that_of_local_workers(
-    fresh_pair: RayCollector,
-) -> None:
-    pair = fresh_pair
-    with MultiSyncCollector(
-        masked,
-        biased(),
-        num_workers=2,
-        envs_per_worker=2,
-        frames_per_batch=60,
-        **SHARED,
-    ) as local:
-        for weight in (0, 1, 2):
-            expected, actual = local.next(), pair.next()
-            assert_same(actual, expected)
-            assert (actual["policy_version"] == weight).all()
-            train(local)
-            train(pair)
-    local_stats, ray_stats = local.stats(), pair.stats()
-    for name in ("frames", "batches", "episodes", "mean_returns", "policy_version"):
-        assert ray_stats[name] == local_stats[name]
-    assert ray_stats["seconds_in_rollouts"] > 0
-
-
 def test_a_state_can_be_loaded_into_ray_and_local_collectors(
     pair: RayCollector,
 ) -> None:

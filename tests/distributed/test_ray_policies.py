@@ -3,12 +3,11 @@
 import copy
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ray_tools import DiesOnce, biased, masked, wait_until_nothing_is_in_use
+from ray_tools import wait_until_nothing_is_in_use
 from support.weightless import (
     COPYABLE,
     REFUSED,
@@ -24,8 +23,7 @@ from support.weightless import (
 )
 from support.worlds import CountingWorlds
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
-from workloads.counting import CountingEnv, CountingOptions
+from workloads.counting import CountingEnv
 
 from marl_collect import Collector, PolicyPool, RayCollector
 from marl_collect.models import make_policy
@@ -96,81 +94,6 @@ def test_async_actors_act_with_members_of_the_pool() -> None:
         assert set(batch["prey", "policy_id"].unique().tolist()) <= {0, 1, 2, 3}
     # Nor does a collector that is closed refer to the weights of batches in progress.
     wait_until_nothing_is_in_use()
-
-
-@pytest.mark.parametrize(("workers", "sync"), [(1, False), (2, True)])
-def test_a_replaced_actor_gets_all_weights(
-    workers: int, sync: bool, tmp_path: Path
-) -> None:
-    """With one worker the actor dies, with two one of its workers."""
-    envs = [masked, DiesOnce(tmp_path / "died", 50)]
-    options: dict[str, Any] = {
-        "num_collectors": 2 // workers,
-        "num_workers_per_collector": workers,
-        "on_worker_failure": "restart",
-        "track_policy_version": True,
-        "sync": sync,
-    }
-    net = biased().requires_grad_()
-    pool = PolicyPool(net, size=3)
-    options["policies"] = {"main": net, "past": pool}
-    with start(RayCollector, envs, **options) as collector:
-        biases = []
-        for number in range(6):
-            biases.append([m.module.bias.item() for m in (net, *pool.members)])
-            batch = collector.next().clone()
-            then = torch.tensor(biases)[batch["policy_version"].squeeze(-1)]
-            ids = batch["hunter", "policy_id"]
-            assert (batch["hunter", "bias"] == then.gather(-1, ids)).all()
-            with torch.no_grad():
-                net.module.bias += 1
-            if number % 2:
-                pool.update()
-            collector.update_policy_weights_()
-    assert (tmp_path / "died").exists()
-
-
-class Counts(nn.Module):
-    """Counts its calls in a frozen parameter, and writes the number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        self.calls.add_(1)
-        zeros = td["hunter", "observation"][..., 0] * 0
-        td["hunter", "action"] = zeros.long()
-        td["hunter", "calls"] = zeros + self.calls
-        return td
-
-
-def everybody_counts(seed: int, agents: Agents) -> dict[str, str]:
-    del seed
-    return dict.fromkeys(agents, "counts")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_update_resets_frozen_parameters_that_actors_have_written(
-    workers: int,
-) -> None:
-    main = Counts()  # It never acts.
-    main.trained = nn.Parameter(torch.zeros(()))
-    policies = {"counts": Counts(), "main": main}
-    options: dict[str, Any] = {"policies": policies, "assign": everybody_counts}
-    ray = RAY | {"num_collectors": 1, "num_workers_per_collector": workers}
-    ray |= {"envs_per_worker": 1}
-    call_counts = []
-    hunters = partial(CountingEnv, CountingOptions(n_prey=0))
-    with RayCollector(hunters, **ray, **options, frames_per_batch=8) as collector:
-        for _ in range(3):
-            call_counts.append(collector.next()["hunter", "calls"][0, :, 0].tolist())
-            with torch.no_grad():
-                main.trained.add_(1)
-            collector.update_policy_weights_()
-    assert call_counts[0][-1] > call_counts[0][0]  # The policy wrote it.
-    assert call_counts[1] == call_counts[2]
-    assert call_counts[1][0] == 1
 
 
 @pytest.mark.parametrize("way", WAYS)

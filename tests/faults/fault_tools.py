@@ -7,14 +7,19 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import pytest
 import torch
-from support.processes import wait_until
+from support.processes import wait_until, wait_until_gone
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.collector import CollectorBase
+from marl_collect.evaluation.evaluator import Evaluator
+from marl_collect.parallel_env.batch import ParallelBatch
+from marl_collect.parallel_env.env_processes import EnvProcesses
 
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 
@@ -46,6 +51,23 @@ def next_from(collector: Any, worker: int) -> TensorDict:
         batch: TensorDict = collector.next()
         if worker in batch["collector", "traj_ids"][:, 0] >> 32:
             return batch
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait until it has ended."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the limit of a close without an error too long for a test."""
+    for close in (
+        CollectorBase.shutdown,
+        Evaluator.close,
+        EnvProcesses.close,
+        ParallelBatch.close,
+    ):
+        monkeypatch.setattr(close, "__defaults__", (1000.0,))
 
 
 class Hang:

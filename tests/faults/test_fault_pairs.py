@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 from fault_pairs import FIRST, ONLY, Pair, check, prepare
+from fault_tools import be_patient
 from support.clocks import Clock
 from workloads.counting import CountingEnv
 
-from marl_collect.collectors.collector import CollectorBase
 from marl_collect.distributed import RayCollector
-from marl_collect.evaluation.evaluator import Evaluator
-from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.parallel_env.env_processes import EnvProcesses
 
 pytest_plugins = ["support.ray_cluster"]
 
@@ -59,14 +56,7 @@ def _servers() -> None:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the limit of a close without an error too long for a test."""
-    for close in (
-        CollectorBase.shutdown,
-        Evaluator.close,
-        EnvProcesses.close,
-        ParallelBatch.close,
-    ):
-        monkeypatch.setattr(close, "__defaults__", (1000.0,))
+    be_patient(monkeypatch)
 
 
 @pytest.mark.torchrl_defect("D8")

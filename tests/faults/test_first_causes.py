@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS, Hang, as_soon_as, faulty, press_ctrl_c
+from fault_tools import KINDS, Hang, as_soon_as, be_patient, faulty, press_ctrl_c
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
 from support.processes import SOON, gone, suspend, wait_until, wait_until_gone
@@ -25,12 +25,8 @@ from marl_collect.collectors import (
     MultiSyncCollector,
     messages,
 )
-from marl_collect.collectors.collector import CollectorBase
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
-from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.parallel_env.batch import ParallelBatch
-from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.processes.status_board import PREEMPT
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -311,14 +307,7 @@ def test_a_hang_in_an_attribute_of_parallel_env_is_noticed(
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the limit of a close without an error too long for a test."""
-    for close in (
-        CollectorBase.shutdown,
-        Evaluator.close,
-        EnvProcesses.close,
-        ParallelBatch.close,
-    ):
-        monkeypatch.setattr(close, "__defaults__", (1000.0,))
+    be_patient(monkeypatch)
 
 
 # Ctrl-C
@@ -672,18 +661,6 @@ def test_a_signal_handler_may_shut_down_what_is_being_shut_down(
             collector.shutdown(1000)
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-@every_kind
-def test_shutdown_from_another_thread_waits_for_workers_only(kind: Any) -> None:
-    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
-    thread = as_soon_as(
-        lambda: collector.steps_so_far() > 0, lambda: collector.shutdown(1000)
-    )
-    with pytest.raises(ClosedError):
-        stepping(collector)
-    thread.join(SOON)
-    assert not thread.is_alive()
 
 
 def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:

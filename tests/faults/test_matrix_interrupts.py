@@ -27,22 +27,11 @@ def tell(pids):
     print(*pids, flush=True)
 """
 MOMENTS = {
-    "sync, in a batch": """
-        collector = MultiSyncCollector([CountingEnv] * 2, frames_per_batch=1000)
-        tell(collector.worker_pids)
-        for _ in collector:
-            pass
-    """,
     "async, in a batch": """
         collector = MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=1000)
         tell(collector.worker_pids)
         for _ in collector:
             pass
-    """,
-    "async, in a reset": """
-        collector = MultiAsyncCollector([hanging("reset")] * 2, frames_per_batch=10)
-        tell(collector.worker_pids)
-        collector.next()
     """,
     "sync, in the shutdown": """
         collector = MultiSyncCollector([hanging("close")] * 2, frames_per_batch=10)

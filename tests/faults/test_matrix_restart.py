@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fault_tools import KINDS, constant, faulty_once, next_from
+from fault_tools import KINDS, constant, faulty_once, kill, next_from
 from support.clocks import LIMIT, Clock, hangs_in_c
 from support.processes import suspend, wait_until_gone
 from support.scripts import run_python
@@ -27,11 +27,6 @@ MODES = [
     (MultiSyncCollector, {"prefetch": True}),
     (MultiAsyncCollector, {}),
 ]
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone([pid])
 
 
 def worker_of(batch: TensorDict) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fault_tools import kill
 from support.clocks import LIMIT, Clock, hangs_in_c
 from support.internals import pool_of
 from support.processes import wait_until, wait_until_gone
@@ -36,6 +37,11 @@ MODES: list[Any] = [
     pytest.param(MultiSyncCollector, {"prefetch": True}, id="prefetch"),
     pytest.param(MultiAsyncCollector, {}, id="async"),
 ]
+SOME: list[Any] = [
+    pytest.param(SOURCES[source], *MODES[mode].values)
+    for source, mode in [(0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (3, 2)]
+]
+"""Each source with some modes, and each mode with some sources."""
 
 
 class Tells(nn.Module):
@@ -172,11 +178,6 @@ def start(kind: Any, factory: Any, published: Published, **options: Any) -> Any:
     )
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone([pid])
-
-
 def restarts_of(collector: Any) -> int:
     """Return how many workers, or actors, were replaced."""
     stats = collector.stats()
@@ -221,19 +222,7 @@ def test_a_worker_that_dies_within_a_batch(
         fail_after_each_update(collector, published, failure.request)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_worker_that_dies_between_batches(source: str) -> None:
-    published = Published(source)
-    options = {"on_worker_failure": "restart"}
-    factory = partial(CountingEnv, n_prey=0)
-    with start(MultiSyncCollector, factory, published, **options) as collector:
-        fail_after_each_update(
-            collector, published, lambda: kill(collector.worker_pids[FAILING])
-        )
-
-
-@pytest.mark.parametrize(("kind", "options"), MODES)
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "kind", "options"), SOME)
 def test_workers_that_die_before_they_have_read_an_update(
     source: str, kind: Any, options: dict[str, Any]
 ) -> None:
@@ -334,8 +323,7 @@ def test_a_worker_that_hangs(
         fail_after_each_update(collector, published, hang)
 
 
-@pytest.mark.parametrize(("kind", "options"), MODES)
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "kind", "options"), SOME)
 def test_a_worker_that_has_grown_too_large(
     source: str, kind: Any, options: dict[str, Any]
 ) -> None:

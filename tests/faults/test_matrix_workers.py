@@ -1,24 +1,22 @@
 """Rows of the fault matrix about failing workers: every collector reports them."""
 
 import os
-import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import KINDS, faulty, meeting, next_from
+from fault_tools import KINDS, faulty, meeting
 from support.clocks import (
     LIMIT,
     Clock,
     ClosingClock,
     LeapingClock,
-    beside,
     hangs_in_c,
     wait_for_ends,
 )
-from support.processes import SOON, gone, suspend
+from support.processes import SOON, gone
 from workloads.counting import (
     CountingEnv,
     flood,
@@ -94,23 +92,6 @@ def test_much_output_on_stdout_blocks_no_process(
         with kind([flooding] * 2, frames_per_batch=20) as collector:
             play(collector, 2)
     assert len(capfd.readouterr().out) >= 2**20
-
-
-@every_kind
-def test_a_worker_that_is_stopped_for_a_while_continues(
-    kind: Any, clock: Clock
-) -> None:
-    with kind([CountingEnv] * 2, frames_per_batch=40, timeout=LIMIT) as collector:
-        play(collector, 2)
-        pid = collector.worker_pids[0]
-        suspend(pid)
-
-        def go_on() -> None:
-            clock.pass_slowly(0.8 * LIMIT)
-            os.kill(pid, signal.SIGCONT)
-
-        with beside(go_on):
-            next_from(collector, 0)
 
 
 @every_kind

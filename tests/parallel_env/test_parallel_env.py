@@ -1,7 +1,6 @@
 """ParallelEnv gives exactly the data of SerialEnv, with any spread over processes."""
 
 import gc
-import importlib.util
 import os
 import sys
 from typing import Any
@@ -75,27 +74,6 @@ def test_spawned_processes_give_the_same_data(expected: list[TensorDictBase]) ->
         torch.manual_seed(0)
         env.set_seed(7)
         assert (env.rollout(25, break_when_any_done=False) == expected[0]).all()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("Box2D") is None, reason="needs pettingzoo[sisl]"
-)
-def test_multiwalker_is_the_same_in_other_processes() -> None:
-    from marl_collect.envs import PettingZooEnv
-
-    def make() -> PettingZooEnv:
-        return PettingZooEnv("sisl/multiwalker_v9")
-
-    def rollout(env: Any) -> Any:
-        with env:
-            torch.manual_seed(1)
-            env.set_seed(5)
-            return env.rollout(150, break_when_any_done=False)
-
-    serial = rollout(SerialEnv(3, make))
-    assert serial["next", "done"].any()
-    parallel = rollout(ParallelEnv(3, make, num_processes=2))
-    assert (parallel == serial).all()
 
 
 def test_shapes_and_spaces_are_those_of_one_environment_batched() -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ import cloudpickle
 import pytest
 from support.clocks import LIMIT, Clock, beside, hangs, waits
 from support.processes import SOON, suspend, wait_until, wait_until_gone
-from support.scripts import run_python
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
@@ -54,14 +52,6 @@ def assert_closed(env: ParallelEnv, pids: Sequence[int]) -> None:
     env.close()
     assert env.is_closed
     wait_until_gone(pids)
-
-
-def test_an_error_of_a_factory_is_raised_at_the_start() -> None:
-    with pytest.raises(CountingError) as excinfo:
-        ParallelEnv(3, one_of_three(Fault("raise", "create")), num_processes=3)
-    cause = excinfo.value.__cause__
-    assert isinstance(cause, WorkerError)
-    assert (cause.phase, cause.environment) == ("create", 1)
 
 
 def test_an_error_while_closing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,38 +167,3 @@ def test_an_interrupted_step_is_finished_by_the_next_call(tmp_path: Path) -> Non
         assert (
             env.rand_step(after)["next", "hunter", "observation"][..., 1] == 1
         ).all()
-
-
-SCRIPT = """
-import os, sys
-from marl_collect.parallel_env import ParallelEnv
-from workloads.counting import CountingEnv
-
-env = ParallelEnv(2, CountingEnv, num_processes=2)
-batch = env.engine()
-print(*batch.pids, flush=True)
-batch.bind(batch.allocate())
-batch.reset([0, 1], [0, 1])
-batch.step()
-"""
-
-
-@pytest.mark.torchrl_defect("D5")
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("", 0),
-        ("raise SystemExit(7)", 7),
-        ("1 / 0", 1),
-        ("os.kill(os.getpid(), 9)", -9),
-        ("os.kill(os.getpid(), 15)", -15),
-    ],
-    ids=["end", "exit", "exception", "sigkill", "sigterm"],
-)
-def test_a_script_without_close_ends_cleanly_and_quickly(end: str, code: int) -> None:
-    """Without a guard for the main module, too."""
-    process = run_python("-c", textwrap.dedent(SCRIPT) + end, interpreter=not end)
-    assert process.returncode == code, process.stderr
-    if code in (0, 7):
-        assert process.stderr == ""
-    wait_until_gone([int(pid) for pid in process.stdout.split()])

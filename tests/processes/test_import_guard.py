@@ -18,8 +18,7 @@ pytest_plugins = ["support.ray_cluster"]
 
 HEAD = """
 import os, sys
-from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect import ParallelEnv, evaluate
+from marl_collect import MultiSyncCollector, ParallelEnv
 from marl_collect.parallel_env.describe import describe
 from workloads.counting import CountingEnv
 
@@ -79,7 +78,6 @@ def write(folder: Path, body: str) -> Path:
 
 STARTS = {
     "sync": SYNC,
-    "async": SYNC.replace("Sync", "Async"),
     "spawn": SYNC.replace("[make] * 2", "make").replace(
         "total", "start_method='spawn', total"
     ),

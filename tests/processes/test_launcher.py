@@ -91,19 +91,6 @@ def assert_gone(pidfds: Sequence[int], seconds: float = SOON) -> None:
         assert select.select([pidfd], [], [], remaining)[0], "a process is left behind"
 
 
-def test_stuck_workers_end_with_a_killed_trainer(run: Run) -> None:
-    process, pidfds = run(
-        """
-pool = WorkerPool(obey, [0, 1, 2], start_method=start_method)
-make_stuck(pool)
-tell(*pool.pids)
-signal.pause()
-"""
-    )
-    process.kill()
-    assert_gone(pidfds)
-
-
 def test_workers_end_with_a_killed_trainer_while_a_fork_of_it_lives(run: Run) -> None:
     process, pidfds = run(
         """

@@ -132,7 +132,7 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
 
 # Streams
 
-CLOSED = ["0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"]
+CLOSED = ["1>&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"]
 
 
 @pytest.mark.parametrize("closed", CLOSED)

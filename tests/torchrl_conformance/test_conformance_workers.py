@@ -96,10 +96,6 @@ def test_a_batch_is_a_stack_of_the_workers(sync: Any) -> None:
     assert batch.names[-1] == "time"
 
 
-def test_stacking_is_the_default(sync: Any) -> None:
-    assert sync()[0].shape == (2, 6)
-
-
 @pytest.mark.parametrize("dim", [0, -1])
 def test_batches_of_workers_may_be_concatenated(sync: Any, dim: int) -> None:
     (batch, _) = sync(cat_results=dim)
@@ -133,37 +129,6 @@ def test_frames_are_rounded_up_per_worker(sync: Any) -> None:
     assert sync(frames_per_batch=11)[0].shape == (2, 6)
 
 
-def test_total_frames_end_the_iteration(implementation: Any) -> None:
-    with forked():
-        collector = implementation.MultiSyncCollector(
-            2 * [implementation.make()],
-            weight_policy(),
-            frames_per_batch=12,
-            total_frames=24,
-        )
-        assert len(collector) == 2
-        assert len(list(collector)) == 2
-    collector.shutdown()
-
-
-def test_the_first_frames_may_be_random(sync: Any) -> None:
-    batch, next_batch = sync(frames_per_batch=40, init_random_frames=40)
-    assert batch[ACTION].unique().numel() == 4
-    assert (next_batch[ACTION] == 1).all()
-
-
-def test_batches_may_be_split(sync: Any) -> None:
-    (batch, _) = sync(split_trajs=True, frames_per_batch=14)
-    assert batch.shape == (4, LENGTH)
-    assert sorted(batch["collector", "mask"].sum(-1).tolist()) == [2, 2, 5, 5]
-
-
-def test_the_last_frame_may_be_truncated(sync: Any) -> None:
-    (batch, _) = sync(set_truncated=True)
-    assert batch["next", "truncated"][:, -1].all()
-    assert not batch["next", "truncated"][:, :-1].any()
-
-
 def test_an_asynchronous_batch_is_one_worker_s(running: Running) -> None:
     if not running.asynchronous:
         assert running.batch.numel() == 12
@@ -193,11 +158,6 @@ def test_weights_may_be_given(running: Running) -> None:
     assert (running.next_with(2)[ACTION] == 2).all()
 
 
-def test_weights_may_be_given_as_policy(running: Running) -> None:
-    running.collector.update_policy_weights_(policy=weight_policy(3.0))
-    assert (running.next_with(3)[ACTION] == 3).all()
-
-
 def test_weights_given_twice_are_an_error(running: Running) -> None:
     with pytest.raises((ValueError, TypeError)):
         running.collector.update_policy_weights_(
@@ -218,21 +178,6 @@ def test_optimisers_alone_reach_no_worker(running: Running) -> None:
         assert all((batch[ACTION] != 0).all() for batch in batches)
         batches = [running.next_with(1)]
     assert all((batch[ACTION] == 1).all() for batch in batches)
-
-
-def test_frames_are_counted(implementation: Any) -> None:
-    running = Running(implementation, "MultiSyncCollector")
-    running.next()
-    assert running.collector.state_dict()["frames"] == 24
-    running.close()
-
-
-def test_a_reset_begins_new_episodes(implementation: Any) -> None:
-    running = Running(implementation, "MultiSyncCollector")
-    running.collector.reset()
-    batch = running.next()
-    running.close()
-    assert times(batch)[:, 0].tolist() == [0, 0]
 
 
 def test_equal_seeds_give_equal_observations(implementation: Any) -> None:
@@ -270,16 +215,6 @@ def test_a_factory_builds_the_policy_in_the_workers(implementation: Any) -> None
         (batch,) = [batch.clone() for batch in collector]
     collector.shutdown()
     assert (batch[ACTION] == 1).all()
-
-
-def test_without_a_policy_workers_act_at_random(implementation: Any) -> None:
-    with forked():
-        collector = implementation.MultiSyncCollector(
-            2 * [implementation.make()], frames_per_batch=80, total_frames=80
-        )
-        (batch,) = [batch.clone() for batch in collector]
-    collector.shutdown()
-    assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]
 
 
 def test_a_frame_that_terminated_is_also_truncated_at_the_end(sync: Any) -> None:

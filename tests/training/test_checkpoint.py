@@ -220,7 +220,7 @@ def straight_comparison(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.xdist_group("straight comparison")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_compare_from_pixels_goes_on_exactly_after_a_signal(
     number: int, tmp_path: Path, straight_comparison: Any
 ) -> None:

@@ -252,7 +252,7 @@ for algorithm in ALGORITHMS:
         learner.update(collector.next(), 0.5)
     print(algorithm, learner.updates)
 """
-    done = run_python("-c", script, interpreter=True)
+    done = run_python("-c", script)
     assert done.returncode == 0, done.stderr
     trained = dict(zip(*[iter(done.stdout.split())] * 2, strict=True))
     assert trained == dict.fromkeys(ALGORITHMS, "2")
