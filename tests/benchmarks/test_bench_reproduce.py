@@ -1,7 +1,11 @@
 """The page of published results: its statistics, its rule, and what is missing."""
 
 import math
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,9 +60,10 @@ def test_a_reference_agrees_within_the_interval_or_one_percent() -> None:
 
 
 def test_a_cell_has_the_returns_of_an_agent_in_matrix_games() -> None:
-    runs = [a_run(0, [1.0, 2.0]), a_run(1, [3.0, 5.0])]
+    slow = {"collecting": 4.0, "training": 3.0}
+    runs = [a_run(0, [1.0, 2.0]), a_run(1, [3.0, 5.0], seconds=slow)]
     assert cell_of(runs) == Cell(
-        "matrix/climbing", "qmix-local-shared-ids", 1, 3.0, [[1.0, 2.0], [3.0, 5.0]]
+        "matrix/climbing", "qmix-local-shared-ids", 1, 5.0, [[1.0, 2.0], [3.0, 5.0]]
     )
     foraging = [replace(run, task="lbforaging/10x10-3p-3f") for run in runs]
     assert cell_of(foraging).returns == [[2.0, 4.0], [6.0, 10.0]]
@@ -74,6 +79,37 @@ def test_the_page_names_what_agrees_and_what_is_missing() -> None:
     assert "125.00: differs" in page([replace(same, returns=[[275.0], [275.0]])])
     assert "- `matrix/climbing`: iql, vdn, ippo, mappo\n" in text
     assert text.count("\n- `") == len({task for task, _ in reproduce.CELLS})
+
+
+def test_cells_that_are_not_finished_are_trained_until_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, commands = {"matrix-climbing-ippo": 3}, []
+
+    def train(command: list[str], **_: Any) -> Any:
+        folder = Path(command[command.index("--out") + 1])
+        commands.append((folder.name, command[5:]))
+        return SimpleNamespace(returncode=codes.get(folder.name, 0))
+
+    begun = tmp_path / "matrix-climbing-qmix" / "config.json"
+    begun.parent.mkdir()
+    begun.touch()
+    complete = {"matrix-climbing-vdn": reproduce.SEEDS, "matrix-climbing-qmix": 1}
+    monkeypatch.setattr(reproduce, "RUNS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", train)
+    monkeypatch.setattr(
+        reproduce, "finished", lambda folder: [None] * complete.get(folder.name, 0)
+    )
+    assert reproduce.run_cells("climbing", jobs=2) == 3
+    names = [name for name, _ in commands]
+    assert names == [f"matrix-climbing-{name}" for name in ("iql", "qmix", "ippo")]
+    assert ["--resume" in command for _, command in commands] == [False, True, False]
+    frames = [command[command.index("--frames") + 1] for _, command in commands]
+    assert frames == ["250000", "250000", "2500000"]
+    commands.clear()
+    assert reproduce.run_cells("8x8-2p-2f-coop", jobs=1) == 0
+    assert len(commands) == 3
+    assert not any("--frames" in command for _, command in commands)
 
 
 def test_the_committed_page_is_of_the_committed_cells() -> None:

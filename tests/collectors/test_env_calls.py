@@ -329,24 +329,36 @@ def test_a_worker_that_grew_too_large_is_replaced_with_its_calls() -> None:
         assert collector.stats()["recycled"] > 0
 
 
+@pytest.mark.parametrize(
+    ("factories", "levels"),
+    [
+        (lengths(), [[1], [1], [1]]),
+        (lengths(60), [[1], [2], [1], [2], [1]]),
+        # The second episodes begin with the batch before which both are called.
+        ([partial(Windy, 2 * FRAMES)] * ENVS, [[1], [], [2, 1], [1]]),
+    ],
+    ids=["once", "in one episode", "between episodes"],
+)
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_an_equal_call_leaves_the_call_that_running_episodes_began_with(
-    kind: Any,
+    kind: Any, factories: Any, levels: list[list[int]]
 ) -> None:
     """A curriculum sets a level that has not changed."""
 
     def with_equal_calls(collector: Any) -> list[Any]:
         batches = []
-        for _ in range(3):
-            collector.call_env("set_wind", 1.0)
+        for of_batch in levels:
+            for level in of_batch:
+                collector.call_env("set_wind", level)
+                collector.call_env("set_height", height=level)
             batches.append(collector.next().clone())
         return batches
 
-    with collector_of(kind) as collector:
+    with collector_of(kind, factories) as collector:
         with_equal_calls(collector)
         state = collector.state_dict()
         expected = with_equal_calls(collector)
-    with collector_of(kind) as collector:
+    with collector_of(kind, factories) as collector:
         collector.load_state_dict(state)
         expect_equal(with_equal_calls(collector), expected)
 

@@ -31,6 +31,7 @@ def fail():
 tried(lambda: ranks.gather(rank * 10, "stats()"))
 tried(lambda: ranks.gather(rank, "save()" if rank else "stats()"))
 tried(lambda: Ranks(0, 2).gather(rank, "stats()"))
+tried(lambda: Ranks(1 - rank, 2).gather(rank, "stats()"))
 tried(lambda: Ranks().gather(rank, "stats()"))
 tried(lambda: Ranks(rank, 3).gather(rank, "stats()"))
 tried(lambda: ranks.together(fail, "save()"))
@@ -45,11 +46,12 @@ def test_errors_of_exchanges_reach_all_ranks(tmp_path: Path) -> None:
         assert texts[0] == "[0, 10]"
         assert "different calls, ['stats()', 'save()']" in texts[1]
         assert "were built as ranks [0, 0]" in texts[2]
-        assert "needs the values of 1 ranks, but torch.distributed con" in texts[3]
-        assert "needs the values of 3 ranks, but torch.distributed con" in texts[4]
+        assert "were built as ranks [1, 0]" in texts[3]
+        assert "needs the values of 1 ranks, but torch.distributed con" in texts[4]
+        assert "needs the values of 3 ranks, but torch.distributed con" in texts[5]
         failed = "RuntimeError: save() failed on rank 1. KeyError: 'no such part'"
-        assert texts[5] == ("KeyError: 'no such part'" if rank else failed)
-        assert texts[6:] == ["[5, 6]"]
+        assert texts[6] == ("KeyError: 'no such part'" if rank else failed)
+        assert texts[7:] == ["[5, 6]"]
 
 
 WITHOUT_CPU = """
@@ -69,13 +71,18 @@ dist.all_gather_object = exchange
 print(*Ranks(rank, 2).gather(rank, "stats()"), *Ranks(rank, 2).gather(rank, "stats()"))
 first, second = groups
 print(first is second, first is not None and dist.get_backend(first))
+dist.destroy_process_group()
+dist.init_process_group(
+    "gloo", init_method=f"file://{folder}/again", rank=rank, world_size=world_size
+)
+print(*Ranks(rank, 2).gather(rank, "stats()"))
 """
 
 
 @pytest.mark.processes
 def test_values_of_ranks_with_nccl_are_exchanged_on_the_cpu(tmp_path: Path) -> None:
     for text in run_ranks(tmp_path, WITHOUT_CPU, 2):
-        assert text.splitlines() == ["0 1 0 1", "True gloo"]
+        assert text.splitlines() == ["0 1 0 1", "True gloo", "0 1"]
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,15 @@ class Walk(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.at = self.np_random.uniform(-2, 2, 2)
-        self.frames = 0
+        self.frames, self.pushed = 0, np.zeros(2, np.float32)
         return self.look(), {}
 
     def step(self, action: Any) -> Any:
         move, push = action
         assert 1 <= move <= 3
         self.at = self.at + (move - 2) + push + self.np_random.normal(0, 0.2, 2)
+        self.at = self.at - 0.5 * self.pushed
+        self.pushed = push  # Not a copy: the next action must not change it.
         self.frames += 1
         outside = bool(abs(self.at).max() > 4)
         return self.look(), float(self.at[0]), outside, self.frames == 25, {}
@@ -65,10 +67,11 @@ class Kernels(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         assert seed is None
-        mask = None if options is None else options["reset_mask"].copy()
-        seen, info = self.inner.reset(options=options)
-        if mask is None:
-            return seen, info
+        if options is None:
+            return self.inner.reset()
+        mask = options["reset_mask"].copy()
+        seen, info = self.inner.reset(options={"reset_mask": mask.copy()})
+        options["reset_mask"].fill(False)  # It need not stay as it was.
         kinds = seen["seen"]
         seen = {"at": seen["at"][mask], "seen": tuple(kind[mask] for kind in kinds)}
         return seen, info
@@ -238,13 +241,25 @@ def test_simulators_that_take_no_seeds(mode: AutoresetMode) -> None:
     assert (batch["next", *clock][..., 0] == batch[clock][..., 0] + 1).all()
 
 
-def test_a_simulator_without_masked_resets_is_refused() -> None:
-    def factory() -> GymnasiumVectorEnv:
-        env = gymnasium.make_vec("CartPole-v1", 4, "vector_entry_point")
-        return GymnasiumVectorEnv(env, seeds=False)
+class Unmasked(SyncVectorEnv):
+    """Resets all worlds, and writes into the observations that it returned."""
 
+    def __init__(self) -> None:
+        disabled = AutoresetMode.DISABLED
+        super().__init__([Walk] * 4, copy=False, autoreset_mode=disabled)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        del options
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(gymnasium.make_vec, "CartPole-v1", 4, "vector_entry_point"), Unmasked],
+)
+def test_a_simulator_without_masked_resets_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="vectorization_mode='sync'"):
-        batch_of(factory)
+        batch_of(lambda: GymnasiumVectorEnv(make(), seeds=False))
 
 
 @pytest.mark.processes
@@ -269,7 +284,9 @@ def test_worlds_are_rendered() -> None:
     make = partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
     env = GymnasiumVectorEnv(SyncVectorEnv([make] * 2))
     env.begin(None, np.arange(2))
-    image = env.render(1)
-    assert image is not None
-    assert image.shape[2] == 3
+    first, second = env.render(0), env.render(1)
+    assert first is not None
+    assert second is not None
+    assert second.shape[2] == 3
+    assert not np.array_equal(first, second)
     env.close()

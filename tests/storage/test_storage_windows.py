@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from marl_collect.storage import Dataset
+from marl_collect.storage.statistics import moments_of
 
 GAMMA = 0.9
 
@@ -107,6 +108,17 @@ def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:
         torch.testing.assert_close(
             moments[key].std, values.std(0, unbiased=False).float()
         )
+
+
+def test_moments_of_parts_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    key = ("prey", "observation")
+    values = torch.randn(50, 2, 3) + torch.arange(50).view(-1, 1, 1)
+    parts = [{key: part} for part in values.split([1, 30, 19])]
+    moments = moments_of(parts, ["prey"])[key]
+    whole = values.flatten(0, 1)
+    torch.testing.assert_close(moments.mean, whole.mean(0))
+    torch.testing.assert_close(moments.std, whole.std(0, unbiased=False))
 
 
 def test_normalised_items_have_mean_0_and_deviation_1(dataset: Dataset) -> None:

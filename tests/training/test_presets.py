@@ -41,6 +41,7 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
         assert options.frames_per_batch == options.ppo.minibatch_frames == 250
         assert options.ppo.lr == source["lr"]
         assert options.ppo.epochs == source["epochs"]
+        assert (options.ppo.clip_epsilon, options.ppo.max_grad_norm) == (0.2, 10)
         assert options.ppo.entropy_coeff == source["entropy"]
         assert (options.ppo.n_steps, options.ppo.target_tau) == (5, 0.01)
         assert options.ppo.clip_apart
@@ -50,7 +51,7 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
     value = options.value
     assert options.frames == 2_050_000
     assert (value.buffer_frames, value.minibatch_episodes) == (125_000, 32)
-    assert (value.tau, value.target_interval) == (1.0, 200)
+    assert (value.tau, value.target_interval, value.max_grad_norm) == (1.0, 200, 10)
     assert value.double_q
     assert not value.bootstrap_limits
     assert (value.lr, value.epsilon_frames) == (source["lr"], source["anneal"])
@@ -66,6 +67,8 @@ def test_mappo_has_the_batches_of_its_script() -> None:
         20_000_000,
     )
     assert (options.ppo.huber_delta, options.ppo.clip_value) == (10, 0.2)
+    assert (options.ppo.clip_epsilon, options.ppo.max_grad_norm) == (0.2, 10)
+    assert (options.ppo.lmbda, options.ppo.entropy_coeff) == (0.95, 0.01)
     assert options.ppo.normalise_values
     assert (options.ppo.orthogonal, options.ppo.policy_gain) == (True, 0.01)
 

@@ -157,6 +157,13 @@ def test_an_episode_that_is_overwritten_before_it_is_drawn_is_an_error(
         replay.extend(*numbered(*lengths, first=before))
 
 
+def test_an_episode_may_fill_the_whole_ring() -> None:
+    replay = ReplayBuffer(20, torch.device("cpu"), whole=True)
+    assert replay.extend(*numbered(20)) == 1
+    data = replay.take(replay.draw(1, torch.Generator()))
+    assert data["number"].tolist() == [list(range(20))]
+
+
 @pytest.mark.parametrize("capacity", [100, 300])
 def test_a_state_of_another_buffer_is_refused(capacity: int) -> None:
     saved = ReplayBuffer(100, torch.device("cpu"), whole=True)
