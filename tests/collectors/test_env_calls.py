@@ -335,7 +335,7 @@ def test_a_worker_that_grew_too_large_is_replaced_with_its_calls() -> None:
         (lengths(), [[1], [1], [1]]),
         (lengths(60), [[1], [2], [1], [2], [1]]),
         # The second episodes begin with the batch before which both are called.
-        ([partial(Windy, 2 * FRAMES)] * ENVS, [[1], [], [2, 1], [1]]),
+        ([partial(Windy, 3 * FRAMES)] * ENVS, [[1], [], [], [2, 1], [1]]),
     ],
     ids=["once", "in one episode", "between episodes"],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from marl_collect.core.description import Key
 from marl_collect.storage import Dataset
 from marl_collect.storage.statistics import moments_of
 
@@ -112,7 +113,7 @@ def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     torch.manual_seed(0)
-    key = ("prey", "observation")
+    key: Key = ("prey", "observation")
     values = torch.randn(50, 2, 3) + torch.arange(50).view(-1, 1, 1)
     parts = [{key: part} for part in values.split([1, 30, 19])]
     moments = moments_of(parts, ["prey"])[key]
