@@ -1,7 +1,9 @@
 """``Closing``: the base class of objects that a ``with`` block closes."""
 
 import abc
+from contextlib import suppress
 from typing import Self
+from warnings import warn
 
 
 class Closing(abc.ABC):
@@ -20,6 +22,10 @@ class Closing(abc.ABC):
         try:
             self.close()
         except Exception as trouble:
-            if not isinstance(error, Exception):  # None, or an interruption.
+            if error is None:
                 raise
-            error.add_note(f"While closing: {trouble}")  # It must not hide the first.
+            # It must not hide the first.
+            error.add_note(f"While closing: {trouble}")
+            if isinstance(error, SystemExit):  # Python does not show its notes.
+                with suppress(Warning):
+                    warn(f"While closing: {trouble}", RuntimeWarning, stacklevel=2)
