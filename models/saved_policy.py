@@ -257,16 +257,58 @@ def load_networks(
 
 
 def write_tensors(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain data to a file, completely or not at all."""
-    buffer = io.BytesIO()
+    """Write tensors and plain data to a file, completely or not at all.
+
+    Raises:
+        TypeError: if ``read_tensors`` could not read it; names the first such value.
+    """
     checksums = get_crc32_options()
     set_crc32_options(True)  # read_tensors needs them; the user may do without.
     try:
-        torch.save(dict(state), buffer)
+        buffer = _saved(dict(state))
     finally:
         set_crc32_options(checksums)
+    if not _is_readable(buffer):
+        where, value = _unreadable(state, ())
+        raise TypeError(
+            f"{path} was not written: {' / '.join(where)} is of type "
+            f"{type(value).__module__}.{type(value).__name__}, which could not be read "
+            "again. Expected tensors, numbers, strings, and lists and dicts of these: "
+            "float(x) of a NumPy number, torch.from_numpy(x) of an array."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
+
+
+def _saved(value: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer
+
+
+def _is_readable(buffer: io.BytesIO) -> bool:
+    """Return whether ``torch.load`` reads it without running code of the file."""
+    for device in ("meta", "cpu"):  # The first reads no contents of tensors.
+        buffer.seek(0)
+        try:
+            torch.load(buffer, map_location=device, weights_only=True)
+        except Exception:  # noqa: BLE001 - torch raises errors of many types
+            continue
+        return True
+    return False
+
+
+def _unreadable(value: Any, where: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
+    """Return the keys of the first value within ``value`` that cannot be read."""
+    inner: Any = ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    for key, part in inner:
+        if not _is_readable(_saved(part)):
+            return _unreadable(part, (*where, str(key)))
+    return where, value
 
 
 def read_tensors(path: Path) -> Any:

@@ -105,11 +105,15 @@ class Checkpoint:
             self.save()
         if number:
             self._interruption.number = number
-            self.print(
-                f"Saved {self._folder / LAST}. To go on, begin with resume=True "
-                "(--resume in the examples)."
-            )
-            raise SystemExit(self._interruption.exit_code)
+            self._end()
+
+    def _end(self) -> None:
+        """End the program after a signal and a save."""
+        self.print(
+            f"Saved {self._folder / LAST}. To go on, begin with resume=True "
+            "(--resume in the examples)."
+        )
+        raise SystemExit(self._interruption.exit_code)
 
     def save(self) -> None:
         """Write the checkpoint now, completely or not at all.
@@ -177,6 +181,12 @@ class Checkpoint:
     def __exit__(self, *exc_info: Any) -> None:
         self._deferred.__exit__(*exc_info)
         self._interruption.__exit__(*exc_info)
+        if self._interruption.happened and exc_info[0] is None:
+            # It came after the last batch_done(), which other ranks do not repeat.
+            if self._connected:
+                raise SystemExit(self._interruption.exit_code)
+            self.save()
+            self._end()
 
     def _found(self) -> dict[_Moment, tuple[Path, Any]]:
         """Return the checkpoints of this rank, the newest first, with their contents.

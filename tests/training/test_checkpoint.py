@@ -5,10 +5,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.processes import SOON
-from support.scripts import Program, start_python
+from support.scripts import Program, run_python, start_python
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pettingzoo")
@@ -286,3 +287,41 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(tmp_path: Path) -> None:
     assert weights["weight"] is before
     with pytest.raises(ValueError, match=r"last\.pt is damaged.*CRC"):
         RunFolder(tmp_path).read_checkpoint("checkpoints/last.pt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_batch_saves_and_ends_the_program(
+    number: int, tmp_path: Path
+) -> None:
+    program = f"""
+import os, signal
+from marl_collect.training.checkpoint import Checkpoint
+rows = []
+with Checkpoint({str(tmp_path)!r}, {{"rows": rows}}) as checkpoint:
+    checkpoint.batch_done()
+    rows.append(1)
+    os.kill(os.getpid(), {int(number)})
+    print("the end of the block")
+print("never")
+"""
+    process = run_python("-c", program)
+    assert process.returncode == 128 + number
+    assert "the end of the block" in process.stdout
+    assert "never" not in process.stdout
+    rows: list[int] = []
+    with Checkpoint(tmp_path, {"rows": rows}, resume=True):
+        assert rows == [1]
+
+
+@pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a")])
+def test_what_could_not_be_read_again_is_not_written(
+    value: Any, tmp_path: Path
+) -> None:
+    rows: list[Any] = [{"return": 1.0}]
+    with Checkpoint(tmp_path, {"rows": rows}) as checkpoint:
+        checkpoint.save()
+        before = (tmp_path / "checkpoints" / "last.pt").read_bytes()
+        rows.append({"return": value})
+        with pytest.raises(TypeError, match="parts / rows / 1 / return is of type"):
+            checkpoint.save()
+    assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before
