@@ -136,15 +136,20 @@ class Column:
         return column
 
 
+def expanded(batch: TensorDictBase) -> TensorDictBase:
+    """Return a batch with the observations that ``compact_obs`` leaves out."""
+    if LAST in batch.keys(include_nested=True):
+        batch = restore_next(batch.clone(recurse=False))
+    return batch
+
+
 def rows_of(batch: TensorDictBase) -> Rows:
     """Return the valid frames of a batch ``[B, T]``, row by row."""
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
     if not batch.batch_size.numel():
         raise ValueError(f"The batch has the shape {list(batch.shape)}, so no frames.")
-    if LAST in batch.keys(include_nested=True):
-        batch = restore_next(batch.clone(recurse=False))
-    tensors = flatten(batch)
+    tensors = flatten(expanded(batch))
     if TRAJ_IDS not in tensors:
         raise ValueError(
             "The batch has no ('collector', 'traj_ids') to identify episodes: collect "

@@ -27,6 +27,7 @@ from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, changed, function, refuse
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.programs.interruption import Interruption
+from marl_collect.storage.columns import expanded
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
@@ -304,17 +305,31 @@ class EpisodeWriter(Closing):
         return bool(self._missing) and not any(self._missing.values())
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
-        """Take the next batch ``[B, T]`` of a collector that yields all environments.
+        """Take the next batch ``[B, T]`` of a collector.
+
+        If the number of episodes is limited, each batch must be of all environments.
 
         Returns:
             The episodes written by this call.
 
         Raises:
             KeyError: if it has no ``("collector", "traj_ids")``.
+            ValueError: if the number of episodes is limited, and the batch has
+                environments that the first one lacked.
         """
-        if not self._missing:
-            self._missing = self._shares(batch)
-        self._assembler.add(batch)
+        shares = self._shares(batch)
+        if self._wanted is None:
+            self._missing |= shares
+        elif not self._missing:
+            self._missing = shares
+        elif new := shares.keys() - self._missing.keys():
+            raise ValueError(
+                f"The batch has environments {sorted(new)}, which the first batch "
+                f"lacked, so how many of the {self._wanted} episodes each contributes "
+                "is unknown. Each batch must be of all environments, as those of "
+                "MultiSyncCollector, or episodes must be None."
+            )
+        self._assembler.add(expanded(batch))
         frames = self._assembler.take("cat")
         ids = frames.get(TRAJ_IDS).numpy()
         (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()

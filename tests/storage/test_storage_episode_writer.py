@@ -153,3 +153,33 @@ def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> N
     # Those of the last batch are written when the writer is closed.
     assert trajectories.episodes[: len(reported)] == reported
     assert 0 < len(reported) < ended
+
+
+def test_episodes_of_compact_batches_have_their_last_observations(
+    tmp_path: Path,
+) -> None:
+    views = []
+    for name, compact in (("plain", False), ("compact", True)):
+        about, batches = collected(2, frames=16, batches=8, compact_obs=compact)
+        with EpisodeWriter(Writer(tmp_path / name, about)) as writer:
+            for batch in batches:
+                writer.add(batch)
+        views.append(open_dataset(tmp_path / name).view)
+    assert ("next", "hunter", "observation") in views[1].keys(True)
+    assert (views[0] == views[1]).all()
+
+
+def test_batches_of_single_environments_are_written_if_the_number_is_open(
+    tmp_path: Path,
+) -> None:
+    about, batches = collected(2, frames=16, batches=20)
+    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
+    with EpisodeWriter(Writer(tmp_path / "d", about)) as writer:
+        for batch in batches:  # As of a MultiAsyncCollector.
+            for part in batch.split(1):
+                writer.add(part)
+    assert len(open_dataset(tmp_path / "d").trajectories) == ended
+    with EpisodeWriter(Writer(tmp_path / "few", about), 3) as writer:
+        writer.add(batches[0][:1])
+        with pytest.raises(ValueError, match=r"environments \[1\], which the first"):
+            writer.add(batches[0][1:])
