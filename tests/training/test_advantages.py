@@ -12,10 +12,11 @@ from torch import nn
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
+from tensordict import TensorDict
 
-from marl_collect import Collector
+from marl_collect import Collector, EnvDescription, GroupDescription
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.training.advantages import TRAINED
+from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import team_reward
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -296,6 +297,33 @@ def test_a_decision_that_a_limit_cuts_is_left_out(lmbda: float, reward: str) -> 
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("bootstraps", "targets"), [(True, [5, 2]), (False, [2, 2])])
+def test_an_agent_stopped_alone_has_its_own_value_only_with_bootstrapping(
+    bootstraps: bool, targets: list[float]
+) -> None:
+    space = spaces.Box(0, 1, (1,))
+    group = GroupDescription(("a", "b"), space, spaces.Discrete(2))
+    settings = {"ppo.bootstrap_limits": bootstraps, "gamma": 0.5, "reward": "team"}
+    no, stopped = torch.zeros(1, 1, 2, 1).bool(), torch.tensor([[[[True], [False]]]])
+    values = torch.tensor([[[[10.0], [4.0]]]])
+    flags = {"done": stopped, "terminated": no, "truncated": stopped}
+    of_team = TensorDict({"state_value": values, "done": no}, [1, 1, 2])
+    after = flags | {"reward": torch.zeros_like(values), "state_value": values}
+    root = {"done": no[:, :, 0], "terminated": no[:, :, 0]}
+    data = TensorDict(
+        {"team": of_team, "next": root | {"team": TensorDict(after, [1, 1, 2])}},
+        [1, 1],
+    )
+    write_advantages(
+        data,
+        data,
+        EnvDescription("stopped", {"team": group}),
+        TrainingOptions().with_settings(settings),
+    )
+    assert data["team", "value_target"].flatten().tolist() == targets
+    assert data["team", TRAINED].all()
+
+
 def test_value_decomposition_leaves_out_frames_without_a_next_value() -> None:
     factory = partial(alternating, truncates=True)
     learner = ValueLearner(

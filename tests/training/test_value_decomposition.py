@@ -271,3 +271,11 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
         observation = batch_of(small)["hunter", "observation"].reshape(60, 2, -1)
         one = small.mixer(values, observation)
         assert (small.mixer(values + 1, observation) > one).all()
+
+
+def test_the_networks_of_the_mixer_have_their_own_width() -> None:
+    settings = {"value.mixing_cells": 5, "value.mixing_hyper_cells": 7}
+    mixer = learner_of("qmix-local-shared", **settings).mixer
+    layers = [layer for layer in mixer.modules() if isinstance(layer, torch.nn.Linear)]
+    # Two networks compute the weights of the mixture.
+    assert sum(layer.out_features == 7 for layer in layers) == 2
