@@ -122,7 +122,10 @@ class _Location:
     def listed(self, *, check: bool = True) -> tuple[dict[str, int], list[BatchFile]]:
         """Return the size of every file of a dataset, and the files with batches."""
         sizes = self.sizes()
-        return sizes, self.files(sizes, check=check)
+        files = self.files(sizes, check=check)
+        if check and not files:
+            raise FileNotFoundError(f"{self.name} has no batches of a dataset.")
+        return sizes, files
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every file of a dataset; others are left out."""
@@ -157,8 +160,6 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
     while True:
         sizes, files = settled(origin.listed)
         there, before = goal.listed(check=False)
-        if not files:
-            raise FileNotFoundError(f"{origin.name} has no batches of a dataset.")
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:

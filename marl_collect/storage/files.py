@@ -101,7 +101,7 @@ def settled(list_once: Callable[[], Listing]) -> Listing:
     So an error is one that persists.
     """
     for _ in range(_LISTINGS - 1):
-        with suppress(DatasetError):
+        with suppress(DatasetError, FileNotFoundError):
             return list_once()
     return list_once()
 

@@ -1,13 +1,12 @@
 """Copies between folders, a memory file system and a local S3 server."""
 
 import json
-import logging
 import os
-import re
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,25 +31,24 @@ def server() -> Iterator[dict[str, Any]]:
         yield options
 
 
-def nothing_at(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """Return where nothing is, and the options of its file system."""
-    name = uuid.uuid4().hex
-    MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
-    if kind == "s3":
-        return f"s3://bucket/{name}", request.getfixturevalue("server")
-    return (str(tmp_path / name) if kind == "folder" else f"memory://store/{name}"), {}
-
-
 @pytest.fixture(params=["folder", "memory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """A folder or a URL."""
-    return nothing_at(request.param, request, tmp_path)
+    """Where nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
+    if request.param == "s3":
+        return f"s3://bucket/{name}", request.getfixturevalue("server")
+    places = {"folder": str(tmp_path / name), "memory": f"memory://store/{name}"}
+    return places[request.param], {}
 
 
-@pytest.fixture(params=["memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+@pytest.fixture
+def store(location: Location) -> Location:
     """A URL."""
-    return nothing_at(request.param, request, tmp_path)
+    return location
+
+
+URLS = pytest.mark.parametrize("location", ["memory", "s3"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -87,34 +85,21 @@ def opened(location: Location, **options: Any) -> Dataset:
     return open_dataset(location[0], **location[1], **options)
 
 
-class Transfers:
-    """Counts the files that a store gets and puts, without looking at our code."""
+def transfers(store: Location, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the name of each file is added that a store transfers."""
+    place, _ = fsspec.url_to_fs(store[0], **store[1])
+    # Without asyncio, each thread has an instance of its own.
+    owner = place if place.async_impl else type(place)
+    transferred: list[str] = []
+    for name in ("get_file", "put_file"):
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.INFO, "werkzeug")  # Every request of the S3 server.
-        self._log = caplog
-        self._names: list[str] = []
-        for name in ("get_file", "put_file"):
-            method = self._counting(getattr(MemoryFileSystem, name))
-            monkeypatch.setattr(MemoryFileSystem, name, method)
+        def counted(source: str, *arguments: Any, method: Any, **options: Any) -> None:
+            transferred.append(source.rpartition("/")[2])
+            method(source, *arguments, **options)
 
-    def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(place: Any, source: str, *arguments: Any, **options: Any) -> Any:
-            self._names.append(source.rpartition("/")[2])
-            return method(place, source, *arguments, **options)
-
-        return counted
-
-    def take(self) -> list[str]:
-        """Return the names since the last call."""
-        requests = "\n".join(record.getMessage() for record in self._log.records)
-        names = re.findall(r'"(?:GET|PUT) /bucket/\w+/(\S+\.parquet) ', requests)
-        taken = sorted(self._names + names)
-        self._names.clear()
-        self._log.clear()
-        return taken
+        method = partial(counted, method=getattr(place, name))
+        monkeypatch.setattr(owner, name, method)
+    return transferred
 
 
 def test_a_copy_reads_like_the_original(
@@ -136,31 +121,29 @@ def test_a_copy_reads_like_the_original(
     assert read(opened(other)) == frames
 
 
-def test_only_new_files_are_copied_and_fetched(
-    store: Location,
-    local: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@URLS
+def test_only_new_files_are_copied_and_fetched_once(
+    store: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = store
-    transfers = Transfers(monkeypatch, caplog)
-    before = [path.name for path in sorted(local.glob("*.parquet"))]
+    transferred = transfers(store, monkeypatch)
+    before = {path.name for path in local.glob("*.parquet")}
     assert copy(local, url, **options) == 6
-    assert transfers.take() == before
-    assert len(opened(store)) == 72
-    assert transfers.take() == before
+    assert sorted(transferred) == sorted(before)
+    with ThreadPoolExecutor(3) as pool:  # Readers at once.
+        datasets = [*pool.map(opened, [store] * 3)]
+    assert [len(dataset) for dataset in datasets] == [72] * 3
+    assert sorted(transferred) == sorted([*before] * 2)
     assert copy(local, url, **options) == 0
     assert len(opened(store)) == 72
-    assert transfers.take() == []
     write_files(local, 2, batches=1)
-    new = [path.name for path in sorted(local.glob("*.parquet"))][6:]
+    (new,) = {path.name for path in local.glob("*.parquet")} - before
     assert copy(local, url, **options) == 1
-    assert transfers.take() == new
-    frames = read(opened(store))
-    assert transfers.take() == new
-    assert frames == read(local)
+    assert read(opened(store)) == read(local)
+    assert transferred[12:] == [new, new]
 
 
+@URLS
 def test_files_that_a_writer_joins_replace_their_parts(
     store: Location, tmp_path: Path, caches: Path
 ) -> None:
@@ -204,33 +187,28 @@ def test_a_file_that_vanishes_meanwhile_was_joined(
     assert read(tmp_path / "copy") == frames_of(*batches)
 
 
-def test_what_was_deleted_in_a_store_is_not_read(store: Location, local: Path) -> None:
-    url, options = store
-    copy(local, url, **options)
-    assert len(opened(store)) == 72
-    place, root = fsspec.url_to_fs(url, **options)
-    for path in sorted(local.glob("*.parquet"))[:3]:
-        place.rm_file(f"{root}/{path.name}")
-        path.unlink()
-    assert read(opened(store)) == read(local)
-
-
-def test_a_cache_folder_keeps_several_urls(
+@URLS
+def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
     store: Location, local: Path, tmp_path: Path, caches: Path
 ) -> None:
     url, options = store
     write_files(tmp_path / "other", 7)
     for source, name in ((local, "a"), (tmp_path / "other", "b")):
         copy(source, f"{url}/{name}", **options)
-    kept = tmp_path / "kept"
+    kept: Any = {"cache": tmp_path / "kept"} | options
     for _ in range(2):
-        first = open_dataset(f"{url}/a", cache=kept, **options)
-        both = open_dataset([f"{url}/a", f"{url}/b"], cache=kept, **options)
-    assert len(first) == 72
-    assert len(both) == 108
+        first = open_dataset(f"{url}/a", **kept)
+        both = open_dataset([f"{url}/a", f"{url}/b"], **kept)
+    assert (len(first), len(both)) == (72, 108)
     assert not caches.exists()
+    place, root = fsspec.url_to_fs(url, **options)
+    for path in sorted(local.glob("*.parquet"))[:3]:
+        place.rm_file(f"{root}/a/{path.name}")
+        path.unlink()
+    assert read(open_dataset(f"{url}/a", **kept)) == read(local)
 
 
+@URLS
 def test_a_copy_that_was_interrupted_is_a_dataset_and_goes_on(
     store: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,22 +231,6 @@ def test_a_copy_that_was_interrupted_is_a_dataset_and_goes_on(
     place.pipe_file(f"{root}/{last}", b"PAR1")
     assert copy(local, url, **options) == 3
     assert read(opened(store)) == frames
-
-
-def test_readers_of_one_url_fetch_each_file_once(
-    store: Location,
-    local: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    transfers = Transfers(monkeypatch, caplog)
-    copy(local, store[0], **store[1])
-    files = sorted(path.name for path in local.glob("*.parquet"))
-    assert transfers.take() == files
-    with ThreadPoolExecutor(3) as pool:
-        read_at_once = [pool.submit(opened, store) for _ in range(3)]
-    assert [len(reader.result()) for reader in read_at_once] == [72] * 3
-    assert transfers.take() == files
 
 
 def test_a_target_of_another_kind_is_refused(
@@ -334,6 +296,7 @@ def test_a_missing_package_is_named(
             use()
 
 
+@URLS
 def test_a_file_that_changes_while_it_is_fetched_is_an_error(
     store: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

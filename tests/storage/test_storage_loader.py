@@ -75,17 +75,6 @@ def test_orders_follow_from_the_seed_as_documented(dataset: Dataset) -> None:
     assert orders == [[8, 2, 3, 9, 7, 6, 4, 1, 5, 0], [9, 3, 0, 4, 5, 8, 6, 2, 7, 1]]
 
 
-def test_selections_have_loaders(dataset: Dataset) -> None:
-    key = ("hunter", "observation")
-    (batch,) = dataset.transitions.select(key).loader(10**6)
-    assert set(batch.keys(include_nested=True, leaves_only=True)) == {key}
-    good = dataset.trajectories.split_by_return([0.5])[1]
-    assert sum(map(len, good.loader(2))) == len(good)
-    longest = max(good.lengths)
-    long = dataset.trajectories.filter(lambda episode: episode.length == longest)
-    assert {batch.shape[1] for batch in long.loader(1)} == {longest}
-
-
 def test_loops_are_independent(dataset: Dataset) -> None:
     loader = dataset.loader(batch_size=8, seed=3)
     pairs = [
@@ -96,76 +85,6 @@ def test_loops_are_independent(dataset: Dataset) -> None:
     assert [[*epoch] for epoch in zip(*pairs, strict=True)] == epochs
     nested = sum(1 for _ in loader for _ in loader)
     assert nested == len(loader) ** 2
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_loop_that_was_left_is_followed_by_an_epoch(
-    dataset: Dataset, resume: bool
-) -> None:
-    loader = dataset.loader(batch_size=8, seed=3, resume=resume)
-    first = [tags(batch) for batch, _ in zip(loader, range(5), strict=False)]
-    assert loader.epoch == 0
-    second = [tags(batch) for batch in loader]
-    all_tags = sorted(tags(dataset.transitions[:]))
-    if resume:
-        # `zip` took a sixth batch and dropped it.
-        assert len(second) == len(loader) - 6
-        assert Counter(chain(*first, *second)) < Counter(all_tags)
-        assert loader.epoch == 1
-    else:
-        assert sorted(chain(*second)) == all_tags
-        assert loader.epoch == 2
-    assert sorted(chain(*map(tags, loader))) == all_tags
-
-
-def test_the_last_batch_can_be_left_out(dataset: Dataset) -> None:
-    frames = len(dataset.transitions)
-    assert frames % 7
-    loader = dataset.loader(batch_size=7, drop_last=True)
-    assert [len(batch) for batch in loader] == [7] * (frames // 7)
-    assert len(loader) == frames // 7
-    with pytest.raises(ValueError, match="drop_last leaves no batch of 1000 "):
-        dataset.loader(batch_size=1000, drop_last=True)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_share_an_epoch_as_in_torch(
-    dataset: Dataset, drop_last: bool, shuffle: bool
-) -> None:
-    world, episodes = 3, dataset.trajectories
-    assert len(episodes) % world
-    ids = [int(episode["collector", "traj_ids"][0]) for episode in episodes]
-    rank_ids = []
-    for rank in range(world):
-        loader = episodes.loader(
-            batch_size=1,
-            rank=rank,
-            world_size=world,
-            seed=5,
-            shuffle=shuffle,
-            drop_last=drop_last,
-        )
-        rank_ids.append([int(b["collector", "traj_ids"][0, 0]) for b in loader])
-        sampler: Any = DistributedSampler(
-            episodes,  # type: ignore[arg-type]
-            num_replicas=world,
-            rank=rank,
-            shuffle=False,
-            drop_last=drop_last,
-        )
-        assert len(loader) == len(sampler)
-        if not shuffle:
-            assert rank_ids[-1] == [ids[i] for i in sampler]
-    items = [*chain(*rank_ids)]
-    if drop_last:
-        assert len(set(items)) == len(items) == len(ids) // world * world
-    else:
-        assert set(items) == set(ids)
-    with pytest.raises(ValueError, match="give all of them one seed"):
-        episodes.loader(batch_size=1, rank=0, world_size=2)
-    with pytest.raises(ValueError, match="rank must be less than world_size=2"):
-        episodes.loader(batch_size=1, rank=2, world_size=2, seed=0)
 
 
 @pytest.mark.processes
@@ -207,36 +126,6 @@ def test_worker_processes_need_no_main_guard(dataset: Dataset, tmp_path: Path) -
     assert process.stdout == f"{len(dataset.transitions)}\n", process.stderr
 
 
-def test_a_loader_resumes_with_the_next_batch(dataset: Dataset) -> None:
-    loader = dataset.loader(batch_size=8, seed=3)
-    expected = [tags(batch) for _ in range(2) for batch in loader]
-    first = dataset.loader(batch_size=8, seed=3)
-    actual = []
-    for batch in first:
-        actual.append(tags(batch))
-        if len(actual) == 5:
-            break
-    second = dataset.loader(batch_size=8, seed=99)
-    second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
-    actual += [tags(batch) for _ in range(2) for batch in second]
-    assert actual == expected
-    with pytest.raises(ValueError, match="loader with batch_size 8"):
-        dataset.loader(batch_size=9).load_state_dict(first.state_dict())
-    for option in ({"shuffle": False}, {"drop_last": True}):
-        (name,) = option
-        other = dataset.loader(batch_size=8, **option)
-        with pytest.raises(ValueError, match=f"a loader with {name} .*same arguments"):
-            other.load_state_dict(first.state_dict())
-
-
-def test_memory_cannot_be_pinned_without_a_gpu(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch finds none: omit pin_memory"):
-        dataset.loader(batch_size=8, pin_memory=True)
-
-
 @pytest.mark.accelerator
 @pytest.mark.forks
 @pytest.mark.parametrize("workers", [0, 1])
@@ -251,102 +140,128 @@ def test_batches_are_in_pinned_memory_for_a_gpu(dataset: Dataset, workers: int) 
         assert (batch.to("cuda", non_blocking=True).cpu() == expected).all()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_loop_that_was_left_is_followed_by_an_epoch(
+    dataset: Dataset, resume: bool
+) -> None:
+    loader = dataset.loader(batch_size=8, seed=3, resume=resume)
+    first = [tags(batch) for batch, _ in zip(loader, range(5), strict=False)]
+    second = [tags(batch) for batch in loader]
+    every = sorted(tags(dataset.transitions[:]))
+    if resume:  # `zip` took a sixth batch and dropped it.
+        assert len(second) == len(loader) - 6
+        assert Counter(chain(*first, *second)) < Counter(every)
+    else:
+        assert sorted(chain(*second)) == every
+    assert loader.epoch == (1 if resume else 2)
+    assert sorted(chain(*map(tags, loader))) == every
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_share_an_epoch_as_in_torch(
+    dataset: Any, drop_last: bool, shuffle: bool
+) -> None:
+    world, episodes = 3, dataset.trajectories
+    ids = [int(episode["collector", "traj_ids"][0]) for episode in episodes]
+    assert len(ids) % world
+    items: list[int] = []
+    options: Any = {"shuffle": shuffle, "drop_last": drop_last}
+    for rank in range(world):
+        ranks = {"rank": rank, "world_size": world, "seed": 5}
+        loader = episodes.loader(1, **ranks, **options)
+        items += (own := [int(b["collector", "traj_ids"][0, 0]) for b in loader])
+        sampler: Any = DistributedSampler(
+            episodes, world, rank, shuffle=False, drop_last=drop_last
+        )
+        assert len(loader) == len(own) == len(sampler)
+        assert shuffle or own == [ids[i] for i in sampler]
+    if drop_last:
+        assert len(set(items)) == len(items) == len(ids) // world * world
+        sizes = [len(batch) for batch in episodes.loader(4, drop_last=True)]
+        assert sizes == [4] * (len(ids) // 4)
+    else:
+        assert set(items) == set(ids)
+
+
+@pytest.mark.parametrize("count", [5, 25])
+def test_a_loader_resumes_with_the_next_batch(dataset: Dataset, count: int) -> None:
+    loader = dataset.loader(batch_size=8, seed=3)
+    expected = [tags(batch) for _ in range(3) for batch in loader]
+    first = dataset.loader(batch_size=8, seed=3, resume=True)
+    batches = chain.from_iterable(iter(first) for _ in range(3))
+    actual = [tags(batch) for _, batch in zip(range(count), batches, strict=False)]
+    second = dataset.loader(batch_size=8, seed=99)
+    second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+    actual += [tags(batch) for _ in range(2) for batch in second]
+    assert actual == expected[: len(actual)]
+    assert len(actual) % len(loader) == 0
+    others: tuple[dict[str, Any], ...]
+    others = {"batch_size": 9}, {"shuffle": False}, {"drop_last": True}
+    for option in others:
+        other = dataset.loader(**({"batch_size": 8} | option))
+        with pytest.raises(ValueError, match=f"with {next(iter(option))} .*same arg"):
+            other.load_state_dict(first.state_dict())
+
+
 @pytest.mark.processes
 @pytest.mark.forks
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_plain_data_loader_reads_whole_batches(dataset: Any, workers: int) -> None:
     # TorchRL makes spawned workers the default, and each takes seconds to start.
-    context = "fork" if workers else None
-    for items, batch in (
-        (dataset.transitions, (16,)),
-        (dataset.trajectories, (2,)),
-        (dataset.trajectories.sequences(4), (3, 4)),
-        (dataset.trajectories.n_step(2), (3,)),
-    ):
-        loader: Any = DataLoader(
-            items,
-            batch_size=batch[0],
-            num_workers=workers,
-            collate_fn=items.collate,
-            multiprocessing_context=context,
-        )
-        assert next(iter(loader)).shape[: len(batch)] == batch
-    frames = dataset.transitions
-    loader = DataLoader(
-        frames,
-        16,
-        num_workers=workers,
-        collate_fn=frames.collate,
-        multiprocessing_context=context,
-    )
-    assert [*chain(*map(tags, loader))] == tags(frames[:])
+    options: Any = {"num_workers": workers}
+    options["multiprocessing_context"] = "fork" if workers else None
+    frames, episodes = dataset.transitions, dataset.trajectories
+    for items in (frames, episodes, episodes.sequences(4), episodes.n_step(2)):
+        loader: Any = DataLoader(items, 3, collate_fn=items.collate, **options)
+        expected = items.__getitems__([0, 1, 2])
+        assert (next(iter(loader)) == expected).all()
+        if hasattr(items, "__getitem__"):
+            with pytest.raises(TypeError, match="pass collate_fn=DATA.collate"):
+                next(iter(DataLoader(items, 2)))
     # torch reads the items of a ConcatDataset one by one.
     loader = DataLoader(ConcatDataset([frames, frames]), 16, collate_fn=frames.collate)
     assert tags(next(iter(loader))) == tags(frames[:16])
-
-
-def test_a_plain_data_loader_says_that_it_needs_a_collate_fn(dataset: Any) -> None:
-    for items in (
-        dataset.transitions,
-        dataset.trajectories,
-        dataset.trajectories.sequences(4),
-    ):
-        with pytest.raises(TypeError, match="pass collate_fn=DATA.collate"):
-            next(iter(DataLoader(items, batch_size=2)))
-    assert not any(
-        issubclass(kind, TensorDict)
-        for kind in collate.default_collate_fn_map
-        if isinstance(kind, type)
-    )
+    kinds = [k for k in collate.default_collate_fn_map if isinstance(k, type)]
+    assert not any(issubclass(kind, TensorDict) for kind in kinds)
 
 
 def test_a_missing_key_says_where_rewards_are(dataset: Dataset) -> None:
-    for sample in (
-        dataset.trajectories.sample(4),
-        dataset.transitions.sample(4),
-        dataset.trajectories[0],
-        torch.stack([dataset.transitions[0], dataset.transitions[1]]),
-    ):
+    frames, episodes = dataset.transitions, dataset.trajectories
+    stacked = torch.stack([frames[0], frames[1]])
+    for sample in (episodes.sample(4), frames.sample(4), episodes[0], stacked):
         with pytest.raises(KeyError, match=r"but \('next', 'hunter', 'reward'\)"):
             _ = sample["hunter", "reward"]
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match="nothing"):
             _ = sample["hunter", "nothing"]
-        assert sample["next", "hunter", "reward"].dtype is torch.float32
-    copy = pickle.loads(pickle.dumps(dataset.transitions[:3]))
-    assert (copy == dataset.transitions[:3]).all()
+    copy = pickle.loads(pickle.dumps(frames[:3]))
+    assert (copy == frames[:3]).all()
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda d: d.loader(0), "batch_size must be an integer of at least 1"),
-        (lambda d: d.loader(2, workers=-1), "workers must be an integer of at least 0"),
-        (lambda d: d.trajectories.sequences(0), "length must be at least 1"),
-        (
-            lambda d: d.trajectories.sequences(3, stride=4),
-            "stride must be between 1 and length=3",
-        ),
-        (
-            lambda d: d.trajectories.sequences(3, stride=0),
-            "stride must be between 1 and length=3",
-        ),
-        (
-            lambda d: d.trajectories.sequences(3, burn_in=-1),
-            "burn_in must be at least 0",
-        ),
-        (lambda d: d.trajectories.n_step(0), "n must be at least 1"),
-        (
-            lambda d: d.trajectories.n_step(2, gamma=1.5),
-            "gamma must be between 0 and 1",
-        ),
-        (
-            lambda d: d.trajectories.select("collector").n_step(2),
-            "No reward is selected",
-        ),
-    ],
-)
+REFUSALS = {
+    "batch_size must be an integer of at least 1": lambda d: d.loader(0),
+    "workers must be an integer of at least 0": lambda d: d.loader(2, workers=-1),
+    "drop_last leaves no batch of 999 ": lambda d: d.loader(999, drop_last=True),
+    "give all of them one seed": lambda d: d.loader(1, world_size=2),
+    "rank must be less than world_size=2": lambda d: d.loader(
+        1, rank=2, world_size=2, seed=0
+    ),
+    "torch finds none: omit pin_memory": lambda d: d.loader(8, pin_memory=True),
+    "length must be at least 1": lambda d: d.trajectories.sequences(0),
+    "between 1 and length=3, but is 4": lambda d: d.trajectories.sequences(3, stride=4),
+    "between 1 and length=3, but is 0": lambda d: d.trajectories.sequences(3, stride=0),
+    "burn_in must be at least 0": lambda d: d.trajectories.sequences(3, burn_in=-1),
+    "n must be at least 1": lambda d: d.trajectories.n_step(0),
+    "gamma must be between 0 and 1": lambda d: d.trajectories.n_step(2, gamma=1.5),
+    "No reward is selected": lambda d: d.trajectories.select("collector").n_step(2),
+    "There is nothing to load": lambda d: d.trajectories[:0].loader(1),
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
 def test_arguments_that_do_not_fit_are_refused(
-    dataset: Dataset, use: Any, message: str
+    dataset: Dataset, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=message):
-        use(dataset)
+        REFUSALS[message](dataset)

@@ -11,6 +11,7 @@ from marl_collect.storage import Dataset
 from marl_collect.storage.statistics import moments_of
 
 GAMMA = 0.9
+PREY = ("prey", "observation")
 
 
 @pytest.fixture
@@ -96,19 +97,13 @@ def test_n_step_transitions_equal_a_loop_over_episodes(
 
 def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:
     frames = dataset.transitions
-    moments = frames.moments(("prey", "observation"), "state")
+    moments = frames.moments(PREY, "state")
     all_frames = frames[:]
-    for key, values in (
-        (
-            ("prey", "observation"),
-            all_frames["prey", "observation"].double().flatten(0, 1),
-        ),
-        (("state",), all_frames["state"].double()),
-    ):
-        torch.testing.assert_close(moments[key].mean, values.mean(0).float())
-        torch.testing.assert_close(
-            moments[key].std, values.std(0, unbiased=False).float()
-        )
+    agents = all_frames["prey", "observation"].double().flatten(0, 1)
+    for key, values in ((PREY, agents), (("state",), all_frames["state"].double())):
+        std, mean = torch.std_mean(values, 0, correction=0)
+        torch.testing.assert_close(moments[key].mean, mean.float())
+        torch.testing.assert_close(moments[key].std, std.float())
 
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:
@@ -124,40 +119,24 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
 
 def test_normalised_items_have_mean_0_and_deviation_1(dataset: Dataset) -> None:
     frames = dataset.transitions
-    moments = frames.moments(("prey", "observation"))
-    scaled = frames.normalised(moments)
+    moments = frames.moments(PREY)
+    scaled, mean, std = frames.normalised(moments), *vars(moments[PREY]).values()
     assert len(scaled) == len(frames)
     (batch,) = scaled.loader(len(frames), shuffle=False)
-    values = batch["prey", "observation"].flatten(0, 1)
-    varies = moments["prey", "observation"].std > 0
-    assert varies.any()
-    assert values.dtype == torch.float32
-    torch.testing.assert_close(
-        values.mean(0), torch.zeros_like(values[0]), atol=1e-4, rtol=0
-    )
-    torch.testing.assert_close(
-        values.std(0, unbiased=False)[varies], torch.ones_like(values[0])[varies]
-    )
-    raw = frames[:]
-    after = (
-        raw["next", "prey", "observation"] - moments["prey", "observation"].mean
-    ) / moments["prey", "observation"].std.clamp(min=1e-6)
-    torch.testing.assert_close(batch["next", "prey", "observation"], after)
-    assert (batch["hunter", "observation"] == raw["hunter", "observation"]).all()
-
-
-def test_padding_of_normalised_sequences_stays_zero(dataset: Dataset) -> None:
-    moments = dataset.transitions.moments(("prey", "observation"))
+    assert batch[PREY].dtype == torch.float32
+    assert (std > 0).any()
+    for key in (PREY, ("next", *PREY)):
+        raw = frames[:][key]
+        expected = (raw - mean) / std.clamp(min=1e-6)
+        torch.testing.assert_close(batch[key], expected)
+    assert (batch["hunter", "observation"] == frames[:]["hunter", "observation"]).all()
+    # Padding stays zero.
     sequences = dataset.trajectories.sequences(7, burn_in=2).normalised(moments)
     batch = sequences.__getitems__(list(range(len(sequences))))
     padding = ~batch["collector", "mask"]
     assert padding.any()
-    assert (batch["prey", "observation"][padding] == 0).all()
-
-
-def test_keys_that_do_not_exist_are_named(dataset: Dataset) -> None:
+    assert (batch[PREY][padding] == 0).all()
     with pytest.raises(KeyError, match="no key nothing"):
-        dataset.transitions.moments("nothing")
-    moments = dataset.transitions.moments("state")
-    with pytest.raises(KeyError, match="state"):
-        dataset.transitions.select("prey").normalised(moments)
+        frames.moments("nothing")
+    with pytest.raises(KeyError, match="observation"):
+        frames.select("hunter").normalised(moments)
