@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from marl_collect import split_trajectories
+from marl_collect import open_dataset, split_trajectories
 
 
 def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> None:
@@ -88,6 +88,15 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
     for wrong in (mask[:599], True, 1.5, torch.ones(2), [[1, 2]], mask[:, None], None):
         with pytest.raises(TypeError, match="a list of integers, or 600 booleans"):
             transitions[wrong]
+
+
+def test_data_that_do_not_fit_into_memory_are_read(
+    recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.storage.frames.free_memory", lambda: 1)
+    frames = open_dataset(recording.dataset.path).transitions
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    assert (frames[order] == recording.frames[order]).all()
 
 
 def test_wrong_numbers_are_named(recording: Any) -> None:

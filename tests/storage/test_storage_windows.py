@@ -95,8 +95,11 @@ def test_n_step_transitions_equal_a_loop_over_episodes(
         steps.__getitems__([number])
 
 
-def test_moments_are_those_of_all_frames_and_agents(dataset: Dataset) -> None:
-    frames = dataset.transitions
+def test_moments_are_those_of_all_frames_and_agents(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.storage.frames._PART", 100)
+    frames = dataset.trajectories.transitions  # Of these no moments are kept.
     moments = frames.moments(PREY, "state")
     all_frames = frames[:]
     agents = all_frames["prey", "observation"].double().flatten(0, 1)

@@ -295,19 +295,25 @@ def test_a_fork_does_not_write(tmp_path: Path, data: Batches) -> None:
     assert read(tmp_path / "d") == frames_of(data[0])
 
 
-@pytest.mark.parametrize("size", [3, 600])
+@pytest.mark.parametrize(
+    ("lengths", "numbers"),
+    [
+        ([8, 8, 8], ["000000-000002"]),
+        ([80, 80], ["000000-000000", "000001-000001"]),
+        ([8, 8, 80, 8, 8], ["000000-000001", "000002-000002", "000003-000004"]),
+    ],
+)
 def test_small_batches_are_joined_and_large_ones_are_not(
-    tmp_path: Path, size: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    numbers: list[str],
 ) -> None:
-    images = {"image": (torch.uint8, (size, size, 3))}
-    batches = Stream(extras=images).batches(3, 8)
-    with Writer(tmp_path, ABOUT) as writer:
-        for batch in batches:
-            writer.add(batch)
-        assert len(names(tmp_path)) == 3
-    last = "000000-000002.parquet" if size == 3 else "000002-000002.parquet"
-    files = sorted(names(tmp_path))
-    assert (len(files), files[-1].partition(".")[2]) == (1 if size == 3 else 3, last)
+    monkeypatch.setattr(writing, "_SMALL_BYTES", 8000)
+    stream = Stream()
+    batches = [stream.batch(length) for length in lengths]
+    run = write(tmp_path, batches)
+    assert names(tmp_path) == {f"{run}.{part}.parquet" for part in numbers}
     assert read(tmp_path) == frames_of(*batches)
 
 
