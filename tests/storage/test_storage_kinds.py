@@ -40,6 +40,14 @@ def test_values_of_every_dtype_and_shape_come_back(
     assert flat_frames(frames) == frames_of(*batches)
 
 
+def test_zeros_of_either_sign_are_told_apart(tmp_path: Path) -> None:
+    batch = Stream().batch()
+    batch["g", "observation"].zero_()
+    batch["next", "g", "observation"].zero_().neg_()
+    write(tmp_path, [batch])
+    assert read(tmp_path) == frames_of(batch)
+
+
 def test_any_names_of_keys_are_read_again(tmp_path: Path) -> None:
     names = ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\")
     batch = Stream(extras=dict.fromkeys(names, (torch.float32, (3,)))).batch()

@@ -12,13 +12,15 @@ pytest.importorskip("minari", reason="needs the extra minari")
 
 import minari
 import torch
-from every_space import EverySpace
+from gymnasium import spaces
+from storage_streams import write
 from support.datasets import record_here
 from support.scripts import run_mounted
+from tensordict import TensorDict
 from workloads.counting import CountingEnv, CountingOptions
 
-from marl_collect import Collector, open_dataset
-from marl_collect.storage import DatasetDescription, Writer, export_minari
+from marl_collect import Collector, EnvDescription, GroupDescription, open_dataset
+from marl_collect.storage import DatasetDescription, export_minari
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [
@@ -70,9 +72,44 @@ def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
         assert np.array_equal(episode.truncations, after["truncated"][:, 0])
 
 
+def every_space() -> tuple[DatasetDescription, TensorDict]:
+    """Return three episodes of two frames, with a space of each kind; there is NaN."""
+    observation = spaces.Dict(
+        image=spaces.Box(0, 255, (20, 16, 3), np.uint8),
+        pair=spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
+        bits=spaces.MultiBinary(3),
+    )
+    group = GroupDescription(("a", "b"), observation, spaces.MultiDiscrete([2, 3]))
+    state = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    rng, shape = np.random.default_rng(0), (3, 3, 2)
+    seen: dict[tuple[str, ...], Any] = {
+        ("image",): rng.integers(0, 256, (*shape, 20, 16, 3), np.uint8),
+        ("pair", "0"): rng.integers(0, 3, shape),
+        ("pair", "1"): rng.uniform(-1, 1, (*shape, 2)).astype(np.float32),
+        ("bits",): rng.integers(0, 2, (*shape, 3), np.int8),
+    }
+    seen = {("g", "observation", *key): values for key, values in seen.items()}
+    seen["state",] = rng.normal(size=shape) * [1, np.nan]
+    batch = TensorDict({}, [3, 2])
+    for key, values in seen.items():
+        batch[key] = torch.from_numpy(values)[:, :-1].clone()
+        batch["next", *key] = torch.from_numpy(values)[:, 1:].clone()
+    batch["collector", "traj_ids"] = (torch.arange(3) << 32)[:, None].expand(3, 2)
+    batch["g", "action"] = torch.from_numpy(rng.integers(0, 2, (3, 2, 2, 2)))
+    rewards = torch.tensor([[[1], [0.5]], [[2], [0.5]]])
+    batch["next", "g", "reward"] = rewards.expand(3, 2, 2, 1)
+    done = torch.tensor([[False], [True]]).expand(3, 2, 1)
+    for name in ("done", "terminated"):
+        batch["next", name] = done
+    batch["next", "truncated"] = done & False
+    environment = EnvDescription("every", {"g": group}, {"state": state})
+    return DatasetDescription("every", environment), batch
+
+
 def test_minari_reads_every_space(tmp_path: Path) -> None:
-    dataset = record_here(tmp_path / "d", EverySpace, episodes=3, seed=1)
-    selection = dataset.trajectories[1:]
+    about, batch = every_space()
+    write(tmp_path, [batch], about)
+    selection = open_dataset(tmp_path).trajectories[1:]
     export_minari(selection, "every-v3", compression="none")
     theirs = minari.load_dataset("every-v3")
     assert (theirs.total_episodes, theirs.total_steps) == (2, 4)
@@ -206,8 +243,7 @@ def test_bfloat16_is_exported_as_float32(tmp_path: Path) -> None:
     batch = Collector(CountingEnv, frames_per_batch=60, seed=0).next().clone()
     batch["hunter", "extra"] = torch.rand(*batch.shape, 2, 3).bfloat16()
     about = DatasetDescription("counting", CountingEnv().description)
-    with Writer(tmp_path / "d", about) as writer:
-        writer.add(batch)
+    write(tmp_path / "d", [batch], about)
     dataset = open_dataset(tmp_path / "d")
     export_minari(dataset, "x-v0")
     pairs = zip(
