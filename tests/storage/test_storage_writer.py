@@ -174,9 +174,13 @@ def test_cleaning_deletes_no_batch_that_another_writer_adds(
             other.add(added.pop())
         return paths
 
+    def begin(_: Any) -> str:
+        added.append(data[1])
+        return run
+
     with monkeypatch.context() as patched:
         patched.setattr(Path, "glob", adds_meanwhile)
-        patched.setattr(writing, "new_run", lambda _: added.append(data[1]) or run)
+        patched.setattr(writing, "new_run", begin)
         Writer(tmp_path, ABOUT).close()
     other.close()
     assert read(tmp_path) == frames_of(*data[:2])
