@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -261,20 +262,25 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     assert read(tmp_path) == frames_of(*data)
 
 
+@pytest.mark.parametrize(
+    "error", [KeyError("first"), KeyboardInterrupt(), SystemExit(3)]
+)
 def test_an_error_in_closing_does_not_hide_the_first_one(
-    tmp_path: Path, data: Batches
+    tmp_path: Path, data: Batches, error: BaseException
 ) -> None:
-    note = "While closing: [Errno 5] broken disk"
-    for error, expected, notes in (
-        (KeyError("first"), KeyError, [note]),
-        (KeyboardInterrupt(), BrokenDiskError, []),
-    ):
-        writer = Writer(tmp_path / expected.__name__, ABOUT)
-        for batch in data:
-            writer.add(batch)
-        with pytest.raises(expected) as info, failing(0), writer:
+    writer = Writer(tmp_path / "d", ABOUT)
+    for batch in data:
+        writer.add(batch)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(type(error)) as info, failing(0), writer:
             raise error
-        assert getattr(info.value, "__notes__", []) == notes
+    assert info.value is error
+    text = "While closing: [Errno 5] broken disk"
+    assert error.__notes__ == [text]
+    # Python does not show the notes of SystemExit.
+    expected = [text] if isinstance(error, SystemExit) else []
+    assert [str(warning.message) for warning in shown] == expected
 
 
 @pytest.mark.processes
