@@ -160,9 +160,12 @@ def test_the_local_store_lists_the_export(tmp_path: Path) -> None:
 
 
 def test_what_minari_cannot_hold_is_an_error(tmp_path: Path, store: Path) -> None:
-    dataset = record_here(tmp_path / "d", CountingEnv, episodes=2, compact_obs=True)
-    with pytest.raises(KeyError, match="collected with compact_obs"):
-        export_minari(dataset, "counting-v0")
+    dataset = record_here(tmp_path / "d", CountingEnv, episodes=2)
+    ends = [("next", name) for name in ("terminated", "truncated")]
+    rewards = [("next", group, "reward") for group in ("hunter", "prey")]
+    first = dataset.trajectories.select("hunter", "prey", *ends, *rewards)
+    with pytest.raises(KeyError, match="under 'next', so the last"):
+        export_minari(first, "counting-v0")
     with pytest.raises(KeyError, match="no hunter/observation, which Minari needs"):
         export_minari(dataset.trajectories.select("next"), "counting-v0")
     with pytest.raises(ValueError, match="must be one of gzip, lzf, none"):
