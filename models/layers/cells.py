@@ -76,12 +76,17 @@ class GRUCell(Cell):
     @override
     def forward(self, projected: Tensor, states: States) -> States:
         (h,) = states
-        x_reset, x_update, x_new = projected.chunk(3, -1)
-        h_reset, h_update, h_new = self.hidden(h).chunk(3, -1)
+        return (self.after(projected, self.hidden(h), h),)
+
+    @staticmethod
+    def after(x_gates: Tensor, h_gates: Tensor, h: Tensor) -> Tensor:
+        """Return the next state, given ``input(x)``, ``hidden(h)`` and ``h``."""
+        x_reset, x_update, x_new = x_gates.chunk(3, -1)
+        h_reset, h_update, h_new = h_gates.chunk(3, -1)
         reset = torch.sigmoid(x_reset + h_reset)
         update = torch.sigmoid(x_update + h_update)
         new = torch.tanh(torch.addcmul(x_new, reset, h_new))
-        return (torch.lerp(new, h, update),)
+        return torch.lerp(new, h, update)
 
 
 @final

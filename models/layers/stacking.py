@@ -101,10 +101,18 @@ def run_layers(net: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = net(x)
         return out
     for layer in net._modules.values():
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        hooked = hooked or layer._backward_hooks or layer._backward_pre_hooks
-        x = layer(x) if hooked else layer.forward(x)
+        x = layer(x) if _is_hooked(layer) else layer.forward(x)
     return x
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a call of the module runs a hook."""
+    return _is_hooked(module) or _has_any_global_hook()
+
+
+def _is_hooked(layer: Any) -> bool:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(hooked or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:

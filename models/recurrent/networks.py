@@ -18,6 +18,9 @@ from marl_collect.models.base import (
     named_tensors,
 )
 from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
+from marl_collect.models.layers.linear import StackedLinear
+from marl_collect.models.layers.stacking import is_hooked
+from marl_collect.models.recurrent.gru import run_gru
 
 
 class _Mode(threading.local):
@@ -338,6 +341,8 @@ def _run_cell(
 ) -> States:
     """Run ``[agents, steps, rows, features]`` through a cell; return all its states."""
     steps, rows = x.shape[1:3]
+    if _is_plain_gru(cell, x):
+        return (_run_gru(cell, x, states[0], keep),)
     # A single product for the inputs of all steps; only the states are sequential.
     projected = cell.input(x.flatten(1, 2)).unflatten(1, (steps, rows))  # type: ignore[operator]
     visited: list[States] = []
@@ -350,3 +355,34 @@ def _run_cell(
         states = cell(features, states)
         visited.append(states)
     return tuple(torch.stack(kind, 1) for kind in zip(*visited, strict=True))
+
+
+def _is_plain_gru(cell: Any, x: Tensor) -> bool:
+    """Return whether ``run_gru`` computes what the cell's modules do, step by step."""
+    hidden = cell.hidden
+    return (
+        x.shape[1] > 1
+        and type(cell) is GRUCell
+        and type(hidden) in (nn.Linear, StackedLinear)
+        and not any(is_hooked(layer) for layer in (cell, hidden))
+        # Compilers and torch.func see through the modules, but not the gradient.
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()  # noqa: SLF001 - no public name
+    )
+
+
+def _run_gru(cell: Any, x: Tensor, state: Tensor, keep: Tensor | None) -> Tensor:
+    """Run ``[agents, steps, rows, features]`` through a GRU's cell, time first."""
+    agents, steps, rows, _ = x.shape
+    weight, bias = cell.hidden.weight, cell.hidden.bias
+    if weight.ndim == 3:
+        projected = cell.input(x.flatten(1, 2)).unflatten(1, (steps, rows))
+        keep = None if keep is None else keep.unsqueeze(1)
+        out = run_gru(projected.transpose(0, 1), state, keep, weight, bias)
+        return out.transpose(0, 1)
+    # With shared weights, agents are rows.
+    projected = cell.input(x.transpose(0, 1).flatten(1, 2))
+    if keep is not None:
+        keep = keep.repeat(1, agents, 1)
+    out = run_gru(projected, state.flatten(0, 1), keep, weight.mT, bias)
+    return out.unflatten(1, (agents, rows)).transpose(0, 1)
