@@ -27,12 +27,12 @@ RUNS = ROOT / "runs" / "reproduce"
 KEPT = ROOT / "benchmarks" / "results" / "reproduce"
 PAGE = ROOT / "docs" / "results.md"
 SEEDS: Final = 5
-_VALUES, _ALL = ("iql", "vdn", "qmix"), ("iql", "vdn", "qmix", "ippo", "mappo")
+_VALUES, _ON_POLICY = ("iql", "vdn", "qmix"), ("ippo", "mappo", "ia2c", "maa2c")
 CELLS: Final = [
     *(
         (f"matrix/{game}", algorithm)
         for game in ("climbing", *(f"penalty-{k}" for k in (0, 25, 50, 75, 100)))
-        for algorithm in _ALL
+        for algorithm in (*_VALUES, *_ON_POLICY)
     ),
     *(
         (f"lbforaging/{name}", algorithm)
@@ -43,7 +43,7 @@ CELLS: Final = [
 """Task and algorithm of each cell, the cheapest first."""
 MATRIX_FRAMES: Final = {
     **dict.fromkeys(_VALUES, 250_000),
-    **dict.fromkeys(("ippo", "mappo"), 2_500_000),
+    **dict.fromkeys(_ON_POLICY, 2_500_000),
 }
 """Frames of a run on a matrix game, in place of the preset's, by algorithm."""
 
@@ -198,6 +198,8 @@ seeds (Student). The returns of matrix games are those of an agent. A reference 
 if it is in our interval of the maximum, or {tolerance:.0%} of it from our mean. Seconds
 are the time in which a run collected, trained and evaluated.
 
+{lengths}
+
 {table}
 
 {missing}
@@ -234,10 +236,23 @@ def page(cells: Sequence[Cell]) -> str:
     text = _PAGE.format(
         seeds=SEEDS,
         tolerance=_TOLERANCE,
+        lengths=_lengths(),
         table=table if rows else "No cell is finished.",
         missing="\n".join(notes),
     )
     return text.rstrip() + "\n"
+
+
+def _lengths() -> str:
+    """Return the sentence with the frames of runs on matrix games."""
+    names: dict[int, list[str]] = {}
+    for algorithm, frames in MATRIX_FRAMES.items():
+        names.setdefault(frames, []).append(algorithm)
+    parts = [f"{frames:,} frames ({', '.join(of)})" for frames, of in names.items()]
+    return (
+        f"Runs on matrix games have {' or '.join(parts)}, in place of the preset's "
+        "number."
+    )
 
 
 def _row(cell: Cell) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from typing import Final
 ALGORITHMS: Final = {
     "ippo": "marl_collect.training.ppo:PPOLearner",
     "mappo": "marl_collect.training.ppo:PPOLearner",
+    "ia2c": "marl_collect.training.ppo:PPOLearner",
+    "maa2c": "marl_collect.training.ppo:PPOLearner",
     "iql": "marl_collect.training.value_decomposition:ValueLearner",
     "vdn": "marl_collect.training.value_decomposition:ValueLearner",
     "qmix": "marl_collect.training.value_decomposition:ValueLearner",

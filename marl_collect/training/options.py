@@ -31,8 +31,9 @@ class Setup:
 
     Attributes:
         algorithm: PPO whose critic reads each agent's own observation (``"ippo"``) or
-            those of all agents (``"mappo"``), or Q-learning of each agent's values
-            (``"iql"``), of their sum (``"vdn"``) or of a monotonic mixture
+            those of all agents (``"mappo"``), a single unclipped step per batch with
+            these critics (``"ia2c"``, ``"maa2c"``), or Q-learning of each agent's
+            values (``"iql"``), of their sum (``"vdn"``) or of a monotonic mixture
             (``"qmix"``); see ``algorithms.py``.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.

@@ -1,4 +1,4 @@
-"""IPPO and MAPPO in plain PyTorch.
+"""IPPO, MAPPO, IA2C and MAA2C in plain PyTorch.
 
 Sources:
     Schulman et al., "Proximal Policy Optimization Algorithms", arXiv 1707.06347.
@@ -7,7 +7,8 @@ Sources:
     MAPPO: Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent
     Games", arXiv 2103.01955: also Huber's loss, clipped and normalised values.
     Papoudakis et al., "Benchmarking Multi-Agent Deep Reinforcement Learning Algorithms
-    in Cooperative Tasks", arXiv 2006.07869: also returns of n steps, target critics.
+    in Cooperative Tasks", arXiv 2006.07869: also returns of n steps, target critics,
+    IA2C and MAA2C.
 """
 
 import copy
@@ -47,6 +48,7 @@ _OBSERVED_AT_ONCE = 8_000_000
 much for pictures of bytes and the default convolutions."""
 
 
+_ACTOR_CRITIC = ("ia2c", "maa2c")
 _GAINS = {
     "relu": nn.init.calculate_gain("relu"),
     "tanh": nn.init.calculate_gain("tanh"),
@@ -61,6 +63,9 @@ class PPOLearner(Learner):
     Rows of agents that do not act, and decisions whose outcome is not known, are left
     out of the losses, and of the mean and the standard deviation that normalise the
     advantages.
+
+    IA2C and MAA2C take one gradient step per batch, without clipping, and are
+    otherwise the same.
     """
 
     @float32_on("cpu")
@@ -79,6 +84,8 @@ class PPOLearner(Learner):
         super().__init__(description, setup, options, seed)
         torch.manual_seed(seed)
         self.ppo = options.ppo
+        self._once = setup.algorithm in _ACTOR_CRITIC
+        """Whether each batch is learnt from in a single step."""
         if options.recurrent is not None:
             _check_sequences(options)
         self.prefetch = options.ppo.prefetch
@@ -87,7 +94,7 @@ class PPOLearner(Learner):
         if not self.ppo.recurrent_critic:
             shared["recurrent"] = None
         self.critic = make_critic(
-            description, centralised=setup.algorithm == "mappo", **shared
+            description, centralised=setup.algorithm in ("mappo", "maa2c"), **shared
         ).to(self.device)
         if self.ppo.orthogonal:
             gain = _GAINS[options.activation]
@@ -109,6 +116,13 @@ class PPOLearner(Learner):
 
     @classmethod
     @override
+    def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
+        if algorithm in _ACTOR_CRITIC:  # Of interest with the settings of a paper.
+            return []
+        return super().default_setups(algorithm, agent_ids=agent_ids)
+
+    @classmethod
+    @override
     def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
         if not options.ppo.orthogonal and setting == "ppo.policy_gain":
             return True
@@ -116,6 +130,9 @@ class PPOLearner(Learner):
         if options.recurrent is None and setting in sequences:
             return True
         if options.ppo.n_steps is not None and setting == "ppo.lmbda":
+            return True
+        repeated = ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
+        if setup.algorithm in _ACTOR_CRITIC and setting in repeated:
             return True
         return setting.startswith("value.")
 
@@ -129,13 +146,16 @@ class PPOLearner(Learner):
             group["lr"] = share * rate
         data, self._state = self._prepared(batch)
         size = max(1, self.ppo.minibatch_frames // data[:1].numel())
+        epochs = self.ppo.epochs
+        if self._once:
+            size, epochs = len(data), 1
         # Read here, so that no minibatch has to wait for a device.
         trains = {
             name: data[name, TRAINED].flatten(1).any(1).cpu()
             for name in self.description.groups
         }
         steps = []
-        for _ in range(self.ppo.epochs):
+        for _ in range(epochs):
             order = torch.randperm(len(data), generator=self.generator, device="cpu")
             for rows in order.split(size):
                 idle = [(g, TRAINED) for g, s in trains.items() if not s[rows].any()]
@@ -322,11 +342,15 @@ class PPOLearner(Learner):
             mean = partial(_mean, used=used, count=used.sum())
             # Other rows have no ratio: where their gradient is infinite, 0 times it
             # would be NaN.
-            log_prob = dist.log_prob(rows["action"])
+            log_prob = torch.where(used, dist.log_prob(rows["action"]), 0.0)
             log_ratio = torch.where(used, log_prob - rows["action_log_prob"], 0.0)
             ratio = log_ratio.exp()
-            clipped = ratio.clamp(1 - ppo.clip_epsilon, 1 + ppo.clip_epsilon)
-            gain = mean(torch.minimum(ratio * advantage, clipped * advantage))
+            if self._once:
+                clipped = ratio
+                gain = mean(log_prob * advantage)
+            else:
+                clipped = ratio.clamp(1 - ppo.clip_epsilon, 1 + ppo.clip_epsilon)
+                gain = mean(torch.minimum(ratio * advantage, clipped * advantage))
             entropy = mean(_entropy(dist))
             value, target, before = (
                 td[key].squeeze(-1)

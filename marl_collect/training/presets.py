@@ -179,12 +179,20 @@ _EPYMARL_PPO = (
         "ppo.bootstrap_limits": False,
     }
 )
-_EPYMARL_PPO_MISSING = (
+_EPYMARL_A2C = {
+    name: value
+    for name, value in _EPYMARL_PPO.items()
+    if name not in ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
+} | {"ppo.lr": 5e-4}
+_EPYMARL_A2C_MISSING = (
     "batches have a number of frames, and as many episodes only where all last until "
-    "the limit; returns are computed once per batch, not in each epoch; the target "
-    "critic follows each gradient step, not each batch; the critic has one hidden "
-    "layer, not two; the value after the last frame of the longest episode of a batch "
-    "is not added"
+    "the limit; the critic has one hidden layer, not two; the value after the last "
+    "frame of the longest episode of a batch is not added; Adam adds 1e-5 to its "
+    "denominators, not 1e-8"
+)
+_EPYMARL_PPO_MISSING = (
+    f"{_EPYMARL_A2C_MISSING}; returns are computed once per batch, not in each epoch; "
+    "the target critic follows each gradient step, not each batch"
 )
 _EPYMARL_ALL_MISSING = (
     "the last evaluation of 100 episodes has seeds of its own; random actions fill the "
@@ -225,11 +233,13 @@ PRESETS: Final[Mapping[str, Preset]] = {
         "EPyMARL (github.com/uoe-agents/epymarl at cbc38c0, src/config)",
         [
             f"{name}-local-shared-ids"
-            for name in ("ippo", "mappo", "iql", "vdn", "qmix")
+            for name in ("ippo", "mappo", "ia2c", "maa2c", "iql", "vdn", "qmix")
         ],
         {
             "ippo": _EPYMARL_PPO,
             "mappo": _EPYMARL_PPO,
+            "ia2c": _EPYMARL_A2C,
+            "maa2c": _EPYMARL_A2C | {"ppo.entropy_coeff": 0.01},
             "iql": _EPYMARL_VALUES
             | _EPYMARL_MEMORY
             | {"value.lr": 3e-4, "value.epsilon_frames": 200_000},
@@ -243,6 +253,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             },
         },
         dict.fromkeys(("ippo", "mappo"), _EPYMARL_PPO_MISSING)
+        | dict.fromkeys(("ia2c", "maa2c"), _EPYMARL_A2C_MISSING)
         | dict.fromkeys(("iql", "vdn", "qmix"), _EPYMARL_ALL_MISSING),
     ),
     "mappo": Preset(

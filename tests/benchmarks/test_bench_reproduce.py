@@ -77,7 +77,7 @@ def test_the_page_names_what_agrees_and_what_is_missing() -> None:
     text = page([same])
     assert "| 125.00 ± 0.00 | 125.00 ± 0.00 | 100 | 9 | - | 125.00: agrees |" in text
     assert "125.00: differs" in page([replace(same, returns=[[275.0], [275.0]])])
-    assert "- `matrix/climbing`: iql, vdn, ippo, mappo\n" in text
+    assert "- `matrix/climbing`: iql, vdn, ippo, mappo, ia2c, maa2c\n" in text
     assert text.count("\n- `") == len({task for task, _ in reproduce.CELLS})
 
 
@@ -110,6 +110,14 @@ def test_cells_that_are_not_finished_are_trained_until_one_fails(
     assert reproduce.run_cells("8x8-2p-2f-coop", jobs=1) == 0
     assert len(commands) == 3
     assert not any("--frames" in command for _, command in commands)
+
+
+def test_the_page_has_the_frames_of_runs_on_matrix_games() -> None:
+    text = page([])
+    for task, algorithm in reproduce.CELLS:
+        if task.startswith("matrix/"):
+            frames = f"{reproduce.MATRIX_FRAMES[algorithm]:,} frames"
+            assert algorithm in text.partition(frames)[2].partition(")")[0]
 
 
 def test_the_committed_page_is_of_the_committed_cells() -> None:

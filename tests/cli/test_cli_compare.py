@@ -240,7 +240,8 @@ def test_the_settings_of_a_preset_are_printed_by_algorithm() -> None:
     code, text = run("compare", "--settings", "--preset", "epymarl")
     assert code == 0, text
     rows = {row[0]: row[1:] for row in map(str.split, text.splitlines()) if row}
-    assert rows["setting"] == ["ippo", "mappo", "iql", "vdn", "qmix"]
+    setups = ["ippo", "mappo", "ia2c", "maa2c", "iql", "vdn", "qmix"]
+    assert rows["setting"] == setups
     assert rows["value.epsilon_frames"] == ["200000", "50000", "50000"]
     assert rows["value.warm_up_frames"][0] == "32"
     assert "ppo.normalise_advantages" in rows

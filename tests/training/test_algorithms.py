@@ -77,8 +77,9 @@ def test_every_algorithm_has_default_setups() -> None:
     assert "qmix-local-shared-ids" in names
     ppo = {(s.algorithm, s.centralised, s.share_params) for s in setups[:10]}
     assert len(ppo) == 8
-    # Where agents take turns, IQL cannot be trained, so it is trained on request.
-    assert {s.algorithm for s in setups} == set(ALGORITHMS) - {"iql"}
+    # Where agents take turns, IQL cannot be trained, so it is trained on request; so
+    # are IA2C and MAA2C.
+    assert {s.algorithm for s in setups} == set(ALGORITHMS) - {"iql", "ia2c", "maa2c"}
 
 
 @pytest.mark.processes

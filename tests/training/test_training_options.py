@@ -16,7 +16,7 @@ def test_parse_returns_the_setup_of_a_name() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ("sac", r"'sac'\. Expected one of ippo, mappo, iql, vdn, qmix"),
+        ("sac", r"'sac'\. Expected one of ippo, mappo, ia2c, maa2c, iql, vdn, qmix"),
         ("mapo", r"'mapo'\. Did you mean mappo\? Expected"),
     ],
 )
@@ -30,7 +30,7 @@ def test_an_unknown_algorithm_is_refused_with_the_valid_names(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sac", r"'sac'\. A name is ippo.mappo.iql.vdn.qmix, then -local"),
+        ("sac", r"'sac'\. A name is ippo.mappo.ia2c.maa2c.iql.vdn.qmix, then -local"),
         ("mapo", r"Did you mean mappo-local-shared\? A name is"),
         ("mappo-local-own-id", r"Did you mean mappo-local-own-ids\?"),
         ("qmix-shared", r"Did you mean qmix-local-shared\?"),

@@ -18,6 +18,7 @@ class Settings:
 
     groups: Mapping[str, int]
     central: bool
+    once: bool  # whether the policy's gradient is that of A2C
     centralised: bool
     ids: bool
     recurrent: bool
@@ -507,6 +508,8 @@ def loss(
         ratio, gained = (log_prob - old)[used].exp(), advantage[used]
         clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
         gain = torch.minimum(ratio * gained, clipped * gained)
+        if settings.once:
+            gain = log_prob[used] * gained
         mean, deviation = prepared.moments[name]
         goal = (target[used] - mean) / deviation
         # What the network says is a standardised return.

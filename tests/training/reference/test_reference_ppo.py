@@ -1,6 +1,7 @@
 """PPO equals a computation from its definition, in cases drawn at random."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,9 +82,12 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "ppo.clip_value": pick.choice([None, 0.002, 0.02]),
         "ppo.normalise_values": pick.random() < 0.5,
     }
+    if pick.random() < 0.4:
+        setup = replace(setup, algorithm=ACTOR_CRITIC[setup.algorithm])
     return kind, setup, settings
 
 
+ACTOR_CRITIC = {"ippo": "ia2c", "mappo": "maa2c"}
 LEARNT = (-1.0, 0.5, 2.0)
 """Returns that a critic learnt before, if it learns standardised ones."""
 
@@ -117,7 +121,8 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
         batch,
         reference.Settings(
             groups=kind.groups,
-            central=setup.algorithm == "mappo",
+            central=setup.algorithm in ("mappo", "maa2c"),
+            once=setup.algorithm in ACTOR_CRITIC.values(),
             centralised=setup.centralised,
             ids=setup.agent_ids,
             recurrent=recurrent,
@@ -184,9 +189,11 @@ def test_ppo_equals_its_definition(seed: int) -> None:
 
     size = max(1, learner.ppo.minibatch_frames // settings.length)
     order = torch.Generator().manual_seed(learner.generator.initial_seed())
+    once = settings.once
+    size = count if once else size
     minibatches = [
         rows
-        for _ in range(learner.ppo.epochs)
+        for _ in range(1 if once else learner.ppo.epochs)
         for rows in torch.randperm(count, generator=order).split(size)
     ]
     loss.backward()
@@ -234,8 +241,14 @@ def test_the_cases_have_everything() -> None:
     assert any(kind.picture and s["recurrent"] for kind, _, s in cases)
     assert any(kind.turns and s["recurrent"] for kind, _, s in cases)
     assert any(kind.turns and kind.deaths for kind, _, _ in cases)
-    setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
+    setups = {
+        (a.algorithm.replace("a2c", "ppo"), a.centralised, a.share_params)
+        for _, a, _ in cases
+    }
     assert len(setups) == 8
+    memory = {(a.algorithm, s["recurrent"]) for _, a, s in cases}
+    assert {name for name, _ in memory} == {*ACTOR_CRITIC, *ACTOR_CRITIC.values()}
+    assert {kind for name, kind in memory if "a2c" in name} == {None, "gru"}
     assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
     assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4
     for name, count in (
