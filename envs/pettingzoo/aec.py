@@ -29,6 +29,8 @@ class AECDriver:
         self._name = name
         # Whether env.rewards was seen to be in use, which is checked until it is.
         self._rewarded = False
+        # Calls of step(None) since the last one that changed env.agents.
+        self._ignored = 0
         # Each agent's rewards since its last turn, once audit() is in use.
         self._sums: dict[Any, float] | None = None
 
@@ -41,9 +43,11 @@ class AECDriver:
         """Begin an episode.
 
         Raises:
-            RuntimeError: if the reset leaves no agent alive.
+            RuntimeError: if the reset leaves no agent alive, or if an agent that is
+                dead is not removed.
         """
         env = self._env
+        self._ignored = 0
         if self._sums is not None:
             self._sums = {}
         env.reset(seed=seed)
@@ -52,8 +56,7 @@ class AECDriver:
         dead = []
         while self._agents and self._is_dead(self._agent):
             dead.append(self._agent)
-            env.step(None)
-            self._read()
+            self._step_dead()
         self._rows.begin(self._agents, act=False, dead=dead)
         if not self._agents:
             raise RuntimeError(
@@ -164,6 +167,25 @@ class AECDriver:
     def _is_dead(self, agent: Any) -> bool:
         return bool(self._terminations[agent] or self._truncations[agent])
 
+    def _step_dead(self) -> None:
+        """Step the dead agent whose turn it is with None, which removes it.
+
+        An environment may remove it later, when the other dead agents had their turn.
+
+        Raises:
+            RuntimeError: if all agents may have had their turn, and nobody left.
+        """
+        agent, before = self._agent, list(self._agents)
+        self._env.step(None)
+        self._read()
+        self._ignored = self._ignored + 1 if self._agents == before else 0
+        if self._ignored > len(self._env.possible_agents):
+            raise RuntimeError(
+                f"{self._name}: agent {agent} is done, but step(None) does not remove "
+                "it from env.agents. step() must begin with: if the selected agent is "
+                "terminated or truncated, return self._was_dead_step(action)."
+            )
+
     def _join_new(self) -> None:
         rows = self._rows
         if rows.dead:
@@ -177,15 +199,15 @@ class AECDriver:
     def _step_over_dead(self) -> None:
         env = self._env
         rows = self._rows
+        self._ignored = 0
         while self._agents and self._is_dead(self._agent):
             agent = self._agent
             if agent not in rows.absent:
                 rows.write_observations({agent: env.observe(agent)})
                 rows.select(agent, acts=False)
-            env.step(None)
+            self._step_dead()
             if self._sums is not None:  # It begins anew if it comes back.
                 self._sums.pop(agent, None)
-            self._read()
             # Removing an agent may end others, or let them join or come back.
             before = set(rows.alive)
             self._join_new()

@@ -34,12 +34,22 @@ class ParallelDriver:
         self._actions = actions
 
     def reset(self, seed: int) -> None:
-        """Begin an episode."""
+        """Begin an episode.
+
+        Raises:
+            RuntimeError: if the reset lists no agent.
+        """
         rows = self._rows
         observations, infos = check_reset(self._env.reset(seed=seed))
         self._returned = (observations,)
         self._first_infos = infos
         self._agents = as_list(self._env.agents, self._name)[:]
+        if not self._agents:  # With absent="waiting" too: an empty list ends episodes.
+            raise RuntimeError(
+                f"{self._name}: at least one agent must be able to act after "
+                f"reset(seed={seed}), but env.agents is empty. reset() must begin with "
+                "self.agents = self.possible_agents[:]."
+            )
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
         rows.write_observations(observations)

@@ -300,6 +300,23 @@ def test_an_episode_ends_when_nobody_is_listed() -> None:
     assert env.flags("agents") == [[True] * 3, [False] * 3, [True] * 3]
 
 
+@pytest.mark.parametrize("absent", ["dead", "waiting"])
+def test_a_reset_that_lists_nobody_is_an_error(absent: Any) -> None:
+    raw = Together()
+    env = PettingZooWrapper(raw, group_map=IN_ONE, absent=absent)
+    reset = raw.reset
+
+    def forget(*args: Any, **keywords: Any) -> Any:
+        results = reset(*args, **keywords)
+        raw.agents = []
+        return results
+
+    raw.reset = forget  # type: ignore[method-assign]
+    message = r"table_v0: .* env.agents is empty. reset\(\) must begin with self.agents"
+    with pytest.raises(RuntimeError, match=message):
+        env.rollout(3)
+
+
 def test_other_values_and_a_missing_mask_are_refused() -> None:
     with pytest.raises(ValueError, match=r"absent must be 'dead' or 'waiting', but is"):
         PettingZooWrapper(Together(), absent="asleep")  # type: ignore[arg-type]

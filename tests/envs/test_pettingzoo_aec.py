@@ -133,6 +133,40 @@ def test_an_agent_that_ends_comes_back_and_acts_within_one_step_is_an_error() ->
         env.step()
 
 
+@pytest.mark.parametrize("rotates", [False, True])
+def test_an_agent_that_is_done_and_never_removed_is_an_error(*, rotates: bool) -> None:
+    def ignoring() -> ScriptedTurns:
+        raw = ScriptedTurns(Script(max_cycles=2))
+
+        def ignore(_action: Any) -> None:
+            if rotates:
+                raw.agent_selection = "agent_1"
+
+        raw._was_dead_step = ignore
+        return raw
+
+    env = PettingZooWrapper(ignoring())
+    message = r"scripted_v0: agent agent_\d is done, .*return self._was_dead_step"
+    with pytest.raises(RuntimeError, match=message):
+        env.rollout(9)
+    with pytest.raises(ContractError, match=message):
+        check_env(lambda: PettingZooWrapper(ignoring()))
+
+
+def test_an_agent_that_is_dead_after_the_reset_and_not_removed_is_an_error() -> None:
+    raw = ScriptedTurns()
+    reset = raw.reset
+
+    def dead(seed: int | None = None, options: Any = None) -> None:
+        reset(seed)
+        raw.terminations["agent_0"] = True
+
+    raw.reset = dead  # type: ignore[method-assign]
+    raw._was_dead_step = lambda _action: None
+    with pytest.raises(RuntimeError, match="agent_0 is done, but step"):
+        PettingZooWrapper(raw).rollout(9)
+
+
 def test_the_default_is_one_group_per_agent() -> None:
     env = PettingZooWrapper(ScriptedTurns())
     assert env.group_map == {f"agent_{i}": [f"agent_{i}"] for i in range(3)}
