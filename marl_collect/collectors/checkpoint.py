@@ -18,10 +18,13 @@ from marl_collect.rollout.env_calls import calls_of
 from marl_collect.rollout.episodes import Episode, left_behind
 
 _ARRAY = "ndarray"
+_SECONDS = ("collecting", "rollouts", "resets")
+"""Go with the frames, so that frames per second count all runs."""
 _KEYS = {
     "frames",
     "batches",
     "episodes",
+    "seconds",
     "recent",
     "policy_state_dict",
     "workers",
@@ -43,6 +46,7 @@ def pack(
         "frames": statistics.frames,
         "batches": statistics.batches,
         "episodes": statistics.episodes,
+        "seconds": {name: getattr(statistics, name) for name in _SECONDS},
         "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": parameters,
         "workers": [_storable(worker) for worker in workers],
@@ -93,6 +97,8 @@ def restore(
     statistics.frames = state_dict["frames"]
     statistics.batches = state_dict["batches"]
     statistics.episodes = state_dict["episodes"]
+    for name in _SECONDS:
+        setattr(statistics, name, state_dict["seconds"][name])
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
     dtypes = policy.layout.dtypes if policy.layout is not None else ()
     named = list(zip(policy.names, dtypes, strict=True))

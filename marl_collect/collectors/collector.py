@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
 from tensordict import TensorDict, TensorDictBase
@@ -147,7 +147,6 @@ class CollectorBase:
         self._owner = os.getpid()
         self._statistics = source.statistics
         self._delivery = Delivery(options, self.description)
-        self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
         self._steps_before = 0
         self._background = Background()
@@ -237,7 +236,8 @@ class CollectorBase:
     def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: FBT001, FBT002 - TorchRL's signature
         """Derive all random numbers from ``seed``, and begin new episodes.
 
-        The same seed gives the same batches.
+        The same seed gives the same batches. Trajectories of the old seed that were
+        not delivered are dropped.
 
         Returns:
             A seed for the next call; ``seed`` itself if ``static_seed``.
@@ -245,7 +245,7 @@ class CollectorBase:
         seed = checked_seed(seed)
         with self._asking():
             self._source.begin_episodes(seed=seed)
-            self._delivery.forget_open()
+            self._delivery.forget()
         return seed if static_seed else next_seed(seed)
 
     # Weights
@@ -298,7 +298,8 @@ class CollectorBase:
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:
-            TypeError: if ``worker_ids`` are booleans, or the weights are not tensors.
+            TypeError: if indices of workers are booleans, or the weights are not
+                tensors.
             ValueError: if the weights are given in more than one way, or if tensors
                 have another shape or dtype than in the workers.
             KeyError: if tensors are missing or surplus, or if a submodule does not
@@ -311,24 +312,18 @@ class CollectorBase:
         chosen = None if worker_ids is None else listed_workers(worker_ids)
         with self.pause():
             self._check_open()
-            # Nearly all updates are plain. They take microseconds.
-            plain = weights is None and policy is None and model_id is None
-            by_worker = policy_or_weights is not None and _is_by_worker(
-                policy_or_weights
-            )
-            if plain and by_worker:
-                if chosen is not None or weights_dict is not None:
+            source = _only(policy_or_weights, weights, policy, weights_dict)
+            if weights_dict is None and _is_by_worker(source):
+                if chosen is not None or model_id is not None:
                     raise ValueError(
-                        "Weights given by worker index already select the workers: "
-                        "omit worker_ids and weights_dict."
+                        "Weights given by worker index already select the workers, and "
+                        "are those of the whole policy: omit worker_ids and model_id."
                     )
-                self._weights.publish_each(policy_or_weights)
+                workers = listed_workers(list(source))
+                by_worker = zip(workers, source.values(), strict=True)
+                self._weights.publish_each(dict(by_worker))
                 return
-            if plain and weights_dict is None:
-                tensors = self._policy.tensors(policy_or_weights)
-            else:
-                sources = (policy_or_weights, weights, policy)
-                tensors = self._policy.chosen(sources, model_id, weights_dict)
+            tensors = self._policy.chosen(source, model_id, weights_dict)
             self._weights.publish(tensors, chosen)
 
     @final
@@ -497,8 +492,8 @@ class CollectorBase:
 
         Raises:
             KeyError: if the mapping is not the state of a collector; nothing changes.
-            ValueError: if ranks, workers, environments, weights or ``trajs_per_batch``
-                differ; nothing changes.
+            ValueError: if ranks, workers, environments or weights differ, or if only
+                one of the two collectors has ``trajs_per_batch``; nothing changes.
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
@@ -681,14 +676,13 @@ class CollectorBase:
         self._check_owner()
         with self._lock:
             with self._ending_on(BaseException):
-                if not self._ready and not self._finished():
-                    self._ready.extend(self._delivery.more())
-            if not self._ready and not self._finished():
+                batches = self._delivery.more()
+            if not batches and not self._finished():
                 self._check_open()
             with self._ending_on(BaseException):
-                while not self._ready and not self._finished():
-                    self._collect_more()
-            return [self._ready.popleft()] if self._ready else []
+                while not batches and not self._finished():
+                    batches = self._collect_more()
+                return batches or self._delivery.rest()
 
     @contextmanager
     def _asking(self, *, closed: bool = False) -> Iterator[None]:
@@ -716,10 +710,13 @@ class CollectorBase:
             close_after(error, self.shutdown)
             raise
 
-    def _collect_more(self) -> None:
+    def _collect_more(self) -> list[Any]:
+        """Collect one slot; return the batch that it completes, if any, in a list."""
         started = time.perf_counter()
-        if self._options.update_at_each_batch and self._statistics.batches:
-            self._weights.publish(self._policy.tensors())
+        if self._options.update_at_each_batch and self._weights.can_update:
+            tensors = self._policy.tensors()  # Weights elsewhere are an error at once.
+            if self._statistics.batches:
+                self._weights.publish(tensors)
         self._weights.warn_if_stale()
         delivered = self._statistics.frames
         filled = self._source.fill(
@@ -728,9 +725,7 @@ class CollectorBase:
         seconds = time.perf_counter() - started
         self._statistics.add(filled.frames, filled.episodes, seconds)
         self._policy.played(filled.episodes)
-        self._ready.extend(self._delivery.batches(filled))
-        if self._finished():
-            self._ready.extend(self._delivery.rest())
+        return self._delivery.batches(filled)
 
     def _finished(self) -> bool:
         return self._options.completed(self._statistics.frames)
@@ -757,10 +752,24 @@ class CollectorBase:
             raise ClosedError("This collector was shut down. Build a new one.")
 
 
+def _only(*sources: Any) -> Any:
+    """Return the one source of weights that is not None; None if there is none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    passed = [source for source in sources if source is not None]
+    if len(passed) > 1:
+        raise ValueError(
+            "Pass only one of policy_or_weights, weights, policy and weights_dict."
+        )
+    return passed[0] if passed else None
+
+
 def _is_by_worker(weights: Any) -> bool:
     """Return whether ``weights`` maps worker indices to weights."""
     return (
         isinstance(weights, Mapping)
         and len(weights) > 0
-        and all(isinstance(key, int) for key in weights)
+        and all(isinstance(key, Integral) for key in weights)
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from marl_collect.buffers.compact_observations import LastObservations, attach
 from marl_collect.buffers.layout import VALID, Layout
@@ -110,41 +110,52 @@ class Delivery:
         return [] if len(self._assembler) < count else [self._trajectories(count)]
 
     def rest(self) -> list[Any]:
-        """Return the remaining complete trajectories as batches, at the end."""
-        out: list[Any] = []
-        while batch := self.more():
-            out += batch
-        return [*out, self._trajectories()] if len(self._assembler) else out
+        """Return the last complete trajectories, too few for ``more``, at the end."""
+        return [self._trajectories()] if len(self._assembler) else []
 
-    def state(self) -> dict[Key, torch.Tensor]:
-        """Return the frames of undelivered trajectories, ``[N, ...]`` by key."""
+    def state(self) -> dict[Key, torch.Tensor] | None:
+        """Return the frames of undelivered trajectories, ``[N, ...]`` by key.
+
+        None if batches are not trajectories.
+        """
+        if self._options.trajs_per_batch is None:
+            return None
         held = self._assembler.held()
         frames = {} if held is None else flatten(held)
         # torch.save refuses tensors without elements that share an address.
         return {key: t if t.numel() else t.clone() for key, t in frames.items()}
 
-    def check(self, state: Mapping[Key, torch.Tensor]) -> None:
+    def check(self, state: Mapping[Key, torch.Tensor] | None) -> None:
         """Check the state before anything is loaded.
 
         Raises:
-            ValueError: if this collector does not deliver whole trajectories.
+            ValueError: if only one of the two collectors delivers whole trajectories.
         """
-        if state and self._options.trajs_per_batch is None:
-            raise ValueError(
-                "The state has frames of trajectories that were not delivered, but "
-                "this collector has no trajs_per_batch. Build the collector with the "
-                "arguments it was saved with."
-            )
+        whole = self._options.trajs_per_batch is not None
+        if whole == (state is not None):
+            return
+        differ = (
+            "The state has no trajectories, but this collector has trajs_per_batch"
+            if whole
+            else "The state has trajectories, but this collector has no trajs_per_batch"
+        )
+        raise ValueError(
+            f"{differ}. Build the collector with the arguments it was saved with."
+        )
 
-    def load(self, state: Mapping[Key, torch.Tensor]) -> None:
+    def load(self, state: Mapping[Key, torch.Tensor] | None) -> None:
         """Resume from ``state``, which was checked."""
-        self._assembler = TrajectoryAssembler()
+        self.forget()
         if state:
             groups = self._description.groups
             n_agents = {name: group.n_agents for name, group in groups.items()}
             row = {key: frames[None] for key, frames in state.items()}
             size = tuple(row["done",].shape[:2])
             self._assembler.add(assemble(row, size, n_agents, time=True))
+
+    def forget(self) -> None:
+        """Drop all trajectories that were not delivered."""
+        self._assembler = TrajectoryAssembler()
 
     def forget_open(self) -> None:
         """Drop trajectories that will not be continued."""
@@ -188,6 +199,11 @@ class Delivery:
         out: Any = batch if options.postproc is None else options.postproc(batch)
         if options.replay_buffer is None:
             return out
+        if not is_tensor_collection(out):
+            raise TypeError(
+                "postproc must return the batch for the replay_buffer, but it returned "
+                f"{out!r:.100}."
+            )
         if storage_dims(options.replay_buffer) > 1:
             options.replay_buffer.extend(out)
             return None

@@ -355,7 +355,11 @@ class BatchOptions(WorkerOptions):
         ),
     ] = None
     reset_at_each_iter: Annotated[
-        bool, Option("begin new episodes at the start of every batch")
+        bool,
+        Option(
+            "begin new episodes at the start of every batch. Not with "
+            "`trajs_per_batch`, nor with `record(episodes=...)`"
+        ),
     ] = False
     exploration_type: Annotated[
         ExplorationType,
@@ -405,7 +409,11 @@ class BatchOptions(WorkerOptions):
         ),
     ] = None
     update_at_each_batch: Annotated[
-        bool, Option("publish the weights of `collector.policy` before every batch")
+        bool,
+        Option(
+            "publish the weights of `collector.policy`, if it has any, before every "
+            "batch"
+        ),
     ] = False
     preemptive_threshold: Annotated[
         float | None,
@@ -494,7 +502,7 @@ class BatchOptions(WorkerOptions):
             "number of complete trajectories per batch, instead of a number of frames. "
             "The last batch may have fewer: those that are complete when "
             "`total_frames` are collected. Incomplete trajectories are then dropped. "
-            "Not with `set_truncated`",
+            "Not with `set_truncated` or `reset_at_each_iter`",
             at_least=1,
             not_in=_SHAPES,
         ),
@@ -518,7 +526,10 @@ class BatchOptions(WorkerOptions):
     ] = None
     postproc: Annotated[
         Postproc | None,
-        Option("a function applied to every batch before delivery"),
+        Option(
+            "a function applied to every batch before delivery. With a "
+            "`replay_buffer` it must return a TensorDict"
+        ),
     ] = None
     storing_device: Annotated[
         Device | None,
@@ -759,6 +770,12 @@ def _check_batches(options: BatchOptions) -> None:
         raise ValueError(
             "set_truncated ends trajectories at the end of each batch, and "
             "trajs_per_batch delivers complete ones only: omit set_truncated."
+        )
+    if options.reset_at_each_iter and options.trajs_per_batch is not None:
+        raise ValueError(
+            "reset_at_each_iter cuts trajectories that are longer than the frames of a "
+            "batch, and trajs_per_batch delivers complete ones only: omit "
+            "reset_at_each_iter."
         )
     if options.traj_format != "padded" and options.trajs_per_batch is None:
         raise ValueError(

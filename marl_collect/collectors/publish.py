@@ -57,6 +57,11 @@ class Publisher:
         self.workers = workers
         self.version = 0
 
+    @property
+    def can_update(self) -> bool:
+        """Whether there is something to publish, here or in the workers."""
+        return self.policy.layout is not None
+
     def versions(self) -> list[int]:
         """Return the version that each worker uses from its next batch on."""
         return [self.version] * self.workers
@@ -380,6 +385,13 @@ class WorkerWeights(Publisher):
     @override
     def warn_if_stale(self) -> None:
         self.policy.warn_if_stale(self.version)
+
+    @property
+    @override
+    def can_update(self) -> bool:
+        # A module without weights has attributes, if it is in this process.
+        here = self.policy.module is not None
+        return bool(self._readers) and (here or bool(self.policy.names))
 
     @override
     def versions(self) -> list[int]:

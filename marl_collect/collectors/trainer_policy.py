@@ -166,27 +166,25 @@ class TrainerPolicy:
 
     def chosen(
         self,
-        sources: Sequence[Any],
+        source: Any,
         model_id: str | None,
-        weights_dict: Mapping[str, Any] | None,
+        weights_dict: Mapping[str, Any] | None = None,
     ) -> list[torch.Tensor]:
         """Return the weights that the arguments of an update select.
 
+        Args:
+            source: the weights; None for the current ones.
+            model_id: path of the submodule that they belong to.
+            weights_dict: replaces both: the weights by path.
+
         Raises:
-            ValueError: if weights, or their submodules, are given in more than one
-                way.
+            ValueError: if submodules are given in more than one way.
         """
-        passed = [source for source in sources if source is not None]
-        if len(passed) + (weights_dict is not None) > 1:
-            raise ValueError(
-                "Pass only one of policy_or_weights, weights, policy and weights_dict."
-            )
         if weights_dict is not None and model_id is not None:
             raise ValueError(
                 f"weights_dict names its submodules itself, so model_id={model_id!r} "
                 "has no meaning: omit model_id."
             )
-        source = passed[0] if passed else None
         if weights_dict is None and model_id is None:
             return self.tensors(source)
         return self.merged(weights_dict or {model_id or _ALL: source})

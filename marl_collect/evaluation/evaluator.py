@@ -269,7 +269,7 @@ class Evaluator(Closing):
         tensors = None
         chosen = weights is not None or model_id is not None
         if chosen or (isinstance(policy.module, nn.Module) and policy.names):
-            tensors = policy.chosen([weights], model_id, None)
+            tensors = policy.chosen(weights, model_id)
         if tensors is not None:
             # This contacts no worker, so workers stay usable after an error here.
             workers.weights.publish(tensors)

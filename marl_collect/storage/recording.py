@@ -87,6 +87,16 @@ class RecordArguments(BatchOptions):
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        """Check every value, and those that go together."""
+        super().__post_init__()
+        if self.episodes is not None and self.reset_at_each_iter:
+            raise ValueError(
+                "reset_at_each_iter cuts episodes that are longer than the frames of a "
+                "batch, so they would never be complete: omit it, or pass frames "
+                "instead of episodes."
+            )
+
 
 @function(RecordArguments)
 def record(arguments: RecordArguments) -> Dataset:
@@ -102,8 +112,9 @@ def record(arguments: RecordArguments) -> Dataset:
 
     Raises:
         TypeError: if an option of collectors is passed that does not apply here.
-        ValueError: unless exactly one of ``episodes`` and ``frames`` is given, or if
-            the folder holds a dataset of another kind.
+        ValueError: unless exactly one of ``episodes`` and ``frames`` is given, if
+            ``reset_at_each_iter`` would cut episodes, or if the folder holds a dataset
+            of another kind.
         FileExistsError: if the folder holds something else.
     """
     collect_into(arguments)

@@ -74,6 +74,11 @@ def test_signatures_show_every_keyword(kind: Any) -> None:
         ({"total_frame": 3}, TypeError, "Did you mean total_frames"),
         ({"extend_buffer": False}, TypeError, "always gets whole batches"),
         ({"return_same_td": True}, TypeError, "batches are already views"),
+        (
+            {"reset_at_each_iter": True, "trajs_per_batch": 2},
+            ValueError,
+            "complete ones only: omit reset_at_each_iter",
+        ),
         ({"env_device": "cuda"}, TypeError, "environments run on the CPU"),
         ({"collector_class": int}, TypeError, "takes no collector_class"),
     ],
@@ -378,3 +383,20 @@ def test_a_compiled_policy_is_advised_to_omit_the_compilation() -> None:
 def test_the_name_of_a_policy_is_refused_with_advice() -> None:
     with pytest.raises(TypeError, match=r"None for random actions, or load_policy"):
         Collector(CountingEnv, "random", frames_per_batch=8)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("returned", [None, 3])
+def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
+    torchrl_data = pytest.importorskip("torchrl.data")
+    storage = torchrl_data.LazyTensorStorage(8, ndim=dims)
+    with (
+        Collector(
+            CountingEnv,
+            frames_per_batch=8,
+            postproc=lambda _: returned,
+            replay_buffer=torchrl_data.ReplayBuffer(storage=storage),
+        ) as collector,
+        pytest.raises(TypeError, match=f"postproc .* returned {returned}"),
+    ):
+        collector.next()

@@ -207,6 +207,53 @@ def test_weights_that_do_not_fit_change_nothing(kind: Any, key: str) -> None:
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] > 0).all()
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_the_last_trajectories_are_resumed_one_batch_at_a_time(kind: Any) -> None:
+    """When ``total_frames`` are collected, several batches remain."""
+
+    def ids(batch: TensorDict) -> list[int]:
+        return [int(i) for i in batch["collector", "traj_ids"][:, 0]]
+
+    keywords = options(frames_per_batch=50, total_frames=100, trajs_per_batch=3)
+    states = []
+    with kind([CountingEnv] * 2, None, **keywords) as first:
+        states.append(first.state_dict())
+        expected = []
+        while (batch := first.next()) is not None:
+            expected.append(ids(batch))
+            states.append(first.state_dict())
+    frames = [state["frames"] for state in states]
+    assert frames.count(100) > 2
+    assert len(expected[-1]) < 3
+    # One collector, so each state also replaces what remains of the one before.
+    with kind([CountingEnv] * 2, None, **keywords) as second:
+        for number, state in enumerate(states):
+            second.load_state_dict(through_disk(state))
+            batch = second.next()
+            remaining = [] if batch is None else [ids(batch)]
+            assert remaining == expected[number : number + 1]
+        second.load_state_dict(states[-3])
+        second.set_seed(5)
+        assert second.next() is None  # The rest is of the old seed.
+        second.load_state_dict(states[-3])
+        assert [ids(batch) for batch in second] == expected[-2:]
+
+
+@pytest.mark.parametrize("shape", [{}, {"trajs_per_batch": 2}])
+def test_rates_count_the_seconds_of_earlier_runs(shape: dict[str, Any]) -> None:
+    names = ["frames_per_second"]
+    names += [f"seconds_{what}" for what in ("collecting", "in_rollouts", "in_resets")]
+    with MultiSyncCollector(CountingEnv, None, **options(**shape)) as first:
+        first.next()
+        expected = first.stats()
+        state = through_disk(first.state_dict())
+    with MultiSyncCollector(CountingEnv, None, **options(**shape)) as second:
+        second.next()
+        second.load_state_dict(state)
+        stats = second.stats()
+        assert all(stats[name] == expected[name] > 0 for name in names)
+
+
 def test_a_state_without_open_frames_can_be_saved() -> None:
     """torch.save refuses empty tensors of several dtypes at one address."""
     empty = 0
@@ -221,15 +268,26 @@ def test_a_state_without_open_frames_can_be_saved() -> None:
     assert empty > 0
 
 
-def test_trajectories_that_do_not_fit_change_nothing() -> None:
+@pytest.mark.parametrize(
+    ("saved", "built", "words"),
+    [
+        ({"trajs_per_batch": 4}, {}, "this collector has no trajs_per_batch"),
+        ({}, {"trajs_per_batch": 4}, "The state has no trajectories"),
+        ({"split_trajs": True}, {"trajs_per_batch": 1}, "has no trajectories"),
+    ],
+)
+def test_trajectories_that_do_not_fit_change_nothing(
+    saved: dict[str, Any], built: dict[str, Any], words: str
+) -> None:
     keywords: dict[str, Any] = {"frames_per_batch": 12, "seed": 1}
-    with Collector(CountingEnv, level_policy(), trajs_per_batch=4, **keywords) as first:
+    with Collector(CountingEnv, level_policy(), **saved, **keywords) as first:
         first.next()
         state = first.state_dict()
-    assert state["trajectories"]
-    with Collector(CountingEnv, policy := level_policy(), **keywords) as second:
+    with Collector(
+        CountingEnv, policy := level_policy(), **built, **keywords
+    ) as second:
         policy.load_state_dict({"module.level": torch.ones(())})
-        with pytest.raises(ValueError, match="this collector has no trajs_per_batch"):
+        with pytest.raises(ValueError, match=words):
             second.load_state_dict(state)
         assert second.frames == 0
         assert policy.state_dict()["module.level"] == 1
@@ -272,6 +330,34 @@ def test_state_of_other_workers_is_refused(kind: Any) -> None:
         pytest.raises(ValueError, match="2 workers"),
     ):
         second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_set_seed_drops_the_trajectories_of_the_old_seed(kind: Any) -> None:
+    keywords = options(frames_per_batch=50, trajs_per_batch=1)
+    with kind([CountingEnv] * 2, None, **keywords) as collector:
+        collector.set_seed(11)
+        expected = [collector.next().clone() for _ in range(2)]
+        collector.set_seed(11)
+        for batch in expected:
+            repeated = collector.next()
+            assert repeated.shape == batch.shape
+            assert (repeated == batch).all()
+
+
+def test_a_state_after_set_seed_can_be_loaded() -> None:
+    """It has no trajectories yet, like that of a new collector."""
+    keywords = options(trajs_per_batch=1)
+    with Collector(CountingEnv, None, **keywords) as first:
+        new = first.state_dict()
+        first.next()
+        first.set_seed(11)
+        state = through_disk(first.state_dict())
+        expected = first.next()
+    with Collector(CountingEnv, None, **keywords) as second:
+        second.load_state_dict(new)
+        second.load_state_dict(state)
+        assert (second.next() == expected).all()
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])

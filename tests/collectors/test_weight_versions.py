@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests_policies import at_level, level_policy
@@ -39,18 +40,29 @@ def sync(policy: Any, **options: Any) -> MultiSyncCollector:
     )
 
 
-def test_different_weights_per_worker_are_one_version() -> None:
+@pytest.mark.parametrize("name", ["policy_or_weights", "weights", "policy"])
+@pytest.mark.parametrize("index", [int, np.int64])
+def test_different_weights_per_worker_are_one_version(name: str, index: Any) -> None:
     with sync(level_policy()) as collector:
-        collector.update_policy_weights_({0: weight(5.0), 2: weight(6.0)})
+        by_worker: Any = {index(0): weight(5.0), index(2): weight(6.0)}
+        collector.update_policy_weights_(**{name: by_worker})
         batch = collector.next()
         assert versions(batch) == [1, 0, 1]
         assert levels(batch) == [5.0, 0.0, 6.0]
         wrong: Any
-        for wrong in ({"worker_ids": [0]}, {"weights_dict": {}}):
+        boolean: Any = {True: weight(1.0)}
+        for wrong in ({"worker_ids": [0]}, {"model_id": "module"}):
             with pytest.raises(ValueError, match="by worker"):
-                collector.update_policy_weights_({0: weight(1.0)}, **wrong)
+                collector.update_policy_weights_(**{name: by_worker}, **wrong)
+        for other in {"policy_or_weights", "weights", "policy", "weights_dict"} - {
+            name
+        }:
+            with pytest.raises(ValueError, match="only one"):
+                collector.update_policy_weights_(**{name: by_worker, other: {}})
+        with pytest.raises(TypeError, match="indices of workers"):
+            collector.update_policy_weights_(**{name: boolean})
         with pytest.raises(ValueError, match="worker 3 of 3"):
-            collector.update_policy_weights_({0: weight(1.0), 3: weight(1.0)})
+            collector.update_policy_weights_(**{name: by_worker | {3: weight(1.0)}})
         with pytest.raises(ValueError, match="no worker"):
             collector.update_policy_weights_(worker_ids=[])
         assert levels(collector.next()) == [5.0, 0.0, 6.0]

@@ -478,6 +478,7 @@ class _Run:
             for k in range(len(worker.envs)):
                 worker.begin(k)
         self.delivery.unfinished.clear()
+        self.delivery.complete.clear()
         self.ahead = [None] * len(self.workers)
 
     def do_train(self) -> None:

@@ -97,6 +97,8 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
             record(tmp_path, CountingEnv, set_truncated=True, **amount)
         with pytest.raises(TypeError, match="receives no weights: omit it"):
             record(tmp_path, CountingEnv, weight_recv_schemes=sources, **amount)
+    with pytest.raises(ValueError, match="omit it, or pass frames instead"):
+        record(tmp_path, CountingEnv, episodes=1, reset_at_each_iter=True)
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         record(tmp_path, CountingEnv, episodes=0)
     assert list(tmp_path.iterdir()) == []
