@@ -23,7 +23,8 @@ class AgentLists(ParallelEnv[str, Any, Any]):
     spaces.
 
     By default the episode ends with the first agent that is done. With
-    ``done_on_any=False``, agents that are done get the action 0 until the last one is.
+    ``done_on_any=False``, agents that are done get the first action of their space, or
+    the number of a Box that is closest to 0, until the last agent is done.
 
     Example:
         >>> env = gymnasium.make("rware-tiny-2ag-v2", disable_env_checker=True)
@@ -108,7 +109,9 @@ class AgentLists(ParallelEnv[str, Any, Any]):
 
     def close(self) -> None:
         """Close the environment."""
-        self._env.close()
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
 
     def _parts(
         self, method: str, returned: Any, names: tuple[str, ...]
@@ -162,6 +165,14 @@ def _spaces(env: Any, name: str) -> Sequence[Space]:
 
 def _idle(space: Space) -> Any:
     """Return the action of agents that are done."""
+    if isinstance(space, spaces.Dict):
+        return {name: _idle(part) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_idle, space.spaces))
     if isinstance(space, spaces.Discrete):
         return int(space.start)
-    return np.zeros(space.shape, space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start.astype(space.dtype)
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    return np.zeros(space.shape or (), space.dtype or np.int64)

@@ -99,7 +99,8 @@ class _Group:
         keys: list[Key] = [
             key
             for key, _ in leaves(group.observation, (name, "observation"))
-            if source[key] is not target[key]
+            # An empty observation has nothing to stack.
+            if source[key] is not target[key] and source[key].size
         ]
         self._pairs = [(source[key], target[key]) for key in keys]
         self._done = target[name, "done"][..., 0]

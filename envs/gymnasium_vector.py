@@ -26,6 +26,10 @@ class GymnasiumVectorEnv(BatchedEnv):
     Its last observation stays that of the episode. A simulator that would reset it in
     the next step has nothing left to reset, so every step is a frame of every world.
 
+    With ``AutoresetMode.SAME_STEP``, Gymnasium resets a world before it copies the last
+    observation. An environment that returns the same array again then loses it: use
+    ``AutoresetMode.DISABLED``.
+
     Example:
         >>> make = partial(gymnasium.make_vec, "CartPole-v1", 64, "sync")
         >>> factory = lambda: GymnasiumVectorEnv(make())

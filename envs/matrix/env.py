@@ -60,6 +60,8 @@ class MatrixGameEnv(PettingZooBase):
             raise ValueError(
                 f"There is no matrix game {task!r}, only {', '.join(PAYOFFS)}."
             )
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, but is {rounds}.")
         game = AgentLists(_Rounds(np.array(PAYOFFS[task], np.float32)))
         super().__init__(game, task, options.with_limit(rounds), fast=False)
 

@@ -53,7 +53,21 @@ class PettingZooBase(MultiAgentEnv):
     def __init__(
         self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
     ) -> None:
-        """Own ``env``, which the subclass provides."""
+        """Own ``env``, which the subclass provides.
+
+        An error closes an environment that the subclass built. The user's own one stays
+        open, for another attempt.
+        """
+        try:
+            self._describe(env, name, options, fast=fast)
+        except BaseException:
+            if not isinstance(self, PettingZooWrapper):
+                env.close()
+            raise
+
+    def _describe(
+        self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
+    ) -> None:
         self._env = env
         self._clear_leaks = _CLEANERS.get(type(env.unwrapped).__module__)
         self._description, self._specs = describe(env, name, options)

@@ -62,6 +62,11 @@ def group_agents(
         else:
             return _split_unlike(group_by_prefix(names), specs)
     groups = explicit_groups(chosen, names)
+    by_agent = {spec.agent: spec.name for spec in specs}
+    groups = {
+        group: [by_agent.get(agent, agent) for agent in members]
+        for group, members in groups.items()
+    }
     check_groups(groups, names)
     return groups
 

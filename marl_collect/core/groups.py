@@ -108,8 +108,8 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
     counts = Counter(agent for members in groups.values() for agent in members)
     problems = {
         "missing": sorted(known - counts.keys()),
-        "unknown": sorted(counts.keys() - known),
-        "repeated": sorted(agent for agent, n in counts.items() if n > 1),
+        "unknown": sorted(counts.keys() - known, key=str),
+        "repeated": sorted((a for a, n in counts.items() if n > 1), key=str),
         "empty groups": sorted(name for name, members in groups.items() if not members),
         "reserved group names": sorted(RESERVED & groups.keys()),
     }

@@ -31,8 +31,12 @@ def enlarge(picture: Picture, factor: int) -> Picture:
 def take(env: SingleEnv) -> Picture:
     """Return a copy of the environment's current picture.
 
+    Images of integers in [0, 255] are accepted: ``[height, width]`` is shown in grey,
+    and of ``[height, width, 4]`` the alpha channel is left out.
+
     Raises:
-        ValueError: if the environment renders nothing; says what to do.
+        ValueError: if the environment renders nothing, or no such image; says what to
+            do.
     """
     image = env.render()
     if image is None:
@@ -42,7 +46,17 @@ def take(env: SingleEnv) -> Picture:
             "`view` pass it to a factory that takes it. An environment of your own "
             "must return an image from render()."
         )
-    return np.array(image, np.uint8)
+    pixels = np.asarray(image)
+    fits = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in (3, 4))
+    whole = pixels.dtype.kind in "iu" and pixels.size
+    if not fits or not whole or pixels.min() < 0 or pixels.max() > 255:
+        raise ValueError(
+            f"{env.description.name}: render() must return a uint8 array [height, "
+            "width, 3], or integers from 0 to 255, but returned "
+            f"{list(pixels.shape)} of {pixels.dtype}."
+        )
+    colours = pixels[..., None] if pixels.ndim == 2 else pixels[..., :3]
+    return np.array(np.broadcast_to(colours, (*pixels.shape[:2], 3)), np.uint8)
 
 
 def to_picture(pixels: Any) -> Picture:

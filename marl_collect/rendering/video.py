@@ -29,7 +29,7 @@ def write_video(
         path: ending in ``.mp4``, ``.mkv``, ``.mov`` or ``.gif``.
         frames: uint8 ``[height, width, 3]`` each, such as an array ``[T, h, w, 3]`` or
             what ``play`` yields; all of one size.
-        fps: pictures per second.
+        fps: pictures per second, more than 0.
         scale: integer factor to enlarge by; if None, small pictures are enlarged.
 
     Returns:
@@ -37,9 +37,12 @@ def write_video(
 
     Raises:
         ImportError: if imageio is not installed; says what to install.
-        ValueError: if the suffix is unknown, or there are no frames.
+        ValueError: if the suffix is unknown, there are no frames, or ``fps`` is not
+            more than 0.
     """
     target = Path(path)
+    if not 0 < fps < float("inf"):
+        raise ValueError(f"fps must be a number more than 0, but is {fps}.")
     check_video(target)
     partial = target.with_name(f".{target.stem}.incomplete{target.suffix}")
     writer: Any = None

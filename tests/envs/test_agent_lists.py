@@ -72,6 +72,43 @@ def test_agents_that_are_done_leave_and_get_the_first_action() -> None:
     assert env.flags() == [[True], [True], [False]]
 
 
+class Strict:
+    """Accepts legal actions only; agent 0 ends before agent 1. It has no ``close``."""
+
+    def __init__(self, space: Any) -> None:
+        self.action_space = [space] * 2
+        self.observation_space = [spaces.Box(-1, 1, (1,), np.float32)] * 2
+
+    def reset(self, seed: int | None = None) -> Any:
+        del seed
+        self.steps = 0
+        return [np.zeros(1, np.float32)] * 2, {}
+
+    def step(self, actions: Any) -> Any:
+        for action, space in zip(actions, self.action_space, strict=True):
+            assert space.contains(action), action
+        self.steps += 1
+        ends = [self.steps >= 2, self.steps >= 4]
+        return [np.zeros(1, np.float32)] * 2, [1.0, 1.0], ends, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.MultiDiscrete([3, 3], start=[1, 1]),
+        spaces.MultiBinary(2),
+        spaces.Box(1, 2, (1,), np.float32),
+        spaces.Box(-5, -3, (2,), np.int8),
+        spaces.Dict(a=spaces.Discrete(2, start=3), b=spaces.Box(1, 2, (1,))),
+        spaces.Tuple([spaces.Discrete(2, start=3), spaces.Box(1, 2, (1,))]),
+    ],
+    ids=str,
+)
+def test_agents_that_are_done_get_a_legal_action(space: Any) -> None:
+    with PettingZooWrapper(AgentLists(Strict(space)), done_on_any=False) as env:
+        assert len(env.rollout(9)) == 4
+
+
 def test_a_single_value_holds_for_all_agents() -> None:
     raw = Countdown(alone=False, single=True)
     env = BoundEnv(PettingZooWrapper(AgentLists(raw), info_keys={"level": ()}))

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from support.worlds import CountingWorlds
-from support.zoo import COMINGS_AND_GOINGS, SHORT_TURNS, ScriptedEnv, ScriptedTurns
+from support.zoo import (
+    COMINGS_AND_GOINGS,
+    SHORT_TURNS,
+    Script,
+    ScriptedEnv,
+    ScriptedTurns,
+)
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, check_env
@@ -143,6 +150,15 @@ def test_stacked_pictures_are_read_by_convolutions() -> None:
     assert joined.shape == (1, 20, 2, 12, 32, 30)
     second = pictures[..., 1, :, :, 2].float() / 255
     torch.testing.assert_close(joined[..., 5, :, :], second)
+
+
+def test_an_empty_observation_is_stacked_too() -> None:
+    boxes = {"full": spaces.Box(0, 9, (2,)), "empty": spaces.Box(0, 9, (0,))}
+    seen = {name: np.zeros(box.shape, np.float32) for name, box in boxes.items()}
+    script = Script(observation=spaces.Dict(boxes), observe=lambda *_: seen)
+    data = FrameStack(PettingZooWrapper(ScriptedEnv(script)), 3).rollout(4)
+    assert data["agent", "observation", "empty"].shape == (4, 3, 3, 0)
+    assert data["agent", "observation", "full"].shape == (4, 3, 3, 2)
 
 
 def test_a_stack_needs_a_frame() -> None:

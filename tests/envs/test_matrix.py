@@ -51,5 +51,7 @@ def test_check_env() -> None:
 def test_other_names_and_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match="no matrix game 'penalty-1', only climbing"):
         MatrixGameEnv("penalty-1")
+    with pytest.raises(ValueError, match="rounds must be at least 1, but is 0"):
+        MatrixGameEnv("climbing", rounds=0)
     with pytest.raises(TypeError, match="climbing has no argument size, only rounds"):
         MatrixGameEnv("climbing", size=3)

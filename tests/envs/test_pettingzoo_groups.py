@@ -8,10 +8,11 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script
+from support.zoo import Script, ScriptedEnv
 from zoo_tools import scripted
 
 from marl_collect import MarlGroupMapType
+from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,16 @@ def test_a_group_map_must_name_every_agent_exactly_once(
         scripted(group_map=group_map)
 
 
+def test_a_group_map_has_the_agents_that_are_no_strings() -> None:
+    raw: Any = ScriptedEnv()
+    raw.possible_agents = [0, (0, 1), "a"]
+    chosen: Any = {"x": [(0, 1), "a"], "y": [0]}
+    env = PettingZooWrapper(raw, group_map=chosen)
+    assert env.group_map == {"x": ["(0, 1)", "a"], "y": ["0"]}
+    with pytest.raises(ValueError, match=r"unknown: \[7, None\]"):
+        PettingZooWrapper(raw, group_map={**chosen, "z": [7, None]})
+
+
 UNLIKE = Script(
     observation={
         "agent_0": spaces.Box(0, 9, (2,), np.float32),
@@ -94,6 +105,25 @@ def test_different_action_spaces_in_one_group_are_an_error() -> None:
     actions: dict[str, Any] = {a: spaces.Discrete(i + 2) for i, a in names}
     with pytest.raises(ValueError, match=r"acts in Discrete\(2\)"):
         scripted(Script(action=actions), group_map={"x": Script().agents})
+
+
+def test_an_error_closes_what_the_constructor_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[Any] = []
+
+    def close(self: Any) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ScriptedEnv, "close", close)
+    wrong = {"x": ["nobody"]}
+    with pytest.raises(ValueError, match="unknown"):
+        PettingZooEnv("support.zoo:ScriptedEnv", group_map=wrong)
+    assert len(closed) == 1
+    raw = ScriptedEnv()  # Still the user's.
+    with pytest.raises(ValueError, match="unknown"):
+        PettingZooWrapper(raw, group_map=wrong)
+    assert len(closed) == 1
 
 
 def test_an_unknown_name_of_a_group_map_is_an_error() -> None:

@@ -182,6 +182,47 @@ def test_to_frames_compares_the_observation_after_the_last_action() -> None:
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
+def rendering(image: Any) -> CountingEnv:
+    env = CountingEnv()
+    object.__setattr__(env, "render", lambda: image)
+    return env
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.full((8, 9, 3), 7, np.int64),
+        np.full((8, 9, 4), 7, np.uint8),
+        np.full((8, 9), 7, np.uint8),
+        [[7, 7], [7, 7]],
+    ],
+    ids=["int64", "alpha", "grey", "lists"],
+)
+def test_images_of_integers_are_pictures(image: Any) -> None:
+    picture = next(iter(play(lambda: rendering(image), overlay=True)))
+    height, width = np.shape(image)[:2]
+    assert picture.shape[2] == 3
+    plain = next(iter(play(lambda: rendering(image))))
+    assert (plain.shape, plain.dtype) == ((height, width, 3), np.uint8)
+    assert (plain == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.full((8, 8, 3), 0.5), r"\[8, 8, 3\] of float64"),
+        (np.full((8, 8, 3), 300), r"\[8, 8, 3\] of int64"),
+        (np.full((8, 8, 3), -1), r"\[8, 8, 3\] of int64"),
+        (np.zeros((3, 8, 9), np.uint8), r"\[3, 8, 9\] of uint8"),
+        (np.zeros((0, 8, 3), np.uint8), r"\[0, 8, 3\] of uint8"),
+        (np.zeros(8, np.uint8), r"\[8\] of uint8"),
+    ],
+)
+def test_other_images_are_errors(image: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"counting: render\(\) must .*{message}"):
+        list(play(lambda: rendering(image)))
+
+
 def test_pictures_that_are_left_half_way_are_quiet_at_exit() -> None:
     """The environment is closed while it still has its modules."""
     pytest.importorskip("mpe2", reason="needs the extra mpe")
@@ -288,6 +329,9 @@ def test_a_video_that_fails_leaves_nothing(
         write_video(tmp_path / "x.mp4", broken())
     with pytest.raises(ValueError, match="no frames"):
         write_video(tmp_path / "x.mp4", [])
+    for fps in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="fps must be a number more than 0"):
+            write_video(tmp_path / "x.gif", [], fps=fps)
     with pytest.raises(ValueError, match="must end in one of .mp4"):
         write_video(tmp_path / "x.doc", [])
     with pytest.raises(FileNotFoundError, match="no folder"):
