@@ -7,6 +7,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_collect.envs.common import task_setter
+
 Space = spaces.Space[Any]
 _VALUES = ("observations", "rewards", "terminations", "truncations", "infos")
 
@@ -56,6 +58,9 @@ class AgentLists(ParallelEnv[str, Any, Any]):
         self._env = env
         self._observed = dict(zip(names, observed, strict=True))
         self._acted = dict(zip(names, acted, strict=True))
+        setter = task_setter(env)
+        if setter is not None:
+            self.set_task = setter
         self._idle = {name: _idle(space) for name, space in self._acted.items()}
         inner = getattr(env, "unwrapped", env)
         spec = getattr(env, "spec", None)

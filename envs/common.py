@@ -38,6 +38,34 @@ def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+def task_setter(env: Any) -> Callable[[Any], None] | None:
+    """Return the method ``set_task`` of an environment or of what it wraps, if any."""
+    inner = getattr(env, "unwrapped", env)
+    setter: Callable[[Any], None] | None = getattr(env, "set_task", None)
+    return setter or getattr(inner, "set_task", None)
+
+
+def reset_options(env: Any, task: Any) -> dict[str, Any]:
+    """Return a task as the ``options`` of ``env.reset``.
+
+    Raises:
+        TypeError: the task is no mapping, or ``reset`` takes no options.
+    """
+    inner = getattr(env, "unwrapped", env)
+    parameters = inspect.signature(inner.reset).parameters.values()
+    if not any(p.name == "options" or p.kind == p.VAR_KEYWORD for p in parameters):
+        raise TypeError(
+            f"{type(inner).__name__} takes no tasks: it needs a method set_task(task), "
+            "or a reset(seed, options)."
+        )
+    if not isinstance(task, Mapping):
+        raise TypeError(
+            f"{type(inner).__name__} has no method set_task(task), so a task must be a "
+            f"mapping, for reset(seed, options=task), but is {task!r:.100}."
+        )
+    return dict(task)
+
+
 def is_safe_number(value: Any, default: Any) -> bool:
     """Return whether a number from a file may replace the default of an argument.
 

@@ -1,6 +1,7 @@
 """``GymnasiumVectorEnv``: the worlds of a simulator with Gymnasium's vector API."""
 
 import copy
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription, from_zero
+from marl_collect.envs.common import reset_options
 
 _GROUP = "agent"
 
@@ -71,6 +73,7 @@ class GymnasiumVectorEnv(BatchedEnv):
         self._seeded = seeds
         self._same_step = mode == "SameStep"
         self._seen: Any = None
+        self._tasks: dict[int, dict[str, Any]] = {}
         self._masks = False  # Whether a reset of some worlds kept the others.
         spec = getattr(env, "spec", None)
         name = getattr(spec, "id", None) or type(inner).__name__
@@ -88,18 +91,59 @@ class GymnasiumVectorEnv(BatchedEnv):
         self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
     ) -> dict[str, Any]:
         seed = seeds.tolist() if self._seeded else None
+        for task, worlds in self._by_task(which):
+            if worlds is None:
+                options = {"options": task} if task else {}
+                self._seen, _ = self._env.reset(seed=seed, **options)
+            else:
+                self._reset_some(worlds, seed, task)
+        return _of_group(self._seen)
+
+    def _by_task(
+        self, which: NDArray[np.bool_] | None
+    ) -> list[tuple[dict[str, Any], NDArray[np.bool_] | None]]:
+        """Return tasks, each with the worlds that begin it; None for all worlds.
+
+        One reset has the same options for all worlds. So where all of them begin, they
+        do so with the first task, and then some begin again.
+        """
+        if not self._tasks:
+            return [({}, which)]
+        begun: dict[bytes, tuple[dict[str, Any], Any]] = {}
+        for world in range(self.worlds) if which is None else np.flatnonzero(which):
+            task = self._tasks[int(world)]
+            nobody = np.zeros(self.worlds, np.bool_)
+            begun.setdefault(pickle.dumps(task), (task, nobody))[1][world] = True
+        resets = list(begun.values())
         if which is None:
-            self._seen, _ = self._env.reset(seed=seed)
-            return _of_group(self._seen)
+            resets[0] = resets[0][0], None
+        return resets
+
+    def _reset_some(
+        self, which: NDArray[np.bool_], seed: Any, task: Mapping[str, Any]
+    ) -> None:
         before, rows = self._seen, np.flatnonzero(which)
         if not self._masks:  # With ``copy=False`` the simulator writes into it.
             before = copy.deepcopy(before)
-        seen, _ = self._env.reset(seed=seed, options={"reset_mask": which.copy()})
+        options = {**task, "reset_mask": which.copy()}
+        seen, _ = self._env.reset(seed=seed, options=options)
         self._seen = _with_rows(before, rows, seen)
         if not self._masks:
             self._masks = True
             _check_others(self.description.name, before, seen, np.flatnonzero(~which))
-        return _of_group(self._seen)
+
+    @override
+    def set_task(self, world: int, task: Any) -> None:
+        """Pass a task to the resets of a world.
+
+        Args:
+            world: index of the world.
+            task: a mapping for ``reset(seed, options=task)`` of its environment.
+
+        Raises:
+            TypeError: the task is no mapping, or ``reset`` takes no options.
+        """
+        self._tasks[world] = reset_options(self._env, task)
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:

@@ -38,7 +38,7 @@ SUBJECTS = {
     "Size": """frames_per_batch total_frames num_workers envs_per_worker
         max_frames_per_traj trajs_per_batch""",
     "Episodes and exploration": """seed exploration_type init_random_frames
-        reset_at_each_iter set_truncated check_actions""",
+        reset_at_each_iter set_truncated check_actions curriculum level""",
     "Several collectors": "rank world_size worker_idx",
     "What a batch contains, and its shape": """track_traj_ids track_policy_version
         compact_obs split_trajs traj_format cat_results postproc use_buffers""",

@@ -1,8 +1,10 @@
 """``LbForagingEnv``: level-based foraging."""
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
@@ -58,6 +60,41 @@ class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
             _Unchecked(s.low, s.high, dtype=s.dtype) for s in env.observation_space
         ]
         env.observation_space = spaces.Tuple(unchecked)
+        self._settings = {name: getattr(env, name) for name in _PER_EPISODE}
+        players = sorted(env.max_player_level)
+        food = env.max_food_level
+        self._highest = {
+            "player": players[-1],
+            "food": sum(players[:3]) if food is None else max(food),
+        }
+
+    def set_task(self, task: Mapping[str, Any]) -> None:
+        """Change arguments of the game for the next episode.
+
+        Args:
+            task: ``force_coop``, and lowest and highest levels of players and food: a
+                number, or one for each. What is missing is as the game was built.
+
+        Raises:
+            ValueError: for another argument, or a level above those that agents of
+                the game as it was built observe.
+        """
+        if unknown := sorted(task.keys() - self._settings):
+            raise ValueError(
+                f"A task of lbforaging has {list(self._settings)}, but found {unknown}."
+            )
+        game = self._inner
+        for name, initial in self._settings.items():
+            value = task.get(name, initial)
+            if name != "force_coop" and value is not None:
+                kind = name.split("_")[1]
+                if np.max(value) > self._highest[kind]:
+                    raise ValueError(
+                        f"{name}={value} exceeds {self._highest[kind]}, the highest "
+                        f"{kind} level of the game as it was built."
+                    )
+                value = np.broadcast_to(value, getattr(game, f"min_{kind}_level").shape)
+            setattr(game, name, value)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -78,6 +115,15 @@ class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):
         observations, rewards, over, _, infos = inner.step(list(map(int, action)))
         at_limit = inner.current_step >= inner._max_episode_steps  # noqa: SLF001
         return observations, rewards, over and not inner.field.any(), at_limit, infos
+
+
+_PER_EPISODE = (
+    "force_coop",
+    "min_player_level",
+    "max_player_level",
+    "min_food_level",
+    "max_food_level",
+)
 
 
 @final

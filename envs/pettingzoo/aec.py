@@ -39,8 +39,8 @@ class AECDriver:
         self._rows = rows
         self._actions = actions
 
-    def reset(self, seed: int) -> None:
-        """Begin an episode.
+    def reset(self, seed: int, options: Mapping[str, Any]) -> None:
+        """Begin an episode; ``options`` are further keywords of the reset.
 
         Raises:
             RuntimeError: if the reset leaves no agent alive, or if an agent that is
@@ -50,7 +50,7 @@ class AECDriver:
         self._ignored = 0
         if self._sums is not None:
             self._sums = {}
-        env.reset(seed=seed)
+        env.reset(seed=seed, **options)
         self._read()
         # Agents that are dead now take no part: after a reset no flag may be True.
         dead = []

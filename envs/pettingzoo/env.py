@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.common import options_of
+from marl_collect.envs.common import options_of, reset_options, task_setter
 from marl_collect.envs.pettingzoo.actions import Actions
 from marl_collect.envs.pettingzoo.aec import AECDriver
 from marl_collect.envs.pettingzoo.description import (
@@ -50,6 +50,8 @@ environments that break this rule. Their leaked state is cleared before every re
 class PettingZooBase(MultiAgentEnv):
     """Base class of ``PettingZooEnv`` and ``PettingZooWrapper``."""
 
+    _reads_options = False  # The libraries ignore the options of a reset.
+
     def __init__(
         self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
     ) -> None:
@@ -80,6 +82,7 @@ class PettingZooBase(MultiAgentEnv):
             self._driver = ParallelDriver(world or env, name)
         else:
             self._driver = AECDriver(env, name)
+        self._reset_options: dict[str, Any] = {}
         self._watch_masks = options.action_mask == "auto" and not self._fast
         self._absent_wait = options.absent == "waiting"
 
@@ -124,7 +127,27 @@ class PettingZooBase(MultiAgentEnv):
     def reset_row(self, seed: int) -> None:
         if self._clear_leaks is not None:
             self._clear_leaks(self._env.unwrapped)
-        self._driver.reset(seed)
+        self._driver.reset(seed, self._reset_options)
+
+    @override
+    def set_task(self, task: Any) -> None:
+        """Pass a task to the environment's ``set_task``, or to its resets.
+
+        Args:
+            task: if the environment has no method ``set_task``, a mapping for
+                ``reset(seed, options=task)``.
+
+        Raises:
+            TypeError: the environment has no ``set_task``, and the task is no mapping
+                or ``reset`` takes no options.
+        """
+        setter = task_setter(self._env)
+        if setter is not None:
+            setter(task)
+        elif not self._reads_options:
+            super().set_task(task)
+        else:
+            self._reset_options = {"options": reset_options(self._env, task)}
 
     @final
     @override
@@ -170,6 +193,8 @@ class PettingZooEnv(PettingZooBase):
         >>> from functools import partial
         >>> factory = partial(PettingZooEnv, "multiwalker_v9", n_walkers=3)
     """
+
+    _reads_options = True
 
     def __init__(  # noqa: PLR0913 - TorchRL's signature, and a few more
         self,
@@ -283,6 +308,8 @@ class PettingZooWrapper(PettingZooBase):
     Example:
         >>> factory = lambda: PettingZooWrapper(MyEnv(), return_state=True)
     """
+
+    _reads_options = True
 
     @method(WrapperArguments)
     def __init__(self, arguments: WrapperArguments) -> None:

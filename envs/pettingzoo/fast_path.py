@@ -28,7 +28,9 @@ class ParallelWorld(Protocol):
 
     agents: list[Any]
 
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(
+        self, seed: int | None = None, **options: Any
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin an episode; return observations and infos."""
         ...
 
@@ -51,9 +53,11 @@ class FastWorld:
         self._raw = raw
         self._infos: dict[Any, Any] = {}
 
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(
+        self, seed: int | None = None, **options: Any
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin an episode."""
-        observations, self._infos = self._env.reset(seed=seed)
+        observations, self._infos = self._env.reset(seed=seed, **options)
         self.agents = self._env.agents[:]
         return observations, self._infos
 

@@ -33,14 +33,18 @@ class ParallelDriver:
         self._rows = rows
         self._actions = actions
 
-    def reset(self, seed: int) -> None:
+    def reset(self, seed: int, options: Mapping[str, Any]) -> None:
         """Begin an episode.
+
+        Args:
+            seed: of the reset.
+            options: further keywords of the reset.
 
         Raises:
             RuntimeError: if the reset lists no agent.
         """
         rows = self._rows
-        observations, infos = check_reset(self._env.reset(seed=seed))
+        observations, infos = check_reset(self._env.reset(seed=seed, **options))
         self._returned = (observations,)
         self._first_infos = infos
         self._agents = as_list(self._env.agents, self._name)[:]

@@ -26,6 +26,7 @@ from marl_collect.core.signature import IS_INIT, PolicySignature
 TRAJ_IDS = ("collector", "traj_ids")
 VALID = ("collector", "mask")
 FRAME_IDS = ("collector", "frame_ids")
+LEVEL = ("collector", "level")
 STEP_COUNT = ("step_count",)
 VERSION = ("policy_version",)
 MANY = 128
@@ -93,6 +94,7 @@ class BatchContents:
     policy_version: bool = False
     compact_obs: bool = False
     ragged: bool = False
+    level: bool = False
 
 
 def batch_fields(
@@ -127,6 +129,8 @@ def batch_fields(
         fields[FRAME_IDS] = Field((), _INT)
     if contents.ragged:
         fields[VALID] = Field((), np.dtype(np.bool_))
+    if contents.level:
+        fields[LEVEL] = Field((), _INT)
     if contents.step_count:
         fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
     if signature.reads_is_init:

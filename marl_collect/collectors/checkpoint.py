@@ -33,6 +33,7 @@ _KEYS = {
     "policy_versions",
     "trajectories",
     "numbering",
+    "level",
 }
 
 
@@ -209,6 +210,22 @@ def check_numbering(
             f"The state was saved by {_numbered(saved)}, but this is {_numbered(own)}, "
             "whose environments are numbered differently: resume each collector from "
             "its own state, on as many ranks."
+        )
+
+
+def check_level(saved: int | None, own: int | None) -> None:
+    """Check that a state has the level of a curriculum if the collector has one.
+
+    Raises:
+        ValueError: if only one of them has a curriculum.
+    """
+    if (saved is None) != (own is None):
+        which = "state, but not the collector,"
+        if saved is None:
+            which = "collector, but not the state,"
+        raise ValueError(
+            f"The {which} has a curriculum: build the collector with the arguments the "
+            "state was saved with."
         )
 
 

@@ -18,6 +18,7 @@ from marl_collect.collectors.arguments import (
 )
 from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
+    check_level,
     check_numbering,
     check_workers,
     pack,
@@ -26,12 +27,13 @@ from marl_collect.collectors.checkpoint import (
     warn_if_not_resumed,
 )
 from marl_collect.collectors.delivery import Delivery, FilledSlot
-from marl_collect.collectors.options import TORCHRL_ATTRIBUTES, CollectorOptions
+from marl_collect.collectors.options import LEVEL, TORCHRL_ATTRIBUTES, CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
+from marl_collect.options import require
 from marl_collect.parallel_env.joint import check_name
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
@@ -107,6 +109,10 @@ class Source(Protocol):
         """
         ...
 
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level for episodes of the batches begun from now on."""
+        ...
+
     def explain(self) -> list[str]:
         """Return how each worker's policy runs, and why, also after ``close``."""
         ...
@@ -141,6 +147,7 @@ class CollectorBase:
     def _open(self, options: CollectorOptions, source: Source) -> None:
         """Use a source; the constructor of a subclass calls this last."""
         self._options = options
+        self._level = None if options.curriculum is None else options.level
         self._source = source
         self._weights = source.weights
         self._policy = source.weights.policy
@@ -479,7 +486,11 @@ class CollectorBase:
             state = pack(self._statistics, self._weights, workers)
             trajectories = self._delivery.state()
             numbering = self._options.numbering
-            return state | {"trajectories": trajectories, "numbering": numbering}
+            return state | {
+                "trajectories": trajectories,
+                "numbering": numbering,
+                "level": self._level,
+            }
 
     @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -493,13 +504,17 @@ class CollectorBase:
         Raises:
             KeyError: if the mapping is not the state of a collector; nothing changes.
             ValueError: if ranks, workers, environments or weights differ, or if only
-                one of the two collectors has ``trajs_per_batch``; nothing changes.
+                one of the two collectors has ``trajs_per_batch``, or a ``curriculum``;
+                nothing changes.
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
             check_numbering(state_dict["numbering"], self._options.numbering)
             check_workers(states, self._source.sizes)
             self._delivery.check(state_dict["trajectories"])
+            check_level(state_dict["level"], self._level)
+            if self._level is not None:
+                self._set_level(state_dict["level"])
             running = self._source.load(states)
             warn_if_not_resumed(self.description, states, running)
             restore(state_dict, self._statistics, self._weights)
@@ -579,6 +594,36 @@ class CollectorBase:
             rows = listed_environments(environments, sum(self._source.sizes))
             call = EnvCall(rows, name, plain(args), plain(kwargs))
             return self._source.call_env(call) if rows else []
+
+    @final
+    @property
+    def level(self) -> int | None:
+        """The curriculum's level for the next batches; None without a curriculum."""
+        return self._level
+
+    @final
+    def set_level(self, level: int) -> None:
+        """Set the level with which ``curriculum`` is called from the next batch on.
+
+        It acts on episodes that begin in batches that workers do not collect yet, like
+        an update of weights; running episodes keep their tasks. ``("collector",
+        "level")`` is the level of each frame's episode. ``state_dict`` has the level.
+
+        Args:
+            level: an integer of at least 0.
+
+        Raises:
+            TypeError: it is no integer.
+            ValueError: it is negative, or the collector has no ``curriculum``.
+        """
+        level = require("level", level, int, LEVEL)
+        if self._level is None:
+            raise ValueError(
+                "set_level() needs a curriculum: build the collector with "
+                "curriculum=function, which returns the task for a level."
+            )
+        with self._asking():
+            self._set_level(level)
 
     @final
     def getattr_policy(self, name: str) -> Any:
@@ -683,6 +728,10 @@ class CollectorBase:
                 while not batches and not self._finished():
                     batches = self._collect_more()
                 return batches or self._delivery.rest()
+
+    def _set_level(self, level: int) -> None:
+        self._level = level
+        self._source.set_level(level)
 
     @contextmanager
     def _asking(self, *, closed: bool = False) -> Iterator[None]:

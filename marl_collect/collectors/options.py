@@ -16,13 +16,14 @@ from tensordict.nn import InteractionType
 from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import TrajFormat
 from marl_collect.core.devices import usable_device
-from marl_collect.core.factories import Factory
+from marl_collect.core.factories import Factory, check_function
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
 from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
+from marl_collect.rollout.tasks import Curriculum
 from marl_collect.weights.shared import SharedMemoryWeights
 
 POLICY = "policy"
@@ -128,6 +129,11 @@ TORCHRL_ATTRIBUTES = {
 """Attributes of TorchRL's collectors that are missing here, with replacements."""
 
 
+LEVEL = Option(
+    "with `curriculum`: the level at the start", at_least=0, at_most=LARGEST_SEED
+)
+
+
 class WeightSource(Protocol):
     """A source of weights, such as another machine."""
 
@@ -199,6 +205,19 @@ class WorkerOptions(ProcessOptions):
         Callable[[], Any] | None,
         Option("called in every worker before anything is built"),
     ] = None
+    curriculum: Annotated[
+        Curriculum | None,
+        Option(
+            "`curriculum(seed, episode, level)` returns the task of an episode, which "
+            "its environment is told before it resets. `set_level` changes the level "
+            'of episodes that begin later; `("collector", "level")`, int64 `[B, T]`, '
+            "is that of each frame's episode. It is called in the process that steps "
+            "the environment, and must depend only on its arguments. See "
+            "[curricula](environments.md#curricula)",
+            checked=False,
+        ),
+    ] = None
+    level: Annotated[int, LEVEL] = 0
     device: Annotated[
         DeviceChoice, Option("default of `storing_device` and `policy_device`")
     ] = None
@@ -677,6 +696,7 @@ class CollectorOptions(BatchOptions):
             policy_version=self.track_policy_version,
             compact_obs=self.compact_obs,
             ragged=self.ragged,
+            level=self.curriculum is not None,
         )
 
     def frames_of(self, environments: Sequence[int]) -> list[int]:
@@ -741,11 +761,19 @@ def storage_dims(replay_buffer: Any) -> int:
 
 
 def _check_workers(options: WorkerOptions) -> None:
-    """Check the devices of policies.
+    """Check the curriculum, and the devices of policies.
 
     Raises:
-        ValueError: if a device does not exist.
+        TypeError: if the curriculum is no function of three arguments, or cannot be
+            sent to workers.
+        ValueError: if a device does not exist, or if there is a level without a
+            curriculum.
     """
+    if options.curriculum is not None:
+        example = "curriculum(seed, episode, level)"
+        check_function("curriculum", options.curriculum, example, "a task")
+    elif options.level:
+        raise ValueError("level is that of a curriculum: pass curriculum too.")
     _check_devices("device", options.device)
     here = not options.workers_elsewhere
     _check_devices("policy_device", options.policy_device, here=here)

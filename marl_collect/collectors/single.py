@@ -128,7 +128,13 @@ class OwnRollout:
         runners = [make_runner(module, part, acting) for part in parts]
         self._progress = ProgressReporter()
         self._rollout = make_rollout(
-            parts, runners, plan, self._progress, check_actions=acting.check_actions
+            parts,
+            runners,
+            plan,
+            self._progress,
+            check_actions=acting.check_actions,
+            curriculum=options.curriculum,
+            level=options.level,
         )
         fields = batch_fields(self.description, runners[0].signature, options.contents)
         frames = options.frames_of([size])[0]
@@ -192,6 +198,10 @@ class OwnRollout:
         environments = self._rollout.plan.environments
         self.statistics.cut_resumed(environments, states[0], running)
         return running
+
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level; see ``Source``."""
+        self._rollout.set_level(level)
 
     def explain(self) -> list[str]:
         """Describe how the policy runs, and why."""

@@ -315,6 +315,10 @@ class Teams:
         self._workers.load(states)
         return self._workers.running()
 
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level; see ``Source``."""
+        self._workers.level = level
+
     def explain(self) -> list[str]:
         """Return how each worker's policy ran when it last replied, and why."""
         return self._workers.explain()

@@ -164,6 +164,8 @@ class RolloutWorker:
             plan,
             LineProgress(self._context, self.engine.size),
             check_actions=acting.check_actions,
+            curriculum=self._assignment.curriculum,
+            level=self._assignment.level,
         )
         share_imports()
         self._explanation = self._rollout.explain()
@@ -239,6 +241,10 @@ class RolloutWorker:
         self._seed_generators(plan.seed)
         if self._rollout is not None:
             self._rollout.use_plan(plan)
+
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level for episodes that begin from now on."""
+        self._rollout.set_level(level)
 
     def reset(self) -> None:
         """Begin a new episode in every environment."""

@@ -86,6 +86,7 @@ class Workers:
         description: of the environments.
         weights: which workers act with.
         statistics: counts their restarts, cut trajectories and seconds.
+        level: of the curriculum, which workers are told with their next call.
     """
 
     # How often a worker may be replaced before its next batch.
@@ -111,6 +112,7 @@ class Workers:
                 collector's seed.
         """
         self._options = options
+        self.level = options.level
         self._seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
@@ -442,11 +444,20 @@ class Workers:
     # Messages
 
     def _send(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        """Send calls, after the curriculum's level to workers with an older one."""
+        if method not in ("prepare", "set_level"):
+            level = (self.level,)
+            behind = [k for k in arguments if self._members[k].level != self.level]
+            if behind:
+                self._send("set_level", dict.fromkeys(behind, level))
         calls = {worker: Call(method, arguments[worker]) for worker in arguments}
         self._pool.send_each(calls)
-        if method != "collect":
-            for worker in arguments:
-                self._members[worker].owed += 1
+        for worker in arguments:
+            member = self._members[worker]
+            if method != "collect":
+                member.owed += 1
+            if method == "set_level":
+                member.level = self.level
 
     def _receive(self, workers: Iterable[int]) -> tuple[int, Any]:
         """Wait for the reply to the last call of a worker; return its sender and it.
@@ -591,7 +602,7 @@ class Workers:
     def _renew(self, worker: int) -> None:
         """Give a worker that was restarted its plan, its policy and its slots."""
         member, who = self._members[worker], f"worker {worker}"
-        member.owed = 1
+        member.owed, member.level = 1, member.assignment.level
         (ready,) = self._first_replies([worker])
         check_alike(self.description, ready.description, who, "before")
         policy = self.weights.policy_for(worker)
@@ -631,6 +642,7 @@ class _Member:
         failures: how often it was restarted since its last batch.
         explanation: how its policy runs.
         calls: that were made in its environments.
+        level: of the curriculum that it was told.
     """
 
     assignment: messages.Assignment
@@ -644,6 +656,10 @@ class _Member:
     failures: int = 0
     explanation: str = ""
     calls: list[EnvCall] = field(default_factory=list)
+    level: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.level = self.assignment.level
 
 
 def _assign(
@@ -658,6 +674,8 @@ def _assign(
             acting=options.acting(index),
             num_threads=options.num_sub_threads,
             init_fn=options.init_fn,
+            curriculum=options.curriculum,
+            level=options.level,
         )
         for index, (of_worker, first) in enumerate(zip(factories, firsts, strict=False))
     ]

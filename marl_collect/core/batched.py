@@ -137,6 +137,21 @@ class BatchedEnv(TensorDictEnv):
                 act have arbitrary values.
         """
 
+    def set_task(self, world: int, task: Any) -> None:
+        """Prepare ``task``, from a curriculum, for a world's episodes from now on.
+
+        It is called before ``begin``. An episode must depend only on its task, its seed
+        and its actions.
+
+        Raises:
+            TypeError: the simulator takes no tasks, or not this one.
+        """
+        raise TypeError(
+            f"{self.description.name} takes no tasks: implement set_task(world, task) "
+            f"in {type(self).__name__}, or omit curriculum. The task of world {world} "
+            f"is {task!r:.100}."
+        )
+
     def render(self, world: int) -> NDArray[np.uint8] | None:  # noqa: ARG002
         """Return an image ``[height, width, 3]`` of a world, or None."""
         return None

@@ -353,6 +353,20 @@ class MultiAgentEnv(TensorDictEnv):
     def step_row(self) -> None:
         """Step with the actions in the row."""
 
+    def set_task(self, task: Any) -> None:
+        """Prepare ``task``, from a curriculum, for the episodes that begin from now on.
+
+        It is called before ``reset_row``. An episode must depend only on its task, its
+        seed and its actions.
+
+        Raises:
+            TypeError: the environment takes no tasks, or not this one.
+        """
+        raise TypeError(
+            f"{self.description.name} takes no tasks: implement set_task(task) in "
+            f"{type(self).__name__}, or omit curriculum. This task is {task!r:.100}."
+        )
+
     def render(self) -> "NDArray[np.uint8] | None":
         """Return an image ``[height, width, 3]``, or None if there is none."""
         return None

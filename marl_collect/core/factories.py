@@ -1,10 +1,12 @@
 """Turns ``create_env_fn`` into the environments of each worker."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import cloudpickle
 import numpy as np
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
@@ -29,9 +31,48 @@ BUILD_ANEW = (
 )
 """What to do if two environments share something."""
 
+_NUMBERS = {2: "two", 3: "three"}
+
 Built = TypeVar("Built")
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+def check_function(name: str, function: Any, call: str, result: str) -> None:
+    """Check a function of the user that workers call.
+
+    Args:
+        name: of the argument.
+        function: its value.
+        call: a call, such as ``"assign(seed, agents)"``.
+        result: what the function returns.
+
+    Raises:
+        TypeError: if it is no function of these arguments, or cannot be pickled.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"{name} must be a function {call} that returns {result}, but is "
+            f"{function!r}."
+        )
+    number = call.count(",") + 1
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError as error:
+        raise TypeError(
+            f"{name} must take {_NUMBERS[number]} arguments, {call}, but has the "
+            f"signature {inspect.signature(function)}."
+        ) from error
+    except ValueError:
+        pass  # It has no signature that could be read.
+    try:
+        cloudpickle.dumps(function)
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be sent to the workers, because it cannot be pickled "
+            f"({type(error).__name__}: {error}). Use a function that refers to plain "
+            "data only."
+        ) from error
 
 
 def spread(

@@ -1,15 +1,14 @@
 """``AssignedPolicies``: several policies, and which agent acts with which of them."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, final
 
-import cloudpickle
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
+from marl_collect.core.factories import check_function
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.signature import ACTS, POLICY_ID
 from marl_collect.errors import PolicyError, warn
@@ -56,7 +55,8 @@ class AssignedPolicies(nn.Module):
             )
         if not policies:
             raise ValueError("policies is empty: pass at least one policy.")
-        _check_assign(assign)
+        result = "{agent: name of a policy}"
+        check_function("assign", assign, "assign(seed, agents)", result)
         self.assign = assign
         self.names: tuple[str, ...] = ()
         self._given: tuple[str, ...] = ()
@@ -292,31 +292,6 @@ class Called(nn.Module):
         """Call the policy."""
         acts: Any = self.policy
         return acts(*args)
-
-
-def _check_assign(assign: Any) -> None:
-    if not callable(assign):
-        raise TypeError(
-            "assign must be a function assign(seed, agents) that returns "
-            f"{{agent: name of a policy}}, but is {assign!r}."
-        )
-    try:
-        inspect.signature(assign).bind(0, ())
-    except TypeError as error:
-        raise TypeError(
-            "assign must take two arguments, assign(seed, agents), but has the "
-            f"signature {inspect.signature(assign)}."
-        ) from error
-    except ValueError:
-        pass  # It has no signature that could be read.
-    try:
-        cloudpickle.dumps(assign)
-    except Exception as error:
-        raise TypeError(
-            "assign cannot be sent to the workers, because it cannot be pickled "
-            f"({type(error).__name__}: {error}). Use a function that refers to plain "
-            "data only."
-        ) from error
 
 
 def _check_policy(name: str, policy: Any) -> None:

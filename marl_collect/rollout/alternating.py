@@ -25,6 +25,7 @@ from marl_collect.rollout.loop import (
     Rollout,
     StateMark,
 )
+from marl_collect.rollout.tasks import Curriculum
 
 
 def make_rollout(
@@ -34,6 +35,8 @@ def make_rollout(
     progress: ProgressReporter | None = None,
     *,
     check_actions: bool = False,
+    curriculum: Curriculum | None = None,
+    level: int = 0,
 ) -> "Rollout | AlternatingRollout":
     """Return a ``Rollout`` of one part, or an ``AlternatingRollout`` of several.
 
@@ -47,7 +50,15 @@ def make_rollout(
     for part, policy in zip(parts, policies, strict=True):
         part_plan = _part_of(plan, slice(first, first + part.size))
         rollouts.append(
-            Rollout(part, policy, part_plan, progress, check_actions=check_actions)
+            Rollout(
+                part,
+                policy,
+                part_plan,
+                progress,
+                check_actions=check_actions,
+                curriculum=curriculum,
+                level=level,
+            )
         )
         who = f"environments {part_plan.environments}"
         check_same_signature(policies[0].signature, policy.signature, who)
@@ -106,6 +117,11 @@ class AlternatingRollout:
             if (part := call.in_rows(range(rows.start, rows.stop))).rows
             for outcome in rollout.call_env(part)
         ]
+
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level for episodes that begin from now on."""
+        for rollout in self._rollouts:
+            rollout.set_level(level)
 
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""

@@ -11,7 +11,7 @@ from typing import Any, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.buffers.layout import LEVEL, STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.replay import (
     ActionsMark,
@@ -173,7 +173,11 @@ _AHEAD = 32
 
 @final
 class RunningEpisodes:
-    """Keeps the state of the running episodes of K environments."""
+    """Keeps the state of the running episodes of K environments.
+
+    Attributes:
+        levels: of the curriculum when each episode began, int64 ``[K]``.
+    """
 
     def __init__(self, description: EnvDescription, plan: Plan) -> None:
         """Start without running episodes."""
@@ -188,6 +192,7 @@ class RunningEpisodes:
             row[: len(seeds)] = seeds
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
+        self.levels = np.zeros(size, np.int64)
         self._returns = {
             name: np.zeros((size, group.n_agents))
             for name, group in description.groups.items()
@@ -196,7 +201,7 @@ class RunningEpisodes:
         self._begun = False
         # Of the current slot: the episodes that ended, and the state before it.
         self._ends: list[EpisodeEnds] = []
-        self._before = self._numbers, self._lengths, self._returns
+        self._before = self._numbers, self._lengths, self.levels, self._returns
         self._seeds = np.zeros((size, 0), np.int64)
         self._first_seed = np.zeros(size, np.int64)
 
@@ -210,9 +215,10 @@ class RunningEpisodes:
         """Frames of the longest running episode; None if none has begun."""
         return int(self._lengths.max()) if self._begun else None
 
-    def begin(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def begin(self, rows: NDArray[np.int64], level: int) -> NDArray[np.int64]:
         """Start new episodes and return the seeds to reset with."""
         self._begun = True
+        self.levels[rows] = level
         self._numbers[rows] += 1
         self._lengths[rows] = 0
         for returns in self._returns.values():
@@ -248,6 +254,19 @@ class RunningEpisodes:
         """Return the seed of environment k's running episode."""
         return int(self._seeds_of(np.array([k]), self._numbers[k : k + 1])[0])
 
+    def numbers_for_tasks(
+        self, rows: NDArray[np.int64], ahead: int
+    ) -> NDArray[np.int64]:
+        """Return the numbers of episodes, from 0: the running ones, or ``ahead``.
+
+        Those of episodes with given seeds are 0. Their numbers depend on how seeds are
+        divided among environments.
+        """
+        numbers = self._numbers[rows] + ahead
+        if len(self._given_counts):
+            numbers[numbers < self._given_counts[rows]] = 0
+        return numbers
+
     def following_seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seeds that ``begin`` would return, without side effects."""
         return self._seeds_of(rows, self._numbers[rows] + 1)
@@ -271,7 +290,12 @@ class RunningEpisodes:
         """Begin a slot."""
         self._ends = []
         returns = {name: values.copy() for name, values in self._returns.items()}
-        self._before = self._numbers.copy(), self._lengths.copy(), returns
+        self._before = (
+            self._numbers.copy(),
+            self._lengths.copy(),
+            self.levels.copy(),
+            returns,
+        )
 
     def end(self, rows: NDArray[np.int64], starts: NDArray[np.int64], end: int) -> None:
         """Note that episodes of the slot ended.
@@ -319,13 +343,14 @@ class RunningEpisodes:
         the last episode of the process that this one replaces, if any.
 
         Returns:
-            ``begun``, bool ``[K]``; ``episode`` and ``length``, int64 ``[K]``;
-            ``returns``, float64 ``[K, n]`` by group.
+            ``begun``, bool ``[K]``; ``episode``, ``length`` and ``level``, int64
+            ``[K]``; ``returns``, float64 ``[K, n]`` by group.
         """
         return {
             "begun": np.full(len(self._numbers), self._begun),
             "episode": self._numbers.copy(),
             "length": self._lengths.copy(),
+            "level": self.levels.copy(),
             "returns": {name: values.copy() for name, values in self._returns.items()},
         }
 
@@ -338,6 +363,7 @@ class RunningEpisodes:
         self._begun = bool(state["begun"].all())
         self._numbers[...] = state["episode"]
         self._lengths[...] = state["length"]
+        self.levels[...] = state["level"]
         for name, values in state["returns"].items():
             self._returns[name][...] = values
         self._actions.load(actions)
@@ -359,7 +385,7 @@ class RunningEpisodes:
 
     def _stamp(self, slot: Arrays, end: int) -> None:
         """Write trajectory ids and counts of frames."""
-        numbers, lengths, _ = self._before
+        numbers, lengths, levels, _ = self._before
         size = len(numbers)
         if TRAJ_IDS in slot:
             ids = (self._index << EPISODE_BITS) + numbers
@@ -373,6 +399,11 @@ class RunningEpisodes:
                 frames[:end] = steps[:end]
             else:
                 frames[:end] = ids
+        if LEVEL in slot:
+            frames = slot[LEVEL].swapaxes(0, 1)
+            frames[:end] = levels
+            for ends in self._ends:  # The level changes between slots only.
+                frames[ends.end : end, ends.rows] = self.levels[ends.rows]
         if STEP_COUNT in slot:
             first = np.full((end + 1, size), -NEVER)
             first[0] = -lengths
@@ -396,7 +427,7 @@ class RunningEpisodes:
         if not self._ends:  # In most slots of few environments.
             ids = self._policy_ids(slot, joined)
             return EndedEpisodes(_NONE, _NONE, _NONE, returns, ids)
-        _, lengths, before = self._before
+        _, lengths, _, before = self._before
         earlier = firsts == 0
         for name, total in returns.items():
             total[earlier] += before[name][rows[earlier]]

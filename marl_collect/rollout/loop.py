@@ -36,6 +36,7 @@ from marl_collect.rollout.episodes import (
     Plan,
     RunningEpisodes,
 )
+from marl_collect.rollout.tasks import Curriculum, set_tasks
 
 Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, EndedEpisodes]
@@ -82,6 +83,8 @@ class Rollout:
         progress: ProgressReporter | None = None,
         *,
         check_actions: bool = False,
+        curriculum: Curriculum | None = None,
+        level: int = 0,
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
@@ -95,6 +98,8 @@ class Rollout:
             progress: receives what this rollout is doing.
             check_actions: whether to check the policy's actions before the environments
                 execute them. Random actions are always valid.
+            curriculum: returns the task of each episode.
+            level: of the curriculum.
         """
         self._engine = engine
         engine.first = plan.environments.start
@@ -106,12 +111,11 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._calls = CallLog()
+        self._curriculum, self._level = curriculum, level
         self._reset_seconds = 0.0
         # Seeds of environments that are reset already; -1 for others.
         self._early_seeds: NDArray[np.int64] | None = None
-        if policy.must_observe:
-            self._reset_early()
-            policy.probe(self._memory)
+        self._get_ready()
         self._signature = signature = policy.signature
         fields = signature.memory(self._description)
         self._memory |= allocate(fields, (engine.size,))
@@ -205,6 +209,12 @@ class Rollout:
         self._make_again(pending)
         for call in pending:
             self._calls.add(call, longest=self._episodes.longest)
+
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level for episodes that begin from now on."""
+        if level != self._level:
+            self._level = level
+            self._early_seeds = None
 
     def explain(self) -> str:
         """Return how actions are computed, and why."""
@@ -495,7 +505,7 @@ class Rollout:
             self._begin(np.flatnonzero(again))
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
-        seeds = self._episodes.begin(rows)
+        seeds = self._episodes.begin(rows, self._level)
         for k in self._episodes.with_given_seeds(rows).tolist():
             self._generators.restart(k, self._episodes.seed(k))
         if self._chooses:
@@ -514,6 +524,13 @@ class Rollout:
         if self._is_init is not None:
             self._is_init[rows] = True
 
+    def _get_ready(self) -> None:
+        """Show the policy observations, if it needs any, and environments a task."""
+        if self._policy.must_observe or self._curriculum is not None:
+            self._reset_early()  # Raises an error if they take no tasks.
+        if self._policy.must_observe:
+            self._policy.probe(self._memory)
+
     def _reset_early(self) -> None:
         """Reset for the first episodes ahead of time, to have observations.
 
@@ -521,12 +538,27 @@ class Rollout:
         """
         rows = np.arange(self._engine.size)
         seeds = self._episodes.following_seeds(rows)
-        self._reset(rows.tolist(), seeds.tolist())
+        self._reset(rows.tolist(), seeds.tolist(), early=True)
         self._early_seeds = seeds
 
-    def _reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+    def _reset(
+        self, indices: Sequence[int], seeds: Sequence[int], *, early: bool = False
+    ) -> None:
+        """Begin episodes, whose numbers and levels are known unless it is ``early``."""
         environments, engine = self._episodes.plan.environments, self._engine
         start = time.perf_counter()
+        if self._curriculum is not None:
+            rows = np.array(indices, np.int64)
+            levels = self._episodes.levels[rows]
+            if early:
+                levels[...] = self._level
+            numbers = self._episodes.numbers_for_tasks(rows, ahead=int(early))
+            set_tasks(
+                engine,
+                self._curriculum,
+                zip(indices, seeds, numbers.tolist(), levels.tolist(), strict=True),
+                lambda k: self._progress.resetting(environments[k]),
+            )
         if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)

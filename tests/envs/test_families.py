@@ -412,6 +412,32 @@ def test_a_time_limit_makes_a_truncation_of_a_stock_environment() -> None:
         assert last["truncated"].item() is not terminated
 
 
+def test_a_task_changes_the_levels_of_one_episode() -> None:
+    pytest.importorskip("lbforaging")
+    env = envs.LbForagingEnv("Foraging-8x8-2p-2f-v3")
+
+    def levels(seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
+        env.set_task(task)
+        seen = env.reset(seed=seed)["agent", "observation"][0]
+        return seen[[2, 5]], seen[[8, 11]]  # Of food and players.
+
+    initial = [levels(seed, {}) for seed in range(20)]
+    for seed, (before_food, before_players) in enumerate(initial):
+        food, players = levels(seed, {"force_coop": True})
+        assert (food == players.sum()).all()
+        food, players = levels(seed, {"max_player_level": 1, "max_food_level": [1, 2]})
+        assert (players == 1).all()
+        assert set(food.tolist()) <= {1.0, 2.0}
+        again = levels(seed, {})
+        assert (again[0] == before_food).all()
+        assert (again[1] == before_players).all()
+    assert len({tuple(food.tolist()) for food, _ in initial}) > 2
+    with pytest.raises(ValueError, match=r"max_player_level=3 exceeds 2, the highest"):
+        env.set_task({"max_player_level": 3})
+    with pytest.raises(ValueError, match="but found \\['players'\\]"):
+        env.set_task({"players": 3})
+
+
 def test_names_of_papers_are_tasks_with_their_arguments() -> None:
     require("lbforaging/")
     for name, agents, foods in [("8x8-2p-2f-coop", 2, 2), ("15x15-4p-5f", 4, 5)]:

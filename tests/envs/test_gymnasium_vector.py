@@ -290,3 +290,46 @@ def test_worlds_are_rendered() -> None:
     assert second.shape[2] == 3
     assert not np.array_equal(first, second)
     env.close()
+
+
+class Started(Walk):
+    """A walk whose start is a task."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at[:] = (options or {"start": 0})["start"]
+        return self.look(), {}
+
+
+def start(seed: int, episode: int, level: int) -> dict[str, Any]:
+    return {"start": (seed % 3 - 1) + 0.1 * level + 0.01 * (episode % 5)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_world_is_told_its_own_task(mode: AutoresetMode) -> None:
+    def factory() -> GymnasiumVectorEnv:
+        env = SyncVectorEnv([Started] * WORLDS, autoreset_mode=mode)
+        return GymnasiumVectorEnv(env)
+
+    options: dict[str, Any] = {"seed": SEED, "curriculum": start, "level": 3}
+    with Collector(
+        factory, RandomPolicy(), frames_per_batch=WORLDS * 40, **options
+    ) as collector:
+        batches = []
+        for level in (3, 7):
+            collector.set_level(level)
+            batches.append(collector.next().clone())
+    seen = 0
+    for batch in batches:
+        ids, levels = batch["collector", "traj_ids"], batch["collector", "level"]
+        ended = batch["next", "done"][:, :-1, 0]
+        for k, t in ended.nonzero().tolist():
+            episode = int(ids[k, t + 1]) % 2**32
+            task = start(episode_seed(SEED, k, episode), episode, int(levels[k, t + 1]))
+            at = batch["agent", "observation", "at"][k, t + 1, 0]
+            assert at.tolist() == [task["start"]] * 2
+            seen += 1
+    assert seen > 2 * WORLDS
+    firsts = batches[0]["agent", "observation", "at"][:, 0, 0, 0].tolist()
+    assert firsts == [start(episode_seed(SEED, k, 0), 0, 3)["start"] for k in range(5)]
+    assert {int(n) for n in batches[1]["collector", "level"].unique()} == {3, 7}

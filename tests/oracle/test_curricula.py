@@ -1,0 +1,497 @@
+"""Episodes of a curriculum depend on seed, number and level, whatever the layout."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from oracle_seeds import episode_seed
+from pettingzoo import ParallelEnv as ZooParallelEnv
+from support.worlds import CountingWorlds
+from workloads.counting import CountingEnv
+
+from marl_collect import (
+    Collector,
+    EnvWrapper,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    ParallelEnv,
+    RandomPolicy,
+    evaluate,
+    open_dataset,
+    record,
+)
+from marl_collect.envs.matrix.env import MatrixGameEnv
+from marl_collect.envs.pettingzoo.env import PettingZooWrapper
+
+pytestmark = pytest.mark.processes
+
+ENVS, FRAMES, SEED = 4, 9, 5
+SCHEDULES = [[0, 2, 2, 7, 1], [3, 3, 0, 0, 9], [1, 2, 3, 4, 5]]
+LEVEL = ("collector", "level")
+
+
+def curriculum(seed: int, episode: int, level: int) -> dict[str, Any]:
+    """Return a task in which nothing is left out."""
+    return {"seed": seed, "episode": episode, "level": level, "length": 3 + level % 4}
+
+
+class Maze(ZooParallelEnv[str, Any, Any]):
+    """Two robots, who see the task. Resets are written to a file."""
+
+    metadata = {"name": "maze_v0"}
+    possible_agents = ["robot_0", "robot_1"]
+
+    def __init__(self, log: str | None = None) -> None:
+        self.log = log
+        self.length = 4
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Box(-np.inf, np.inf, (5,), np.float64)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if self.log is not None:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(json.dumps([seed, options]) + "\n")
+        self.agents = list(self.possible_agents)
+        self.task = options or {"seed": seed, "episode": -1, "level": -1, "length": 4}
+        assert self.task["seed"] == seed
+        self.at, self.steps = np.random.default_rng(seed).normal(), 0
+        return self.look(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        self.at += sum(actions.values())
+        over = self.steps == self.task["length"]
+        everyone = self.agents
+        self.agents = [] if over else everyone
+        seen = self.look()
+        return (
+            seen,
+            dict.fromkeys(everyone, float(self.task["level"])),
+            dict.fromkeys(everyone, over),
+            dict.fromkeys(everyone, False),
+            {agent: {} for agent in everyone},
+        )
+
+    def look(self) -> Any:
+        task = [self.task[name] for name in ("seed", "episode", "level")]
+        seen = np.array([self.at, self.steps, *task])
+        return dict.fromkeys(self.possible_agents, seen)
+
+
+def maze(log: str | None = None) -> PettingZooWrapper:
+    return PettingZooWrapper(Maze(log))
+
+
+def collector_of(kind: Any, factories: Any = maze, **options: Any) -> Any:
+    defaults = {"frames_per_batch": ENVS * FRAMES, "seed": SEED}
+    defaults |= {"curriculum": curriculum}
+    return kind(factories, RandomPolicy(), **defaults | options)
+
+
+def following(collector: Any, levels: Iterable[int]) -> list[Any]:
+    """Return batches, and set a level before each of them."""
+    batches = []
+    for level in levels:
+        collector.set_level(level)
+        batches.append(collector.next().clone())
+    return batches
+
+
+def expect_equal(some: list[Any], others: list[Any]) -> None:
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert (one == other).all()
+
+
+def expected_of(levels: list[int]) -> list[Any]:
+    with collector_of(Collector, num_workers=ENVS) as collector:
+        return following(collector, levels)
+
+
+@pytest.mark.parametrize("levels", SCHEDULES)
+def test_tasks_are_those_of_seed_number_and_level(
+    levels: list[int], tmp_path: Path
+) -> None:
+    """What the package records equals what a log of the environments says."""
+    logs = [tmp_path / f"{k}.json" for k in range(ENVS)]
+    factories = [partial(maze, str(log)) for log in logs]
+    with collector_of(Collector, factories, level=levels[0]) as collector:
+        for log in logs:
+            log.write_text(log.read_text().splitlines()[-1] + "\n")  # Not check_reset's
+        joined = torch.cat(following(collector, levels), -1)
+    for k, log in enumerate(logs):
+        begun = [json.loads(line) for line in log.read_text().splitlines()]
+        ids = joined["collector", "traj_ids"][k]
+        frames = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist()]
+        assert len(begun) - len(frames) in {0, 1}  # One may begin after the last frame.
+        for number, (frame, (seed, task)) in enumerate(
+            zip(frames, begun, strict=False)
+        ):
+            level = levels[max(0, frame - 1) // FRAMES]  # Reset at the end of a frame.
+            assert seed == episode_seed(SEED, k, number)
+            assert task == curriculum(seed, number, level)
+            assert joined[LEVEL][k, frame] == level
+        assert (joined[LEVEL][k] == joined["robot", "observation"][k, :, 0, 4]).all()
+        rewards = joined["next", "robot", "reward"][k, :, 0, 0]
+        assert (joined[LEVEL][k] == rewards).all()
+
+
+LAYOUTS: dict[str, Callable[[], Any]] = {
+    "four workers": lambda: collector_of(MultiSyncCollector, num_workers=4),
+    "four environments": lambda: collector_of(MultiSyncCollector, envs_per_worker=4),
+    "two of both": lambda: collector_of(
+        MultiSyncCollector, num_workers=2, envs_per_worker=2
+    ),
+    "recycled": lambda: collector_of(
+        MultiSyncCollector, num_workers=2, envs_per_worker=2, max_worker_rss=1
+    ),
+    "spawned": lambda: collector_of(
+        MultiSyncCollector, envs_per_worker=4, start_method="spawn"
+    ),
+    "processes": lambda: collector_of(
+        Collector, partial(ParallelEnv, ENVS, maze, groups=2)
+    ),
+    "in a worker": lambda: collector_of(
+        MultiSyncCollector, partial(ParallelEnv, ENVS, maze)
+    ),
+}
+
+
+@pytest.mark.parametrize("levels", SCHEDULES[:2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_layouts_collect_the_same_data(layout: str, levels: list[int]) -> None:
+    with LAYOUTS[layout]() as collector:
+        expect_equal(following(collector, levels), expected_of(levels))
+
+
+def test_ahead_of_time_the_level_acts_in_the_batch_after_the_next() -> None:
+    levels = [4, 4, 1, 6, 6]
+    options: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2, "level": 4}
+    with collector_of(MultiSyncCollector, prefetch=True, **options) as collector:
+        batches = [collector.next().clone()]
+        batches += following(collector, [1, 6, 6, 6])
+    expect_equal(batches, expected_of(levels))
+
+
+def test_asynchronous_episodes_are_those_of_their_levels() -> None:
+    options = {"num_workers": 2, "frames_per_batch": FRAMES}
+    seen: dict[tuple[int, int], Any] = {}
+    levels = set()
+    with collector_of(MultiAsyncCollector, **options) as collector:
+        for level in range(12):
+            collector.set_level(level)
+            batch = collector.next()
+            frames = zip(
+                batch["collector", "traj_ids"][0].tolist(),
+                batch[LEVEL][0].tolist(),
+                batch["robot", "observation"][0, :, 0, 2:].tolist(),
+                strict=True,
+            )
+            for traj_id, recorded, observed in frames:
+                k, number = traj_id >> 32, traj_id % 2**32
+                seed = episode_seed(SEED, k, number)
+                assert observed == [seed, number, recorded]
+                assert seen.setdefault((k, number), recorded) == recorded
+                levels.add(recorded)
+    assert len(levels) > 3
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_resumed_collector_goes_on(kind: Any, after: int, tmp_path: Path) -> None:
+    levels = SCHEDULES[0]
+    options: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2}
+    with collector_of(kind, **options) as collector:
+        following(collector, levels[:after])
+        collector.set_level(6)
+        torch.save(collector.state_dict(), tmp_path / "state.pt")
+        expected = [collector.next().clone(), *following(collector, levels[after:])]
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    with collector_of(kind, **options) as collector:
+        collector.set_level(8)
+        collector.load_state_dict(state)
+        assert collector.level == 6
+        batches = [collector.next().clone(), *following(collector, levels[after:])]
+    expect_equal(batches, expected)
+
+
+def test_new_episodes_have_the_newest_level() -> None:
+    for kind in (Collector, MultiSyncCollector):
+        with collector_of(kind, num_workers=ENVS) as collector:
+            following(collector, [1])
+            collector.set_level(2)
+            collector.reset()
+            collector.set_level(3)
+            assert (collector.next()[LEVEL][:, 0] == 2).all()
+            collector.set_seed(8)
+            batch = collector.next()
+            assert (batch[LEVEL] == 3).all()
+            assert (batch["robot", "observation"][..., 0, 3] >= 0).all()
+
+
+def test_a_replaced_worker_knows_the_newest_level() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "on_worker_failure": "restart"}
+    with collector_of(MultiSyncCollector, **options) as collector:
+        following(collector, [1, 5])
+        os.kill(collector.worker_pids[1], signal.SIGKILL)
+        (batch,) = following(collector, [2])
+        assert collector.stats()["restarts"] == 1
+        assert (batch[LEVEL][1] == 2).all()
+        assert (batch[LEVEL][0, 0], batch[LEVEL][0, -1]) == (5, 2)
+        observed = batch["robot", "observation"][:, :, 0, 4]
+        assert (observed == batch[LEVEL]).all()
+        following(collector, [4])
+        os.kill(collector.worker_pids[0], signal.SIGKILL)
+        assert (collector.next()[LEVEL][0] == 4).all()
+
+
+def test_a_selected_worker_begins_anew_while_batches_are_collected() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "prefetch": True}
+    with collector_of(MultiSyncCollector, **options) as collector:
+        following(collector, [1, 1])
+        collector.set_level(7)
+        collector.reset([False, True])
+        batch = collector.next()
+        assert (batch[LEVEL][1] == 7).all()
+        assert batch[LEVEL][0, 0] == 1
+        assert (batch["robot", "observation"][:, :, 0, 4] == batch[LEVEL]).all()
+
+
+def test_trajectories_and_other_shapes_have_levels() -> None:
+    for options in (
+        {"split_trajs": True},
+        {"trajs_per_batch": 3, "traj_format": "cat"},
+        {"compact_obs": True},
+        {"max_frames_per_traj": 2},
+        {"track_traj_ids": False},
+    ):
+        with collector_of(MultiSyncCollector, **options) as collector:
+            for level in (2, 3, 4):
+                collector.set_level(level)
+                batch = collector.next()
+                valid = batch.get(("collector", "mask"), None)
+                level_of = batch["robot", "observation"][..., 0, 4]
+                same = level_of == batch[LEVEL]
+                assert (same if valid is None else same[valid]).all()
+        assert batch[LEVEL].dtype == torch.int64
+
+
+def test_batches_without_a_curriculum_have_no_level() -> None:
+    with collector_of(Collector, curriculum=None) as collector:
+        assert "level" not in collector.next()["collector"].keys()
+        assert collector.level is None
+        with pytest.raises(ValueError, match="needs a curriculum"):
+            collector.set_level(1)
+
+
+def test_a_dataset_has_the_levels(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seed": SEED, "curriculum": curriculum, "level": 3}
+    path = tmp_path / "data"
+    record(path, maze, frames=40, num_workers=2, frames_per_batch=20, **options)
+    dataset = open_dataset(path)
+    frames = dataset.transitions[:]
+    assert (frames[LEVEL] == 3).all()
+    assert frames[LEVEL].dtype == torch.int64
+    assert (frames["robot", "observation"][:, 0, 4] == 3).all()
+    numbers = frames["robot", "observation"][:, 0, 3]
+    assert (numbers == frames["collector", "traj_ids"] % 2**32).all()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_evaluations_have_tasks(workers: int, tmp_path: Path) -> None:
+    """Their data do not depend on the workers, so the number is always 0."""
+    log = str(tmp_path / "log.json")
+    options: dict[str, Any] = {"curriculum": curriculum, "level": 6}
+    seeds = [11, 12, 13, 14, 15]
+    evaluation = evaluate(
+        None,
+        partial(maze, log),
+        episodes=5,
+        seeds=seeds,
+        num_workers=workers,
+        **options,
+    )
+    assert evaluation.lengths == [5] * 5
+    assert evaluation.agent_returns == [30.0] * 5
+    begun = [json.loads(line) for line in Path(log).read_text().splitlines()]
+    tasks = {seed: task for seed, task in begun if seed in seeds}
+    assert tasks == {seed: curriculum(seed, 0, 6) for seed in seeds}
+
+
+class Lengths(CountingEnv):
+    """Takes a task with the method of the engine."""
+
+    def set_task(self, task: Any) -> None:
+        self.told = task
+
+
+def told(env: Any) -> Any:
+    return env.getattr_env("told")
+
+
+def test_environments_of_ones_own_and_their_wrappers() -> None:
+    for factory in (Lengths, lambda: EnvWrapper(Lengths())):
+        with collector_of(Collector, factory, num_workers=2, level=5) as collector:
+            for k, task in enumerate(told(collector)):
+                assert task == curriculum(episode_seed(SEED, k, 0), 0, 5)
+
+
+class Worlds(CountingWorlds):  # type: ignore[misc]
+    """Worlds whose tasks are noted."""
+
+    def set_task(self, world: int, task: Any) -> None:
+        vars(self).setdefault("told", {})[world] = task
+
+
+def test_worlds_of_a_simulator_have_tasks() -> None:
+    for factory in (partial(Worlds, 3), lambda: EnvWrapper(Worlds(3))):
+        with collector_of(Collector, factory, level=5) as collector:
+            (tasks,) = told(collector)
+            seeds = [episode_seed(SEED, k, 0) for k in range(3)]
+            assert tasks == {k: curriculum(seeds[k], 0, 5) for k in range(3)}
+            following(collector, [2, 3, 4])
+            (tasks,) = told(collector)
+            assert {task["level"] for task in tasks.values()} <= {2, 3, 4}
+
+
+class Settable(Maze):
+    """Has a method for tasks, as environments of RLlib."""
+
+    def set_task(self, task: Any) -> None:
+        self.next_task = {"episode": 0, "level": task, "length": 3}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        assert options is None
+        task = vars(self).get("next_task", {"episode": 0, "level": -1, "length": 4})
+        return super().reset(seed, task | {"seed": seed})
+
+
+class Settled(Maze):
+    """Takes no options."""
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed)
+
+
+def test_a_method_for_tasks_is_preferred_to_options() -> None:
+    def level_alone(seed: int, episode: int, level: int) -> int:
+        del seed, episode
+        return level
+
+    factory = lambda: PettingZooWrapper(Settable())  # noqa: E731
+    with collector_of(Collector, factory, curriculum=level_alone) as collector:
+        (batch,) = following(collector, [4])
+    assert (batch["robot", "observation"][..., 0, 4] == 4).all()
+
+
+def number(seed: int, episode: int, level: int) -> int:
+    return seed + episode + level
+
+
+def unlucky(seed: int, episode: int, level: int) -> Any:
+    if (episode, level) == (1, 0):
+        raise LookupError("no such maze")
+    return curriculum(seed, episode, level)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+@pytest.mark.parametrize(
+    ("factory", "function", "error", "message"),
+    [
+        (CountingEnv, curriculum, TypeError, r"takes no tasks: implement set_task"),
+        (
+            partial(CountingWorlds, 2),
+            curriculum,
+            TypeError,
+            r"implement set_task\(world, task\) in CountingWorlds",
+        ),
+        (partial(MatrixGameEnv, "penalty-0"), curriculum, TypeError, "takes no tasks"),
+        (
+            lambda: PettingZooWrapper(Settled()),
+            curriculum,
+            TypeError,
+            r"Settled takes no tasks: .*set_task\(task\), or a reset\(seed, options\)",
+        ),
+        (maze, number, TypeError, "Maze has no method .* must be a mapping"),
+    ],
+)
+def test_environments_that_take_no_tasks(
+    kind: Any, factory: Any, function: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        collector_of(kind, factory, curriculum=function)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"curriculum": 3}, TypeError, r"must be a function curriculum\(seed, episode"),
+        ({"curriculum": lambda seed: seed}, TypeError, "must take three arguments"),
+        ({"level": -1}, ValueError, "at least 0"),
+        ({"level": True}, TypeError, "an integer"),
+        ({"level": 1.5}, TypeError, "an integer"),
+        ({"level": 3, "curriculum": None}, ValueError, "pass curriculum too"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_what_is_refused_before_anything_is_built(
+    kind: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        collector_of(kind, lambda: pytest.fail("built"), **options)
+
+
+def test_a_function_that_cannot_be_sent() -> None:
+    lock = threading.Lock()
+
+    def locked(seed: int, episode: int, level: int) -> Any:
+        with lock:
+            return curriculum(seed, episode, level)
+
+    with pytest.raises(TypeError, match="curriculum cannot be sent to the workers"):
+        collector_of(MultiSyncCollector, curriculum=locked)
+
+
+@pytest.mark.parametrize("level", [-1, 1.0, "2", None, True])
+def test_levels_are_integers(level: Any) -> None:
+    with collector_of(Collector) as collector:
+        with pytest.raises((TypeError, ValueError), match="level must be an integer"):
+            collector.set_level(level)
+        collector.set_level(np.int32(3))
+        assert collector.level == 3
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_error_of_the_function_names_the_episode(kind: Any) -> None:
+    with (
+        collector_of(kind, curriculum=unlucky) as collector,
+        pytest.raises(LookupError, match="no such maze") as error,
+    ):
+        collector.next()
+    assert any("episode=1, level=0" in note for note in error.value.__notes__)
+
+
+def test_states_of_collectors_with_and_without_a_curriculum() -> None:
+    with (
+        collector_of(Collector) as one,
+        collector_of(Collector, curriculum=None) as other,
+    ):
+        with pytest.raises(ValueError, match="collector, but not the state"):
+            one.load_state_dict(other.state_dict())
+        with pytest.raises(ValueError, match="state, but not the collector"):
+            other.load_state_dict(one.state_dict())
