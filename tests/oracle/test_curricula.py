@@ -98,7 +98,7 @@ def maze(log: str | None = None) -> PettingZooWrapper:
 
 
 def collector_of(kind: Any, factories: Any = maze, **options: Any) -> Any:
-    defaults = {"frames_per_batch": ENVS * FRAMES, "seed": SEED}
+    defaults: dict[str, Any] = {"frames_per_batch": ENVS * FRAMES, "seed": SEED}
     defaults |= {"curriculum": curriculum}
     return kind(factories, RandomPolicy(), **defaults | options)
 
@@ -333,7 +333,7 @@ def test_evaluations_have_tasks(workers: int, tmp_path: Path) -> None:
     assert tasks == {seed: curriculum(seed, 0, 6) for seed in seeds}
 
 
-class Lengths(CountingEnv):
+class Lengths(CountingEnv):  # type: ignore[misc]
     """Takes a task with the method of the engine."""
 
     def set_task(self, task: Any) -> None:
