@@ -62,9 +62,6 @@ RUNS = {
 }
 
 
-CURRICULUM = "lbforaging_curriculum"
-
-
 on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 
 
@@ -152,32 +149,8 @@ def test_an_interrupted_example_goes_on_exactly(
     assert curves[0] == curves[1]
 
 
-def test_levels_of_a_curriculum_are_trained_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lbforaging")
-    importlib.import_module("matplotlib").use("agg")
-    settings = "--seeds 3 --frames 320 --batch 160 --every 1 --games 2 --workers 1"
-    script = str(EXAMPLES / f"{CURRICULUM}.py")
-    always_good = ["--good", "-1", "--out"]
-    monkeypatch.setattr(
-        sys, "argv", [script, *settings.split(), *always_good, str(tmp_path)]
-    )
-    try:
-        runpy.run_path(script, run_name="__main__")
-    finally:
-        importlib.import_module("matplotlib.pyplot").close("all")
-    assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
-    levels = {"curriculum": ["1", "2"], "uniform": ["0", "0"], "hardest": ["4", "4"]}
-    for kind, expected in levels.items():
-        folder = tmp_path / f"{kind}_3"
-        _, *rows = (folder / PROGRESS).read_text().splitlines()
-        assert [row.split(",")[1] for row in rows] == expected
-        load_policy(folder / "policy.pt")
-
-
 def test_an_example_is_short_and_says_how_to_run_it() -> None:
-    for name in {run.split()[0] for run in RUNS} | {CURRICULUM}:
+    for name in {run.split()[0] for run in RUNS}:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 230
         assert f"python examples/{name}.py" in text
