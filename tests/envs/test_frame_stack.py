@@ -153,7 +153,10 @@ def test_stacked_pictures_are_read_by_convolutions() -> None:
 
 
 def test_an_empty_observation_is_stacked_too() -> None:
-    boxes = {"full": spaces.Box(0, 9, (2,)), "empty": spaces.Box(0, 9, (0,))}
+    boxes: dict[str, Any] = {
+        "full": spaces.Box(0, 9, (2,)),
+        "empty": spaces.Box(0, 9, (0,)),
+    }
     seen = {name: np.zeros(box.shape, np.float32) for name, box in boxes.items()}
     script = Script(observation=spaces.Dict(boxes), observe=lambda *_: seen)
     data = FrameStack(PettingZooWrapper(ScriptedEnv(script)), 3).rollout(4)

@@ -73,7 +73,7 @@ def test_a_group_map_has_the_agents_that_are_no_strings() -> None:
     env = PettingZooWrapper(raw, group_map=chosen)
     assert env.group_map == {"x": ["(0, 1)", "a"], "y": ["0"]}
     with pytest.raises(ValueError, match=r"unknown: \[7, None\]"):
-        PettingZooWrapper(raw, group_map={**chosen, "z": [7, None]})
+        PettingZooWrapper(raw, group_map=chosen | {"z": [7, None]})
 
 
 UNLIKE = Script(

@@ -202,7 +202,7 @@ def test_images_of_integers_are_pictures(image: Any) -> None:
     picture = next(iter(play(lambda: rendering(image), overlay=True)))
     height, width = np.shape(image)[:2]
     assert picture.shape[2] == 3
-    plain = next(iter(play(lambda: rendering(image))))
+    plain: Any = next(iter(play(lambda: rendering(image))))
     assert (plain.shape, plain.dtype) == ((height, width, 3), np.uint8)
     assert (plain == 7).all()
 
