@@ -342,13 +342,20 @@ class WorldBatch(EnvBatch):
 
     def _check_cast(self, key: Key, value: Array, dtype: np.dtype[Any]) -> None:
         """Raise if values are of another kind, or integers that ``dtype`` lacks."""
-        kind = np.can_cast(value.dtype, dtype, "same_kind")
-        if not kind or (dtype.kind in "iu" and (value.astype(dtype) != value).any()):
+        where = (
+            f"{self.description.name} returned {'/'.join(key)} of dtype {value.dtype}"
+        )
+        if not np.can_cast(value.dtype, dtype, "same_kind"):
             raise TypeError(
-                f"{self.description.name} returned {'/'.join(key)} of dtype "
-                f"{value.dtype}, but its space has {dtype}: expected a dtype of this "
-                "kind, and integers that it has."
+                f"{where}, but its space has {dtype}: expected a dtype of this kind."
             )
+        if dtype.kind in "iu":
+            lost = value[value.astype(dtype) != value]
+            if lost.size:
+                raise TypeError(
+                    f"{where}, but its space has {dtype}, which cannot hold the value "
+                    f"{lost[0]}."
+                )
 
     def _flagged(self, flags: Flagged, what: str) -> list[Array] | None:
         """Return the flags of each group, ``[K, n, 1]``; None if there are none."""
