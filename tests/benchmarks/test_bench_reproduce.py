@@ -38,7 +38,9 @@ def a_run(seed: int, returns: list[float], **changes: object) -> Run:
 
 def test_maximum_is_of_one_evaluation_and_average_over_all() -> None:
     # The means over seeds are 1, 5 and 5; of equal ones, the wider interval.
-    assert CELL.maximum[0] == 5.0
+    assert CELL.maximum == mean_interval([1.0, 9.0])
+    lucky = replace(CELL, returns=[[99.0, 4.0, 1.0], [99.0, 6.0, 9.0]])
+    assert lucky.maximum == CELL.maximum, "untrained weights are never best"
     assert CELL.average[0] == pytest.approx((5 / 3 + 17 / 3) / 2)
 
 
@@ -73,10 +75,10 @@ def test_a_cell_has_the_returns_of_an_agent_in_matrix_games() -> None:
 
 
 def test_the_page_names_what_agrees_and_what_is_missing() -> None:
-    same = replace(CELL, returns=[[125.0], [125.0]])
+    same = replace(CELL, returns=[[125.0] * 2] * 2)
     text = page([same])
     assert "| 125.00 ± 0.00 | 125.00 ± 0.00 | 100 | 9 | - | 125.00: agrees |" in text
-    assert "125.00: differs" in page([replace(same, returns=[[275.0], [275.0]])])
+    assert "125.00: differs" in page([replace(same, returns=[[275.0] * 2] * 2)])
     assert "- `matrix/climbing`: iql, vdn, ippo, mappo, ia2c, maa2c\n" in text
     assert text.count("\n- `") == len({task for task, _ in reproduce.CELLS})
 

@@ -17,7 +17,7 @@ pytest_plugins = ["support.ray_cluster"]
 SLACK = 60.0
 """Seconds for a busy machine; the command is stricter."""
 
-STACK = ("hang", "abort", "segfault")
+STACK = ("hang", "stop", "abort", "segfault")
 """Faults after which the worker prints its stack."""
 
 PAIRS = [

@@ -669,4 +669,4 @@ def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None
     workers = workers_of(collector)
     workers.close(2.0)  # As another thread does, between two lines of an update.
     with pytest.raises(ClosedError):
-        workers.collect(0, messages.Collect(0))
+        workers.collect([0], messages.Collect(0))
