@@ -39,10 +39,17 @@ def defaults_of(builder: Callable[..., Any]) -> dict[str, Any]:
 
 
 def task_setter(env: Any) -> Callable[[Any], None] | None:
-    """Return the method ``set_task`` of an environment or of what it wraps, if any."""
-    inner = getattr(env, "unwrapped", env)
-    setter: Callable[[Any], None] | None = getattr(env, "set_task", None)
-    return setter or getattr(inner, "set_task", None)
+    """Return the method ``set_task`` of an environment or of what it wraps, if any.
+
+    Wrappers of Gymnasium do not pass it on, so each of them is asked.
+    """
+    layer = env
+    while layer is not None:
+        setter: Callable[[Any], None] | None = getattr(layer, "set_task", None)
+        if setter is not None:
+            return setter
+        layer = getattr(layer, "env", None)
+    return getattr(getattr(env, "unwrapped", env), "set_task", None)
 
 
 def reset_options(env: Any, task: Any) -> dict[str, Any]:

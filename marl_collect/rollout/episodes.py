@@ -259,13 +259,11 @@ class RunningEpisodes:
     ) -> NDArray[np.int64]:
         """Return the numbers of episodes, from 0: the running ones, or ``ahead``.
 
-        Those of episodes with given seeds are 0. Their numbers depend on how seeds are
-        divided among environments.
+        With given seeds all are 0: numbers depend on how seeds are divided among
+        environments, and those that have played theirs go on with further episodes.
         """
         numbers = self._numbers[rows] + ahead
-        if len(self._given_counts):
-            numbers[numbers < self._given_counts[rows]] = 0
-        return numbers
+        return numbers * 0 if len(self._given_counts) else numbers
 
     def following_seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seeds that ``begin`` would return, without side effects."""

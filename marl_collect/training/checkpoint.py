@@ -3,13 +3,16 @@
 import sys
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Self, TypeAlias, final
 
+from marl_collect.collectors.collector import CollectorBase
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import global_generators, set_global_generators
+from marl_collect.errors import ClosedError
 from marl_collect.files.log_file import LOG, add_line
 from marl_collect.models.saved_policy import read_tensors, write_tensors
 from marl_collect.programs.interruption import FINISHING, Interruption
@@ -89,6 +92,9 @@ class Checkpoint:
     def batch_done(self) -> None:
         """Save if two minutes have passed, and end the program after a signal.
 
+        It also saves after a collector's last batch: the workers, which have the state
+        of their environments, end with the loop.
+
         Raises:
             SystemExit: after a signal, with the exit code that shells expect.
             RuntimeError: as ``save``.
@@ -96,7 +102,11 @@ class Checkpoint:
         self._check_job()
         # Read once: a signal that arrives below is of the next batch.
         number = self._interruption.number
-        due = time.monotonic() - self._saved > SAVE_SECONDS
+        due = time.monotonic() - self._saved > SAVE_SECONDS or any(
+            0 <= part.total_frames <= part.frames
+            for part in self._parts.values()
+            if isinstance(part, CollectorBase)
+        )
         if self._connected:
             # Those that go on would wait forever for one that ends.
             of_ranks = self._ranks.gather((number, due), "Checkpoint.batch_done()")
@@ -110,7 +120,7 @@ class Checkpoint:
     def _end(self) -> None:
         """End the program after a signal and a save."""
         self.print(
-            f"Saved {self._folder / LAST}. To go on, begin with resume=True "
+            f"The state is in {self._folder / LAST}. To go on, begin with resume=True "
             "(--resume in the examples)."
         )
         raise SystemExit(self._interruption.exit_code)
@@ -185,7 +195,8 @@ class Checkpoint:
             # It came after the last batch_done(), which other ranks do not repeat.
             if self._connected:
                 raise SystemExit(self._interruption.exit_code)
-            self.save()
+            with suppress(ClosedError):  # What batch_done() saved stays.
+                self.save()
             self._end()
 
     def _found(self) -> dict[_Moment, tuple[Path, Any]]:

@@ -313,6 +313,38 @@ print("never")
         assert rows == [1]
 
 
+def test_a_signal_after_the_loop_ends_the_program_with_all_saved(
+    tmp_path: Path,
+) -> None:
+    program = f"""
+import os, signal
+from marl_collect import MultiSyncCollector
+from marl_collect.envs.matrix.env import MatrixGameEnv
+from marl_collect.training.checkpoint import Checkpoint
+rows = []
+make = lambda: MatrixGameEnv("climbing")
+with (
+    MultiSyncCollector(make, frames_per_batch=8, total_frames=16) as collector,
+    Checkpoint(
+        {str(tmp_path)!r}, {{"rows": rows, "collector": collector}}, resume=True
+    ) as checkpoint,
+):
+    for batch in collector:
+        rows.append(collector.frames)
+        checkpoint.batch_done()
+    print("rows", rows)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("the evaluation ends")
+print("never")
+"""
+    for _ in range(2):
+        process = run_python("-c", program)
+        assert process.returncode == 128 + signal.SIGTERM, process.stderr
+        assert "rows [8, 16]\n" in process.stdout
+        assert "the evaluation ends" in process.stdout
+        assert "never" not in process.stdout
+
+
 @pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a")])
 def test_what_could_not_be_read_again_is_not_written(
     value: Any, tmp_path: Path

@@ -1,0 +1,99 @@
+"""Tasks of a curriculum reach the episodes that they are recorded with."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from pettingzoo import ParallelEnv as ZooParallelEnv
+
+from marl_collect import Collector, evaluate
+from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.pettingzoo.env import PettingZooWrapper
+
+
+class Lengths(ZooParallelEnv[str, Any, Any]):
+    """Episodes as long as their task says."""
+
+    metadata = {"name": "lengths_v0"}
+    possible_agents = ["a"]
+    length = 2
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Box(0, np.inf, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        return spaces.Discrete(2)
+
+    def set_task(self, length: int) -> None:
+        self.length = length
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        del seed, options
+        self.agents, self.left = ["a"], self.length
+        return {"a": np.float32([self.left])}, {"a": {}}
+
+    def step(self, actions: Any) -> Any:
+        self.left -= 1
+        over = {"a": self.left == 0}
+        self.agents = [] if over["a"] else ["a"]
+        no = {"a": False}
+        return {"a": np.float32([self.left])}, {"a": 1.0}, over, no, {"a": {}}
+
+
+@pytest.mark.processes
+def test_episodes_of_an_evaluation_have_number_0_also_beyond_its_seeds() -> None:
+    def curriculum(seed: int, episode: int, level: int) -> int:
+        assert episode == 0  # In a process, from which the error is raised here.
+        return 2 if seed % 2 else 50 * level  # Some environments have long waited.
+
+    result = evaluate(
+        None,
+        lambda: PettingZooWrapper(Lengths()),
+        episodes=9,
+        envs_per_worker=4,
+        curriculum=curriculum,
+        level=1,
+    )
+    assert set(result.lengths) == {2, 50}
+
+
+class Room(gym.Env[Any, Any]):
+    """Two agents in lists, who see the task."""
+
+    observation_space = spaces.Tuple([spaces.Box(-np.inf, np.inf, (1,))] * 2)
+    action_space = spaces.Tuple([spaces.Discrete(2)] * 2)
+    task = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._observed(), [0.0, 0.0], True, False, {}
+
+    def _observed(self) -> Any:
+        return tuple(np.float32([self.task]) for _ in range(2))
+
+
+class Tasks(gym.Wrapper[Any, Any, Any, Any]):
+    def set_task(self, task: int) -> None:
+        self.unwrapped.task = task  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrappers", [0, 1, 2])
+def test_set_task_is_found_below_wrappers_of_gymnasium(wrappers: int) -> None:
+    def make() -> PettingZooWrapper:
+        env: Any = Tasks(Room())
+        for _ in range(wrappers):
+            env = gym.Wrapper(env)
+        return PettingZooWrapper(AgentLists(env))
+
+    with Collector(
+        make, frames_per_batch=4, curriculum=lambda *_: 5, level=1, seed=0
+    ) as collector:
+        batch = collector.next()
+    assert (batch["agent", "observation"] == 5).all()
