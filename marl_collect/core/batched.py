@@ -107,6 +107,7 @@ class BatchedEnv(TensorDictEnv):
             raise ValueError(f"time_limit must be at least 1, but is {limit}.")
         self._description = description
         self._worlds = worlds
+        self.with_new_task: set[int] = set()
 
     @abc.abstractmethod
     def begin(
@@ -151,6 +152,14 @@ class BatchedEnv(TensorDictEnv):
             f"in {type(self).__name__}, or omit curriculum. The task of world {world} "
             f"is {task!r:.100}."
         )
+
+    @final
+    def require_begin(self, world: int) -> None:
+        """Have a world's next episode begun by ``begin``.
+
+        If the simulator has reset the world itself, it did not know the task.
+        """
+        self.with_new_task.add(world)
 
     def render(self, world: int) -> NDArray[np.uint8] | None:  # noqa: ARG002
         """Return an image ``[height, width, 3]`` of a world, or None."""
@@ -240,9 +249,11 @@ class WorldBatch(EnvBatch):
         due = np.zeros(self.size, np.bool_)
         due[rows] = True
         renewed = due & self._renewed
+        renewed[list(self._env.with_new_task)] = False
+        self._env.with_new_task.difference_update(indices)
+        self._renewed[rows] = False
         if renewed.any():
             self._begin(self._first, renewed)
-            self._renewed[renewed] = False
             due &= ~renewed
             everything = False
         if everything:

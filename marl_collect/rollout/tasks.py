@@ -35,4 +35,8 @@ def set_tasks(
             )
             raise
         task = copy.deepcopy(task)  # An environment may change it.
-        engine.call(k, "set_task", (k, task) if engine.one_simulator else (task,), {})
+        if engine.one_simulator:
+            engine.call(k, "set_task", (k, task), {})
+            engine.call(k, "require_begin", (k,), {})
+        else:
+            engine.call(k, "set_task", (task,), {})

@@ -1,15 +1,21 @@
 """Tasks of a curriculum reach the episodes that they are recorded with."""
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pettingzoo import ParallelEnv as ZooParallelEnv
 
 from marl_collect import Collector, evaluate
+from marl_collect.core.batched import BatchedEnv, Step
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.gymnasium_vector import GymnasiumVectorEnv
 from marl_collect.envs.pettingzoo.env import PettingZooWrapper
 
 
@@ -97,3 +103,88 @@ def test_set_task_is_found_below_wrappers_of_gymnasium(wrappers: int) -> None:
     ) as collector:
         batch = collector.next()
     assert (batch["agent", "observation"] == 5).all()
+
+
+class Renewing(BatchedEnv):
+    """Worlds that the simulator resets itself, and which see their tasks."""
+
+    def __init__(self) -> None:
+        group = GroupDescription(
+            ("a_0",), spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+        )
+        super().__init__(EnvDescription("renewing", {"a": group}, repeats=False), 2)
+        self.tasks, self.told = np.full((2, 1, 1), -1.0), np.full((2, 1, 1), -1.0)
+        self.time = 0
+
+    def set_task(self, world: int, task: Any) -> None:
+        self.told[world] = task["number"]
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        del seeds
+        which = slice(None) if which is None else which
+        self.tasks[which] = self.told[which]
+        return {"a": self.tasks.astype(np.float32)}
+
+    def advance(self, actions: Any) -> Step:
+        del actions
+        self.time += 1
+        over = np.array([self.time % 2 == 0, self.time % 3 == 0])
+        last = {"a": self.tasks.astype(np.float32)}
+        self.tasks[over] = self.told[over]
+        rewards = {"a": np.zeros((2, 1), np.float32)}
+        return Step(
+            last, rewards, over, None, first={"a": self.tasks.astype(np.float32)}
+        )
+
+
+class Numbers(gym.Env[Any, Any]):
+    """One agent, who sees the task, for three frames."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time, self.task = 0, (options or {"number": -1})["number"]
+        return np.float32([self.task]), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.float32([self.task]), 0.0, self.time == 3, False, {}
+
+
+def gymnasium(mode: AutoresetMode, *, seeds: bool) -> GymnasiumVectorEnv:
+    return GymnasiumVectorEnv(
+        SyncVectorEnv([Numbers] * 2, autoreset_mode=mode), seeds=seeds
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Renewing,
+        lambda: EnvWrapper(Renewing()),
+        *(
+            partial(gymnasium, mode, seeds=seeds)
+            for mode in AutoresetMode
+            for seeds in (False, True)
+        ),
+    ],
+)
+def test_every_episode_has_its_task_where_the_simulator_resets(make: Any) -> None:
+    def curriculum(seed: int, episode: int, level: int) -> Any:
+        del seed
+        return {"number": 100 * level + episode}
+
+    with Collector(
+        make, frames_per_batch=24, curriculum=curriculum, level=1, seed=0
+    ) as collector:
+        for level in (1, 2, 3):
+            collector.set_level(level)
+            batch = collector.next()
+            episodes = batch["collector", "traj_ids"] & 0xFFFFFFFF
+            expected = 100 * batch["collector", "level"] + episodes
+            for root in (batch, batch["next"]):
+                seen = root[next(iter(collector.description.groups)), "observation"]
+                assert (seen.squeeze(-1).squeeze(-1) == expected).all()
+    assert batch["collector", "level"].max() == 3
