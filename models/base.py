@@ -179,32 +179,18 @@ class AgentNetworks(nn.Module, abc.ABC):
 
     @override
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
     ) -> None:
         """Name the converter if these are the weights of TorchRL's network."""
         theirs = tuple(prefix + name for name in _TORCHRL_PREFIXES)
         if any(key.startswith(theirs) for key in state_dict):
-            error_msgs.append(
+            *_, messages = args
+            messages.append(
                 f"{prefix[:-1] or 'This network'} gets the weights of TorchRL's "
                 f"{type(self).__name__}. Load them with "
                 "network.load_torchrl_state_dict(torchrl_network.state_dict())."
             )
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def load_torchrl_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Copy the weights of TorchRL's network of the same name and arguments.

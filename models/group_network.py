@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from functools import partial
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -132,22 +133,14 @@ def feed_forward(
     Raises:
         TypeError: if ``options.network`` does not return a module.
     """
+    factory: Any = options.network or partial(
+        MultiAgentMLP,
+        num_cells=options.num_cells,
+        activation_class=options.activation_class,
+    )
 
-    def mlp(n_inputs: int) -> nn.Module:
-        network = MultiAgentMLP(
-            n_inputs,
-            head.n_outputs,
-            n_agents,
-            centralised=options.centralised,
-            share_params=options.share_params,
-            num_cells=options.num_cells,
-            activation_class=options.activation_class,
-        )
-        return _for_head(network, head)
-
-    def custom(n_inputs: int) -> nn.Module:
-        assert options.network is not None
-        network = options.network(
+    def build(n_inputs: int) -> nn.Module:
+        network = factory(
             n_inputs,
             head.n_outputs,
             n_agents,
@@ -162,7 +155,7 @@ def feed_forward(
             )
         return _for_head(network, head)
 
-    return encoded(mlp if options.network is None else custom)
+    return encoded(build)
 
 
 def recurrent_networks(

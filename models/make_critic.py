@@ -31,16 +31,8 @@ STATE_PREFIX = "critic_"
 """Begins the names of a recurrent critic's states."""
 
 _OPTIONS = {
-    "centralised",
-    "share_params",
-    "agent_ids",
-    "num_cells",
-    "activation_class",
-    "recurrent",
-    "hidden_size",
-    "num_layers",
-    "conv",
-    "device",
+    *("centralised", "share_params", "agent_ids", "num_cells", "activation_class"),
+    *("recurrent", "hidden_size", "num_layers", "conv", "device"),
 }
 
 

@@ -1,6 +1,6 @@
 """``make_policy``: builds a network and a head for each group of an environment."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
+from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.torch_defaults import float32_on
@@ -23,7 +24,6 @@ from marl_collect.models.distributions.heads import (
     NormalHead,
     TanhNormalHead,
 )
-from marl_collect.models.epsilon_greedy import EpsilonGreedyLogits
 from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     encoder_of,
@@ -33,6 +33,8 @@ from marl_collect.models.group_network import (
 from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
+
+_EDGE = 1e-6
 
 if TYPE_CHECKING:
 
@@ -94,7 +96,8 @@ def group_policy(
     )
     leaves = observation_leaves(group.observation, (name, "observation"))
     in_keys = [leaf.key for leaf in leaves]
-    with float32_on(_device(options.device)):
+    device = torch.get_default_device() if options.device is None else options.device
+    with float32_on(device):
         if options.head is not None:
             head = options.head(group, head_options)
         else:
@@ -142,6 +145,41 @@ def _explore(name: str, group: GroupDescription, epsilon: float) -> TensorDictMo
         in_keys=[(name, "action_value"), *masked],
         out_keys=[(name, "logits")],
     )
+
+
+@final
+class EpsilonGreedyLogits(nn.Module):
+    """Logits of the policy that takes a random legal action with probability epsilon.
+
+    The mode is the best action, so deterministic actions are greedy. Epsilon is a
+    buffer, so it reaches workers together with the weights.
+
+    Args:
+        epsilon: initial value, in [0, 1].
+    """
+
+    pure_forward = True
+
+    epsilon: Tensor
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.register_buffer("epsilon", torch.tensor(epsilon))
+
+    def forward(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map values ``[*B, n_agents, n_actions]`` to logits of the same shape.
+
+        Args:
+            values: values of the actions.
+            mask: legal actions; None if all are legal.
+        """
+        legal = torch.ones_like(values) if mask is None else mask.to(values.dtype)
+        best = values.masked_fill(legal == 0, float("-inf")).argmax(-1, keepdim=True)
+        chance = self.epsilon * legal / legal.sum(-1, keepdim=True)
+        greedy = torch.zeros_like(values).scatter(-1, best, 1.0)
+        # _EDGE keeps the best action the mode if all actions are equally likely. The
+        # clamp gives actions with probability 0 a finite logit.
+        return (chance + (1 - self.epsilon + _EDGE) * greedy).clamp_min(1e-12).log()
 
 
 def make_head(
@@ -206,7 +244,3 @@ def description_of(what: Any) -> EnvDescription:
         "Expected an environment, an environment factory, or the result of "
         f"describe(factory), but found {what!r} of type {type(what).__name__}."
     )
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    return torch.device(torch.get_default_device() if device is None else device)

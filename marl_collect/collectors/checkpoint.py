@@ -101,10 +101,10 @@ def restore(
     for name in _SECONDS:
         setattr(statistics, name, state_dict["seconds"][name])
     statistics.recent = [Episode(**e) for e in state_dict["recent"]]
-    dtypes = policy.layout.dtypes if policy.layout is not None else ()
-    named = list(zip(policy.names, dtypes, strict=True))
+    kinds = policy.layout.kinds if policy.layout is not None else ()
+    named = list(zip(policy.names, kinds, strict=True))
     published = [
-        [vector[name].to(dtype) for name, dtype in named]
+        [vector[name].to(dtype) for name, (_, dtype) in named]
         for vector in state_dict["published"]
     ]
     if not published and policy.module is not None and policy.names:
@@ -174,7 +174,7 @@ def _check_weights(state_dict: Mapping[str, Any], weights: Publisher) -> None:
         pairs.append((_shapes(parameters), _shapes(module.state_dict())))
     shapes: dict[str, str] = {}
     if (layout := policy.layout) is not None:
-        lists = map(str, map(list, layout.shapes))
+        lists = [str(list(shape)) for shape, _ in layout.kinds]
         shapes = dict(zip(layout.names, lists, strict=True))
     pairs += [(_shapes(published), shapes) for published in state_dict["published"]]
     for saved, expected in pairs:

@@ -21,10 +21,9 @@ from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 _Copy = tuple[NDArray[Any], NDArray[Any], Any]
-_EVERYWHERE = True
 _TRIED = 4
 """Number of seeds for which ``assign`` is called before the first episode."""
-_COPIES = 10
+_MOST_COPIES = 10
 """How often a policy is copied for its rows before all rows are computed instead.
 
 It is copied again when its settings or its tensors are replaced.
@@ -62,7 +61,10 @@ class AssignedRunner(PolicyRunner):
         self._signature: PolicySignature
         self._lacking: list[dict[str, set[Key]]] = []
         self._memory: Row
-        self._parts: list[AllRows | OwnRows] = []
+        self._parts: list[PolicyRunner | OwnRows] = []
+        # How states come to a policy that computes all rows, and what it writes to
+        # the memory, by group.
+        self._copies: dict[int, tuple[Call, dict[str, Call]]] = {}
         self._mine: list[dict[str, NDArray[np.bool_]]] = []
         self._unwritten: list[list[tuple[NDArray[Any], NDArray[np.bool_]]]] = []
         self._copied = [0] * len(self._runners)
@@ -213,7 +215,7 @@ class AssignedRunner(PolicyRunner):
         lines = zip(self._policies.names, self._parts, strict=True)
         return " ".join(f"{name}: {part.explain()}" for name, part in lines)
 
-    def _part(self, index: int) -> "AllRows | OwnRows":
+    def _part(self, index: int) -> PolicyRunner | OwnRows:
         """Return what runs a policy, bound to memory for its outputs."""
         runner, memory = self._runners[index], self._memory
         shared = {k: a for k, a in memory.items() if k not in self._merged()}
@@ -221,7 +223,7 @@ class AssignedRunner(PolicyRunner):
         private = {k: f for k, f in fields.items() if k not in shared}
         actions = self._description.actions()
         outputs = allocate(private | actions, (len(self._ids),))
-        if isinstance(runner, FusedRunner) and self._copied[index] < _COPIES:
+        if isinstance(runner, FusedRunner) and self._copied[index] < _MOST_COPIES:
             self._copied[index] += 1
             runner.module.bind(shared | outputs)
             part = own_rows(
@@ -234,7 +236,15 @@ class AssignedRunner(PolicyRunner):
             if part is not None:
                 return part
         runner.bind(shared | outputs)
-        return AllRows(runner, outputs, memory, self._mine[index])
+        carried = runner.signature.carried
+        loading = _copying([(outputs[key], memory[key], True) for key in carried])
+        storing: dict[str, list[_Copy]] = {}
+        for key in {**runner.signature.outputs, **carried}:
+            where = _like(self._mine[index][key[0]], memory[key])
+            storing.setdefault(key[0], []).append((memory[key], outputs[key], where))
+        by_group = {group: _copying(copies) for group, copies in storing.items()}
+        self._copies[index] = loading, by_group
+        return runner
 
     def _episodes(self, index: int) -> dict[str, NDArray[np.bool_]]:
         """Return who acts with a policy in the tried episodes, ``[T, n]`` by group.
@@ -360,65 +370,12 @@ class AssignedRunner(PolicyRunner):
             if isinstance(part, OwnRows):
                 alone.append((name, part.call(mine)))
             else:
-                acting += [(name, call) for call in part.acting]
-                storing += [
-                    (name, part.storing[group])
-                    for group in groups
-                    if group in part.storing
-                ]
+                loading, by_group = self._copies[index]
+                if part.signature.carried:
+                    acting.append((name, loading))
+                acting.append((name, part.act))
+                storing += [(name, by_group[g]) for g in groups if g in by_group]
         self._acting = acting + alone + storing
-
-
-@final
-class AllRows:
-    """Runs a policy on all rows, and stores those of its agents.
-
-    Attributes:
-        acting: the calls that compute all rows.
-        storing: by group, the call that stores the rows of its agents.
-    """
-
-    def __init__(
-        self,
-        runner: PolicyRunner,
-        outputs: Mapping[Key, NDArray[Any]],
-        memory: Row,
-        mine: Mapping[str, NDArray[np.bool_]],
-    ) -> None:
-        """Use a runner.
-
-        Args:
-            runner: of the policy, bound to ``outputs`` and to the observations.
-            outputs: its outputs and states, ``[K, ...]`` per key.
-            memory: of the step loop.
-            mine: whether an agent acts with this policy, ``[K, n]`` by group. It is
-                read in every frame.
-        """
-        self._runner = runner
-        carried = runner.signature.carried
-        loading = [
-            _copying([(outputs[key], memory[key], _EVERYWHERE)]) for key in carried
-        ]
-        self.acting = [*loading, runner.act]
-        copies: dict[str, list[_Copy]] = {}
-        for key in {**runner.signature.outputs, **carried}:
-            where = _like(mine[key[0]], memory[key])
-            copies.setdefault(key[0], []).append((memory[key], outputs[key], where))
-        self.storing = {
-            group: _copying(group_copies) for group, group_copies in copies.items()
-        }
-
-    def begin(self, frames: int, generators: Generators) -> None:
-        """Prepare for ``frames`` frames."""
-        self._runner.begin(frames, generators)
-
-    def redraw(self, k: int, frame: int, generators: Generators) -> None:
-        """Sample the policy's noise anew for one environment."""
-        self._runner.redraw(k, frame, generators)
-
-    def explain(self) -> str:
-        """Return how the policy is run."""
-        return self._runner.explain()
 
 
 def _agents(description: EnvDescription) -> list[tuple[str, str]]:

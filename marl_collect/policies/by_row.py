@@ -14,7 +14,7 @@ batch, so results may differ from it in the last bits.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -31,12 +31,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
-from marl_collect.policies.fused.numpy_arguments import copying
+from marl_collect.policies.fused.elementary import ELEMENTWISE
+from marl_collect.policies.fused.numpy_calls import copying
 from marl_collect.policies.fused.random_frames import RandomFrames
-from marl_collect.policies.fused.recordable import (
-    declares,
-    why_not_recordable,
-)
+from marl_collect.policies.fused.recordable import declares, why_not_recordable
 from marl_collect.policies.fused.runner import FusedRunner
 from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.noise import NoiseStream
@@ -65,28 +63,9 @@ KEEP_AGENT = "keep_agent"
 from the input of this agent alone. The module then declares ``by_row``.
 """
 _LAYERS = (
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-    TensorDictSequential,
-    ProbabilisticTensorDictSequential,
-    nn.Identity,
-    nn.Linear,
-    nn.Conv2d,
-    nn.Flatten,
-    nn.LayerNorm,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Softplus,
-    nn.Hardtanh,
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(TensorDictSequential, ProbabilisticTensorDictSequential),
+    *(nn.Linear, nn.Conv2d, nn.Flatten, nn.LayerNorm, *ELEMENTWISE),
 )
 """Layers that treat rows alike. Where one of them mixes agents, its size counts them.
 
@@ -126,50 +105,41 @@ def _code_of_users() -> Iterator[None]:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class OwnRows:
-    """Runs a policy on the rows of its agents, on the memory of K environments."""
+    """Runs a policy on the rows of its agents, on the memory of K environments.
 
-    def __init__(
-        self,
-        module: ModuleRunner,
-        bound: Row,
-        description: EnvDescription,
-        memory: Row,
-        groups: Mapping[str, "_GroupRows"],
-        state: ModuleState,
-    ) -> None:
-        """Prepare the policy for one agent at a time.
+    Attributes:
+        module: runs the whole policy; for its signature, noise and errors.
+        bound: the memory to which it is bound, with outputs of its own.
+        description: of the environments.
+        memory: of the step loop, ``[K, ...]`` per key.
+        groups: what acts for each group.
+        state: of the policy.
+    """
 
-        Args:
-            module: runs the whole policy; for its signature, noise and errors.
-            bound: the memory to which it is bound, with outputs of its own.
-            description: of the environments.
-            memory: of the step loop, ``[K, ...]`` per key.
-            groups: what acts for each group.
-            state: of the policy.
-        """
-        self._module = module
-        self._description = description
-        self._bound = bound
-        self._memory = memory
-        self._state = state
-        self._groups = groups
+    module: ModuleRunner
+    bound: Row
+    description: EnvDescription
+    memory: Row
+    groups: Mapping[str, "_GroupRows"]
+    state: ModuleState
 
     @property
     def is_current(self) -> bool:
         """Whether the policy has the settings and tensors that were copied."""
-        return not self._state.changed()
+        return not self.state.changed()
 
     def equals_all_rows(self) -> bool:
         """Return whether the copies compute what the policy does, on random inputs."""
-        module, memory = self._module, self._memory
+        module, memory = self.module, self.memory
         saved = {key: array.copy() for key, array in memory.items()}
-        frames = RandomFrames(self._description, memory)
+        frames = RandomFrames(self.description, memory)
         mine = {
             group: rows.compared(len(memory["done",]))
-            for group, rows in self._groups.items()
+            for group, rows in self.groups.items()
         }
-        groups = {**self._module.signature.outputs, **module.signature.carried}
+        stored = {**module.signature.outputs, **module.signature.carried}
         unlike = total = 0
         try:
             for _ in range(_COMPARED):
@@ -178,13 +148,13 @@ class OwnRows:
                     frames.fill_noise(stream)
                     stream.slot = stream.array[None].copy()
                 for key in module.signature.carried:
-                    self._bound[key][...] = memory[key]
+                    self.bound[key][...] = memory[key]
                 with _code_of_users(), undisturbed(module.policy):
                     values = [value.detach().clone() for value in module.call()]
                 self._act_once(mine)
                 for key, value in zip(module.targets, values, strict=True):
                     key = key[1:] if key[0] == "next" else key
-                    if key not in groups:
+                    if key not in stored:
                         continue
                     rows = mine[key[0]]
                     expected, actual = value.numpy()[rows], memory[key][rows]
@@ -199,20 +169,20 @@ class OwnRows:
         return unlike <= _UNLIKE * total
 
     def _act_once(self, mine: Mapping[str, NDArray[np.bool_]]) -> None:
-        for rows in self._groups.values():
+        for rows in self.groups.values():
             rows.begin(1)
-        with undisturbed(self._module.policy):
+        with undisturbed(self.module.policy):
             self.call(mine)(0)
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames; sample the noise of all rows."""
-        self._module.begin(frames, generators)
-        for rows in self._groups.values():
+        self.module.begin(frames, generators)
+        for rows in self.groups.values():
             rows.begin(frames)
 
     def redraw(self, k: int, frame: int, generators: Generators) -> None:
         """Sample the noise of one environment anew; the runs read the same arrays."""
-        self._module.redraw(k, frame, generators)
+        self.module.redraw(k, frame, generators)
 
     def call(self, mine: Mapping[str, NDArray[np.bool_]]) -> Call:
         """Return the call that acts for some agents in a frame.
@@ -222,10 +192,10 @@ class OwnRows:
         """
         runs = [
             run
-            for group, rows in self._groups.items()
+            for group, rows in self.groups.items()
             for run in rows.calls(
                 [(k, i) for k, i in np.argwhere(mine[group]).tolist()],
-                [s for s in self._module.noise.streams if s.head.group == group],
+                [s for s in self.module.noise.streams if s.head.group == group],
             )
         ]
 
@@ -241,14 +211,14 @@ class OwnRows:
 
     def explain(self) -> str:
         """Return how the rows are computed."""
-        how = " ".join(rows.explain() for rows in self._groups.values())
+        how = " ".join(rows.explain() for rows in self.groups.values())
         return f"Runs on the rows of its agents only. {how}"
 
     def _explain_error(self, frame: int) -> None:
         """Run the policy on all rows, so that the error has the indices of a batch."""
-        for key in self._module.signature.carried:
-            self._bound[key][...] = self._memory[key]
-        self._module.act(frame)
+        for key in self.module.signature.carried:
+            self.bound[key][...] = self.memory[key]
+        self.module.act(frame)
 
 
 @final
@@ -555,11 +525,8 @@ def _tells_agents_apart(policy: nn.Module) -> bool:
 
 
 def _treats_rows_alike(module: nn.Module) -> bool:
-    return type(module) in _LAYERS or _calls_module(module) or declares(module, BY_ROW)
-
-
-def _calls_module(module: nn.Module) -> bool:
-    return type(module) is TensorDictModule and isinstance(module.module, nn.Module)
+    wraps = type(module) is TensorDictModule and isinstance(module.module, nn.Module)
+    return wraps or type(module) in _LAYERS or declares(module, BY_ROW)
 
 
 def _flops_per_row(

@@ -190,11 +190,22 @@ class ModuleRunner(PolicyRunner):
             self.noise.take_back()
         left = [_entry(tensordict, key) for key in self._fixed]
         if list(map(_VERSION, fixed)) != before or not all(map(is_, left, fixed)):
-            raise self._begins_to_change(fixed, before, left)
+            changed = [
+                key
+                for key, tensor, version, value in zip(
+                    self._fixed, fixed, before, left, strict=True
+                )
+                if value is not tensor or _VERSION(tensor) != version
+            ]
+            raise _begins(changed[0])
         if out is None or out is tensordict:
             values = [tensordict.get(key, None) for key in self._keys]
         else:
-            values = [self._result(key, out, tensordict) for key in self._keys]
+            values = [
+                tensordict.get(key, None) if value is None else value
+                for key in self._keys
+                for value in (out.get(key, None),)
+            ]
             for key in self._fixed:
                 if not _is_kept(out.get(key, None), tensors[key]):
                     raise _begins(key)
@@ -222,10 +233,6 @@ class ModuleRunner(PolicyRunner):
     def _assemble(self, tensors: Mapping[Key, torch.Tensor]) -> TensorDict:
         return assemble(tensors, (self.size,), self._n_agents)
 
-    def _result(self, key: Key, out: TensorDictBase, tensordict: TensorDictBase) -> Any:
-        value = out.get(key, None)
-        return tensordict.get(key, None) if value is None else value
-
     def _check_fits(self, values: list[torch.Tensor]) -> None:
         """Raise if shapes differ, or dtypes cannot be cast safely."""
         for key, value, (shape, dtype) in zip(
@@ -237,16 +244,6 @@ class ModuleRunner(PolicyRunner):
                     f"{value.dtype}, but when the collector was built it was "
                     f"{list(shape)}, {dtype}: it must be the same in every frame."
                 )
-
-    def _begins_to_change(
-        self, fixed: list[torch.Tensor], before: list[int], left: list[Any]
-    ) -> PolicyError:
-        for key, tensor, version, value in zip(
-            self._fixed, fixed, before, left, strict=True
-        ):
-            if value is not tensor or _VERSION(tensor) != version:
-                return _begins(key)
-        return _begins(self._fixed[0])
 
     def _warm_up(self) -> None:
         """Run a compiled policy once, so that it compiles before the first frame."""

@@ -77,14 +77,7 @@ def probe(
         TypeError, ValueError: if an output cannot be stored; names the key.
     """
     with undisturbed(policy):
-        calls = _Probe(
-            _double(policy),
-            policy,
-            description,
-            memory,
-            device,
-            every_action=every_action,
-        )
+        calls = _Probe(policy, description, memory, device, every_action=every_action)
         return calls.result()
 
 
@@ -153,7 +146,6 @@ class _Probe:
 
     def __init__(
         self,
-        acting: Any,
         policy: Any,
         description: EnvDescription,
         memory: Row,
@@ -161,7 +153,7 @@ class _Probe:
         *,
         every_action: bool,
     ) -> None:
-        self._acting = acting
+        self._acting = _double(policy)
         self._every_action = every_action
         self._description = description
         self._size = len(memory["done",])
@@ -376,14 +368,13 @@ class _Probe:
         taken = (description.row().keys() | states) - actions.keys()
         provided = observed.keys() | states | {IS_INIT}
         changed = frozenset((first.changed | second.changed) & provided)
-        begins = first.asked | first.read | second.read
         return ProbeResult(
             signature=PolicySignature(
                 outputs=outputs,
                 carried=carried,
                 kept={key: outputs[key] for key in kept},
                 removed=frozenset(removed),
-                reads_is_init=self._needs_init or IS_INIT in begins,
+                reads_is_init=self._needs_init or IS_INIT in read,
                 apart=frozenset(outputs.keys() & taken),
                 private=frozenset(
                     key

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
+from marl_collect.core.random_actions import draw, samplers
 from marl_collect.core.seeding import Purpose, generator_for, memory_of
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
@@ -243,8 +244,6 @@ class RandomRunner(PolicyRunner):
                 frames. If the policy changes observations, these frames have the
                 environments' own.
         """
-        from marl_collect.core.random_actions import samplers
-
         self._description = description
         self._samplers = list(samplers(description))
         self._instead_of = instead_of or self.signature
@@ -271,8 +270,6 @@ class RandomRunner(PolicyRunner):
             PolicyError: if the policy changes an observation's shape or dtype, so the
                 batch cannot store the environment's own; names the key.
         """
-        from marl_collect.core.random_actions import draw
-
         for key, target, source in self._unchanged:
             fits = np.can_cast(source.dtype, target.dtype, "same_kind")
             if target.shape != source.shape or not fits:
@@ -304,8 +301,6 @@ class RandomRunner(PolicyRunner):
 
     def redraw(self, k: int, frame: int, generators: Generators) -> None:
         """Sample one environment's actions anew, from a frame to the slot's end."""
-        from marl_collect.core.random_actions import draw
-
         for stream, sampler, actions in self._drawn:
             rest = draw(sampler, [generators.of(stream)[k]], len(actions) - frame)
             actions[frame:, k] = sampler.actions(rest[0])

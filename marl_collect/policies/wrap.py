@@ -26,20 +26,14 @@ def on_tensordicts(policy: Any, description: EnvDescription) -> Any:
     Raises:
         TypeError: if the arguments are neither; shows how to wrap the policy.
     """
-    if takes_tensordicts(policy):
-        return policy
     arguments = _arguments(policy)
+    is_module = hasattr(policy, "in_keys") and hasattr(policy, "out_keys")
+    if is_module or _takes_tensordict(policy, arguments):
+        return policy
     in_keys = [_key_called(a.name, description) for a in arguments or ()]
     if not in_keys or None in in_keys:
         raise TypeError(_refusal(policy, arguments, description))
     return _Plain(policy, in_keys=in_keys, out_keys=list(description.actions()))
-
-
-def takes_tensordicts(policy: Any) -> bool:
-    """Return whether ``policy`` takes TensorDicts."""
-    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
-        return True
-    return _takes_tensordict(policy, _arguments(policy))
 
 
 def built_policy(factory: Callable[[], Any]) -> Any:

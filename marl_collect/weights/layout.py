@@ -4,9 +4,9 @@ One vector holds all parameters and buffers that are strided. Each tensor is a v
 it, at a multiple of 64 bytes.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, final
@@ -36,19 +36,15 @@ class WeightLayout:
 
     Attributes:
         names: of the tensors; a tied tensor has its first name.
-        shapes: of the tensors.
-        dtypes: of the tensors.
+        kinds: shape and dtype of each tensor.
         offsets: where the tensors begin, in bytes.
-        sizes: of the tensors, in bytes.
         nbytes: size of the vector.
         aliases: maps the other names of tied tensors to their first names.
     """
 
     names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
+    kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
     nbytes: int
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,36 +67,28 @@ class WeightLayout:
         aliases: Mapping[str, str] | None = None,
     ) -> "WeightLayout":
         """Return the layout that stores ``tensors`` back to back."""
-        sizes = [tensor.nbytes for tensor in tensors.values()]
-        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-        *offsets, end = accumulate(aligned, initial=0)
-        nbytes = max(end, ALIGNMENT)
+        sizes = [-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tensors.values()]
+        *offsets, end = accumulate(sizes, initial=0)
         return cls(
             names=tuple(tensors),
-            shapes=tuple(tuple(t.shape) for t in tensors.values()),
-            dtypes=tuple(t.dtype for t in tensors.values()),
+            kinds=tuple((tuple(t.shape), t.dtype) for t in tensors.values()),
             offsets=tuple(offsets),
-            sizes=tuple(sizes),
-            nbytes=nbytes,
+            nbytes=max(end, ALIGNMENT),
             aliases=dict(aliases or {}),
         )
 
-    @cached_property
-    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor."""
-        return list(zip(self.shapes, self.dtypes, strict=True))
-
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors as views of ``vector``, uint8 ``[nbytes]``."""
-        spans = zip(self.offsets, self.sizes, self.kinds, strict=True)
         return [
-            vector[offset : offset + size].view(dtype).view(shape)
-            for offset, size, (shape, dtype) in spans
+            vector[begin : begin + math.prod(shape) * dtype.itemsize]
+            .view(dtype)
+            .view(shape)
+            for begin, (shape, dtype) in zip(self.offsets, self.kinds, strict=True)
         ]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether ``tensors`` have these shapes and dtypes, in this order."""
-        return list(map(_KIND, tensors)) == self.kinds
+        return tuple(map(_KIND, tensors)) == self.kinds
 
     def check(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         """Check that ``tensors``, in the order of the names, fit this layout.
@@ -215,9 +203,7 @@ def check_same_weights(
         if layout is None
         else {
             name: f"{dtype} {list(shape)}"
-            for name, dtype, shape in zip(
-                layout.names, layout.dtypes, layout.shapes, strict=True
-            )
+            for name, (shape, dtype) in zip(layout.names, layout.kinds, strict=True)
         }
         for layout in (expected, built)
     )

@@ -100,7 +100,8 @@ def initialize(module: nn.Module) -> None:
     Raises:
         ValueError: if nothing initialises a meta tensor.
     """
-    device = _home(module)
+    devices = (p.device for p in module.parameters() if not p.is_meta)
+    device = next(devices, torch.device("cpu"))
     if _initialize(module, None):
         module.to(device)
 
@@ -156,10 +157,11 @@ def _run_once(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
             errors.append(error)
         else:
             return ran
+    entries = {k: tuple(v.shape) for k, v in fake_tensordict.items(True, True)}
     raise ValueError(
         "Cannot infer the shapes of the lazy parameters "
         f"{lazy_tensors(module)}: the module fails on a fake input with the entries "
-        f"{_describe(fake_tensordict)} ({type(errors[1]).__name__}: {errors[1]}; on "
+        f"{entries} ({type(errors[1]).__name__}: {errors[1]}; on "
         f"the meta device: {type(errors[0]).__name__}: {errors[0]}). Pass the input "
         "sizes to the constructor, or pass policy_factory to the collector instead of "
         "policy: it calls the module on real observations."
@@ -172,10 +174,6 @@ def _zeroed_copy(module: nn.Module, device: str) -> nn.Module:
     memo: dict[int, Tensor] = {}
     _map_tensors(result, lambda _, t: _replace(t, memo, device, zero=True))
     return result
-
-
-def _describe(td: TensorDictBase) -> dict[Any, tuple[int, ...]]:
-    return {k: tuple(v.shape) for k, v in td.items(True, True)}
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -303,12 +301,6 @@ def _filled(tensor: Tensor, empty: Tensor, version: int) -> bool:
     # Writing through ``.data`` does not change the version.
     written = tensor is not empty or tensor._version != version
     return written or not bool((tensor == _marker(tensor.dtype)).any())
-
-
-def _home(module: nn.Module) -> torch.device:
-    """Return the device of the parameters that have values; the CPU if none has."""
-    devices = (p.device for p in module.parameters() if not p.is_meta)
-    return next(devices, torch.device("cpu"))
 
 
 def _remember_replaced(module: nn.Module) -> None:

@@ -122,13 +122,9 @@ class ModuleState:
         """Return the bytes and the value of every attribute."""
         self._number()
         return {
-            attribute: (self._dump(value), value)
+            attribute: (self.bytes_of(value), value)
             for attribute, value in attributes(self._module).items()
         }
-
-    def bytes_of(self, value: Any) -> bytes:
-        """Return the bytes that ``parts`` has of an attribute with this value."""
-        return self._dump(value)
 
     def unseen(self) -> str | None:
         """Return where there is a value whose changes cannot be seen, and its type."""
@@ -136,7 +132,7 @@ class ModuleState:
             return None
         if isinstance(self._module, nn.Module):
             for attribute, value in attributes(self._module).items():
-                self._dump(value)
+                self.bytes_of(value)
                 if self._unseen:
                     return f"{attribute} ({self._unseen[0]})"
         return f"the policy ({self._unseen[0]})"
@@ -181,8 +177,9 @@ class ModuleState:
         self._sizes = list(map(len, self._containers))
         self._foreign = list(filter(_is_foreign, modules))
         self._modes = [module.training for module in self._foreign]
-        self._changeable_bytes = self._dump(self._changeable)
-        return self._dump([list(map(id, map(type, modules))), self._locations, owned])
+        self._changeable_bytes = self.bytes_of(self._changeable)
+        types = list(map(id, map(type, modules)))
+        return self.bytes_of([types, self._locations, owned])
 
     def _is_untouched(self) -> bool:
         """Return whether a look would certainly give the same bytes.
@@ -197,7 +194,7 @@ class ModuleState:
             and [module.training for module in self._foreign] == self._modes
             and (
                 not self._changeable
-                or self._dump(self._changeable) == self._changeable_bytes
+                or self.bytes_of(self._changeable) == self._changeable_bytes
             )
         )
 
@@ -238,8 +235,8 @@ class ModuleState:
             return vars(value).values()
         return None
 
-    def _dump(self, value: Any) -> bytes:
-        """Return the bytes of a value."""
+    def bytes_of(self, value: Any) -> bytes:
+        """Return the bytes that ``parts`` has of an attribute with this value."""
         if not self._lenient:
             try:
                 return self._dump_with(value, lenient=False)

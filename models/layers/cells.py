@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
+from marl_collect.policies.fused.elementary import gru_step, lstm_step
+
 States = tuple[Tensor, ...]
 
 
@@ -76,17 +78,7 @@ class GRUCell(Cell):
     @override
     def forward(self, projected: Tensor, states: States) -> States:
         (h,) = states
-        return (self.after(projected, self.hidden(h), h),)
-
-    @staticmethod
-    def after(x_gates: Tensor, h_gates: Tensor, h: Tensor) -> Tensor:
-        """Return the next state, given ``input(x)``, ``hidden(h)`` and ``h``."""
-        x_reset, x_update, x_new = x_gates.chunk(3, -1)
-        h_reset, h_update, h_new = h_gates.chunk(3, -1)
-        reset = torch.sigmoid(x_reset + h_reset)
-        update = torch.sigmoid(x_update + h_update)
-        new = torch.tanh(torch.addcmul(x_new, reset, h_new))
-        return torch.lerp(new, h, update)
+        return (gru_step(projected, self.hidden(h), h),)
 
 
 @final
@@ -101,7 +93,4 @@ class LSTMCell(Cell):
     @override
     def forward(self, projected: Tensor, states: States) -> States:
         h, c = states
-        write, keep, new, out = (projected + self.hidden(h)).chunk(4, -1)
-        remembered = torch.sigmoid(keep) * c
-        c = torch.addcmul(remembered, torch.sigmoid(write), torch.tanh(new))
-        return torch.sigmoid(out) * torch.tanh(c), c
+        return lstm_step(projected + self.hidden(h), c)

@@ -27,6 +27,7 @@ class StackedConv2d(AgentLayer):
     """
 
     pure_forward = True
+    bias: nn.Parameter | None
 
     def __init__(self, n_agents: int, single: nn.Conv2d) -> None:
         super().__init__()
@@ -41,11 +42,10 @@ class StackedConv2d(AgentLayer):
         }
         sizes = (single.out_channels, single.in_channels, *single.kernel_size)
         self.weight = stacked_like(single.weight, (n_agents, *sizes))
-        self.bias: nn.Parameter | None
-        if single.bias is None:
-            self.register_parameter("bias", None)
-        else:
-            self.bias = stacked_like(single.bias, (n_agents, single.out_channels))
+        bias: Any = single.bias
+        if bias is not None:
+            bias = stacked_like(bias, (n_agents, single.out_channels))
+        self.register_parameter("bias", bias)
 
     @override
     def reset_parameters(self) -> None:

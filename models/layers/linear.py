@@ -52,6 +52,7 @@ class StackedLinear(AgentLayer):
     """
 
     pure_forward = True
+    bias: nn.Parameter | None
 
     def __init__(self, n_agents: int, single: nn.Linear) -> None:
         """Allocate the weights of ``n_agents`` layers like ``single``."""
@@ -61,11 +62,9 @@ class StackedLinear(AgentLayer):
         self.out_features = out = single.out_features
         self.weight = stacked_like(single.weight, (n_agents, self.in_features, out))
         # The bias has a dimension of size 1, because adding it in each call costs time.
-        self.bias: nn.Parameter | None
-        if single.bias is None:
-            self.register_parameter("bias", None)
-        else:
-            self.bias = stacked_like(single.bias, (n_agents, 1, out))
+        bias: Any = single.bias
+        bias = None if bias is None else stacked_like(bias, (n_agents, 1, out))
+        self.register_parameter("bias", bias)
 
     @override
     def reset_parameters(self) -> None:

@@ -20,30 +20,12 @@ from marl_collect.models.layers.linear import (
     reset_parameters,
     share_memory,
 )
+from marl_collect.policies.fused.elementary import ELEMENTWISE
 
-# These are elementwise, so they apply to all agents' values unchanged.
-ELEMENTWISE = (
-    nn.Identity,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Dropout,
-)
+# These apply to all agents' values unchanged.
+_UNCHANGED = (*ELEMENTWISE, nn.Dropout)
 # These only apply their children.
-CONTAINERS = (nn.Sequential, nn.ModuleList, Cell)
+_CONTAINERS = (nn.Sequential, nn.ModuleList, Cell)
 
 
 def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
@@ -63,14 +45,14 @@ def stack_agents(singles: Sequence[nn.Module]) -> nn.Module:
         ValueError: for a lazy layer other than LazyLinear and LazyConv2d.
     """
     first = singles[0]
-    if isinstance(first, CONTAINERS):
+    if isinstance(first, _CONTAINERS):
         return _each_child(
             first,
             lambda name: stack_agents(
                 [single.get_submodule(name) for single in singles]
             ),
         )
-    if type(first) in ELEMENTWISE or _is_flatten(first):
+    if type(first) in _UNCHANGED or _is_flatten(first):
         return copy.deepcopy(first)
     lazy = [name for name, p in first.named_parameters() if is_lazy(p)]
     kind = _stacked(first)
@@ -119,7 +101,7 @@ def unstack_agent(stacked: nn.Module, index: int) -> nn.Module:
     """Build agent ``index``'s network, which shares memory with ``stacked``."""
     if isinstance(stacked, AgentLayer):
         return stacked.agent(index)
-    if isinstance(stacked, CONTAINERS):
+    if isinstance(stacked, _CONTAINERS):
         layers = dict(stacked.named_children())
         return _each_child(stacked, lambda name: unstack_agent(layers[name], index))
     return copy.deepcopy(stacked)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_collect.models.layers.cells import GRUCell
+from marl_collect.policies.fused.elementary import gru_step
 
 
 def run_gru(
@@ -158,7 +158,7 @@ def _recorded_gradient(
     for step, features in enumerate(projected.unbind(0)):
         if keep is not None:
             h = h * keep[step]
-        h = GRUCell.after(features, multiply(bias, h, matrix), h)
+        h = gru_step(features, multiply(bias, h, matrix), h)
         states.append(h)
     wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
     found = iter(

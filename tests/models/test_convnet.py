@@ -26,19 +26,6 @@ def conv(
     )
 
 
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_channels_are_inferred_from_the_first_input(
-    centralised: bool, share_params: bool
-) -> None:
-    net = conv(centralised, share_params, in_features=None)
-    x = torch.randn(5, N, 2, 7, 8)
-
-    assert net(x).shape == (5, N, 96)
-    assert net.in_features == 2
-    with pytest.raises(ValueError, match="expected 2 features per agent, but found 3"):
-        net(torch.randn(5, N, 3, 7, 8))
-
-
 def test_group_norm_is_applied_per_agent() -> None:
     net = MultiAgentConvNet(
         N,

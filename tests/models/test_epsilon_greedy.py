@@ -7,7 +7,7 @@ import torch
 from workloads.counting import CountingEnv
 
 from marl_collect.models import make_policy
-from marl_collect.models.epsilon_greedy import EpsilonGreedyLogits
+from marl_collect.models.policy import EpsilonGreedyLogits
 
 VALUES = torch.tensor([[[1.0, 3.0, 2.0, 9.0]]])
 LEGAL = torch.tensor([[[True, True, True, False]]])

@@ -19,7 +19,6 @@ from marl_collect import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     ActionHead,
-    GroupModule,
     HeadOptions,
     IndependentNormal,
     MultiAgentMLP,
@@ -64,20 +63,40 @@ def describe(*names: Any) -> Any:
     return EnvDescription("test", {name: GROUPS[name] for name in names or GROUPS})
 
 
+class GatedNet(MultiAgentNetBase):
+    """A custom network, as in docs/models.md."""
+
+    def __init__(
+        self, n_inputs: int | None, n_outputs: int, n_agents: int, **options: Any
+    ) -> None:
+        super().__init__(
+            n_agents=n_agents, n_inputs=n_inputs, n_outputs=n_outputs, **options
+        )
+
+    def _build_single_net(
+        self, *, device: Any, n_inputs: int = 0, n_outputs: int = 0, **_: Any
+    ) -> Any:
+        width = n_inputs * self.n_agents if self.centralised else n_inputs
+        return torch.nn.Sequential(
+            torch.nn.Linear(width, 2 * n_outputs, device=device), torch.nn.GLU()
+        )
+
+
+@pytest.mark.parametrize("network", [None, GatedNet])
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("device", [None, "meta"])
 def test_one_policy_acts_for_every_group(
-    centralised: bool, share_params: bool, device: str
+    network: Any, centralised: bool, share_params: bool, device: str
 ) -> None:
     description = describe()
-    policy: Any = make_policy(
-        description,
-        centralised=centralised,
-        share_params=share_params,
-        num_cells=(8,),
-        device=device,
-    )
+    setup = {"centralised": centralised, "share_params": share_params}
+    options: Any = {"network": network} if network else {"num_cells": (8,)}
+    policy: Any = make_policy(description, device=device, **setup, **options)
+    nets = [m for m in policy.modules() if isinstance(m, network or MultiAgentMLP)]
+    assert len(nets) == len(GROUPS)
+    for net in nets:
+        assert (net.centralised, net.share_params) == (centralised, share_params)
     if device:
         assert all(p.is_meta for p in policy.parameters())
         policy = materialize(policy, seed=0)
@@ -211,15 +230,6 @@ def test_unknown_options_and_spaces_are_errors() -> None:
         make_policy(EnvDescription("test", {"g": blind}))
 
 
-def test_a_mask_without_legal_actions_is_an_error_that_names_the_agent() -> None:
-    td = observe(describe("masked"), 2)
-    td["masked", "action_mask"][1, 0] = False
-
-    with pytest.raises(ValueError, match=r"agent 'a' of group 'masked'"):
-        make_policy(describe("masked"))(td)
-    make_policy(describe("masked"), check_mask=False)(td)
-
-
 def test_bad_inputs_name_the_group_and_the_key() -> None:
     policy = make_policy(describe("multi"))
     td = observe(describe("multi"), 2)
@@ -243,72 +253,6 @@ def test_check_finite_finds_numbers_that_are_not_finite() -> None:
         ValueError, match=r"'multi' .* 5 numbers in multi/logits.* \[1, 0, 0\]"
     ):
         make_policy(describe("multi"), check_finite=True)(td)
-
-
-def test_a_policy_can_be_built_by_hand() -> None:
-    group = GROUPS["bounded"]
-    head = make_head(group)
-
-    module = GroupModule(
-        MultiAgentMLP(2, head.n_outputs, 3, centralised=False, share_params=True),
-        in_keys=[("agents", "observation", "speed")],
-        out_keys=[("agents", "params")],
-        group="agents",
-    )
-
-    inputs = TensorDict(
-        {"agents": {"observation": {"speed": torch.zeros(4, 3, 2)}}}, batch_size=[4]
-    )
-    assert module(inputs)["agents", "params"].shape == (4, 3, 4)
-
-
-class GatedNet(MultiAgentNetBase):
-    """A custom network, as in docs/models.md."""
-
-    def __init__(
-        self, n_inputs: int | None, n_outputs: int, n_agents: int, **options: Any
-    ) -> None:
-        super().__init__(
-            n_agents=n_agents, n_inputs=n_inputs, n_outputs=n_outputs, **options
-        )
-
-    def _build_single_net(
-        self, *, device: Any, n_inputs: int = 0, n_outputs: int = 0, **_: Any
-    ) -> Any:
-        width = n_inputs * self.n_agents if self.centralised else n_inputs
-        return torch.nn.Sequential(
-            torch.nn.Linear(width, 2 * n_outputs, device=device), torch.nn.GLU()
-        )
-
-
-@pytest.mark.parametrize("centralised", [False, True])
-@pytest.mark.parametrize("share_params", [False, True])
-@pytest.mark.parametrize("device", [None, "meta"])
-def test_a_custom_network_acts_for_every_group(
-    centralised: bool, share_params: bool, device: str
-) -> None:
-    description = describe()
-    policy: Any = make_policy(
-        description,
-        network=GatedNet,
-        centralised=centralised,
-        share_params=share_params,
-        device=device,
-    )
-    nets = [m for m in policy.modules() if isinstance(m, GatedNet)]
-    assert len(nets) == len(GROUPS)
-    assert not any(isinstance(m, MultiAgentMLP) for m in policy.modules())
-    assert {net.centralised for net in nets} == {centralised}
-    assert {net.share_params for net in nets} == {share_params}
-    if device:
-        assert all(p.is_meta for p in policy.parameters())
-        policy = materialize(policy, seed=0)
-
-    with set_interaction_type("random"):
-        out = policy(observe(description, 4))
-
-    for name, group in GROUPS.items():
-        assert out[name, "action"].shape[:2] == (4, group.n_agents)
 
 
 def test_a_network_factory_may_be_a_function_or_multi_agent_mlp() -> None:

@@ -12,7 +12,7 @@ from tensordict.nn import set_interaction_type
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector, evaluate
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.description import EnvDescription
 from marl_collect.models import make_policy, set_recurrent_mode
 from marl_collect.parallel_env.describe import describe
 from marl_collect.weights.materialize import materialize, meta_tensors
@@ -125,43 +125,6 @@ def test_evaluation_and_rollouts_carry_the_state(description: EnvDescription) ->
     state = rollout["hunter", "recurrent_state"]
     assert not state[0].any()
     assert torch.equal(state[1:], rollout["next", "hunter", "recurrent_state"][:-1])
-
-
-def test_torchrls_ppo_loss_trains_a_policy(description: EnvDescription) -> None:
-    objectives = pytest.importorskip("torchrl.objectives")
-    from marl_collect.models import GroupModule, MultiAgentMLP
-
-    group = "hunter"
-    only: dict[str, GroupDescription] = {group: description.groups[group]}
-    policy = small(EnvDescription("hunters", only))
-    critic = GroupModule(
-        MultiAgentMLP(5, 1, 2, centralised=True, share_params=True, num_cells=[8]),
-        in_keys=[(group, "observation")],
-        out_keys=[(group, "state_value")],
-        group=group,
-    )
-    hunters = partial(CountingEnv, action_mask=True, n_prey=0)
-    with Collector(hunters, policy, frames_per_batch=30, seed=0) as collector:
-        batch = collector.next().clone()
-    loss = objectives.ClipPPOLoss(collector.policy, critic, normalize_advantage=False)
-    loss.set_keys(
-        action=(group, "action"),
-        sample_log_prob=(group, "action_log_prob"),
-        value=(group, "state_value"),
-        advantage="advantage",
-        value_target="target",
-    )
-    batch["advantage"] = torch.randn(*batch.shape, 2, 1)
-    batch["target"] = torch.randn(*batch.shape, 2, 1)
-
-    with set_recurrent_mode():
-        out = loss(batch)
-    out["loss_objective"].backward()
-
-    # The weights are those that acted, so the ratio of probabilities is 1.
-    torch.testing.assert_close(out["kl_approx"], torch.tensor(0.0), atol=1e-5, rtol=0)
-    gradients = [p.grad for p in collector.policy[0].network.parameters()]
-    assert all(g is not None and g.abs().max() > 0 for g in gradients)
 
 
 def test_an_unknown_recurrent_network_is_an_error(description: EnvDescription) -> None:

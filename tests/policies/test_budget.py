@@ -9,38 +9,10 @@ from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
-from marl_collect.policies.fused.budget import RecordingBudget
+from marl_collect.policies.fused.runner import RecordingBudget
 
 FREE = 10
 """Recordings that need not pay."""
-
-
-def spent() -> RecordingBudget:
-    """Return a budget after its free recordings; 100 frames pay for the next one."""
-    budget = RecordingBudget()
-    for _ in range(FREE):
-        assert budget.allows(0)
-        budget.record(seconds=1.0, saving=0.01)
-    return budget
-
-
-def test_the_frames_of_a_slot_pay_for_its_recording() -> None:
-    assert not spent().allows(100)
-    assert spent().allows(101)
-
-
-def test_frames_without_a_change_pay_for_a_recording() -> None:
-    budget = spent()
-    assert [budget.allows(40) for _ in range(3)] == [False, False, True]
-    budget.record(seconds=1.0, saving=0.01)
-    assert not budget.allows(40)
-
-
-def test_frames_before_a_change_do_not_pay() -> None:
-    budget = spent()
-    for _ in range(20):
-        budget.change()
-        assert not budget.allows(60)
 
 
 def test_a_recording_that_saves_nothing_is_not_repeated() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -124,30 +125,6 @@ def unusual(n_in: int, n_out: int, n: int, **_: Any) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize(
-    ("build", "options"),
-    [
-        (plain, {}),
-        (one_hot, {"activation_class": nn.ReLU, "check_finite": True}),
-        (images, {}),
-        (masked, {"recurrent": "lstm"}),
-        (plain, {"share_params": False}),
-        (masked, {"share_params": False, "recurrent": "gru"}),
-        (one_hot, {"share_params": False, "network": unusual}),
-        (plain, {"agent_ids": True}),
-        (images, {"agent_ids": True, "share_params": False}),
-        (images, {"agent_ids": True, "recurrent": "lstm"}),
-        (images, {"conv": BFLOAT16}),
-    ],
-)
-@pytest.mark.usefixtures("all_worth_it")
-def test_rows_alone_equal_those_of_all_rows(
-    all_rows: Any, build: Any, options: Any
-) -> None:
-    expected = collect(all_rows(build, two(build, **options)), 2)
-    same(collect(alone(build, two(build, **options)), 2), expected)
-
-
 class Offset(nn.Module):
     """Adds to each agent's numbers a parameter of its own."""
 
@@ -166,10 +143,30 @@ class Offset(nn.Module):
         return x + self.offset
 
 
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (plain, {}),
+        (one_hot, {"activation_class": nn.ReLU, "check_finite": True}),
+        (images, {}),
+        (masked, {"recurrent": "lstm"}),
+        (plain, {"share_params": False}),
+        (masked, {"share_params": False, "recurrent": "gru"}),
+        (one_hot, {"share_params": False, "network": unusual}),
+        (plain, {"agent_ids": True}),
+        (images, {"agent_ids": True, "share_params": False}),
+        (images, {"agent_ids": True, "recurrent": "lstm"}),
+        (images, {"conv": BFLOAT16}),
+        (plain, {"network": after(lambda n, _: Offset(n))}),
+        (plain, {"network": after(lambda _, size: nn.LayerNorm(size))}),
+    ],
+)
 @pytest.mark.usefixtures("all_worth_it")
-def test_a_module_can_say_how_one_agent_is_computed(all_rows: Any) -> None:
-    build = partial(two, plain, network=after(lambda n, _: Offset(n)))
-    same(collect(alone(plain, build()), 1), collect(all_rows(plain, build()), 1))
+def test_rows_alone_equal_those_of_all_rows(
+    all_rows: Any, build: Any, options: Any
+) -> None:
+    expected = collect(all_rows(build, two(build, **options)), 2)
+    same(collect(alone(build, two(build, **options)), 2), expected)
 
 
 @pytest.mark.usefixtures("all_worth_it")
@@ -256,12 +253,6 @@ def test_runs_compute_enough_rows(flops: float) -> None:
         assert rows <= sum(sizes) < rows + max(sizes, default=1)
     assert by_row.sizes_of_runs(15, 1e8) == [8, 4, 2, 1]
     assert by_row.sizes_of_runs(15, 1e6) == [8, 8]
-
-
-@pytest.mark.usefixtures("all_worth_it")
-def test_layers_that_treat_rows_alike_are_allowed(all_rows: Any) -> None:
-    build = partial(two, plain, network=after(lambda _, size: nn.LayerNorm(size)))
-    same(collect(alone(plain, build()), 1), collect(all_rows(plain, build()), 1))
 
 
 @pytest.mark.usefixtures("all_worth_it")
@@ -379,3 +370,62 @@ def test_policies_built_by_hand(all_rows: Any) -> None:
         return {"main": by_hand(0), "rival": by_hand(1)}
 
     same(collect(alone(images, build()), 1), collect(all_rows(images, build()), 1))
+
+
+class Half(Adds):
+    """Says that it treats rows alike, but mixes agents."""
+
+    pure_forward = by_row = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.share * x.mean(-2, keepdim=True)
+
+
+def test_copies_of_a_policy_that_lies_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After every change of settings, the copies are compared again."""
+    locs = []
+    for worth in (True, False):
+        monkeypatch.setattr(by_row, "is_worth_it", lambda *_, w=worth: w)
+        policies = two(plain, network=after(lambda *_: Half()))
+        halves = [m for net in policies.values() for m in net.modules()]
+        is_alone = []
+        with start(plain, policies) as collector:
+            for share in (0.0, 1.0):
+                for half in halves:
+                    if isinstance(half, Half):
+                        half.share = share
+                batch = collector.next()
+                is_alone.append(ALONE in collector.explain()[0])
+            locs.append(batch["prey", "loc"].clone())
+        assert is_alone == [worth, False]
+    torch.testing.assert_close(*locs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("all_worth_it")
+def test_mistakes_of_this_package_are_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mistaken(*_: Any) -> Any:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(by_row, "sizes_of_runs", mistaken)
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        start(plain, two(plain))
+
+
+def test_a_policy_s_own_rows_are_compared_with_all_rows() -> None:
+    seven = {"g": np.eye(7, dtype=np.bool_)}
+    all_of_it = {"g": np.ones((4, 7), np.bool_)}
+    alike = {"g": True}
+    for flops, worth in ((0.0, False), (1e5, True), (1e7, True)):
+        assert by_row.is_worth_it(seven, alike, 8, flops) == worth
+        assert not by_row.is_worth_it(all_of_it, alike, 8, flops)
+    # A copy for each agent needs seven runs, which pays for large networks only.
+    assert not by_row.is_worth_it(seven, {"g": False}, 8, 1e5)
+    assert by_row.is_worth_it(seven, {"g": False}, 8, 1e7)

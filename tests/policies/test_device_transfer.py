@@ -3,19 +3,16 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
-from marl_collect.core.description import allocate
 from marl_collect.models import make_policy
 from marl_collect.policies import device_transfer, module
 from marl_collect.policies.device_transfer import Exchange
-from marl_collect.policies.module import ModuleRunner
-from marl_collect.policies.runner import Generators
 
 masked = partial(CountingEnv, action_mask=True)
 
@@ -46,45 +43,31 @@ def test_nothing_is_copied_for_a_policy_on_the_cpu() -> None:
     assert device_transfer.transfer_device(torch.device("meta")) == torch.device("meta")
 
 
+class Acts(torch.nn.Module):
+    """A policy that is called, because it is not declared pure."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, td: TensorDictBase) -> Any:
+        return self.policy(td)
+
+
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, recurrent: Any
 ) -> None:
     """The CPU stands in for the other device."""
-    env = masked()
-    policy = make_policy(env, num_cells=(8,), recurrent=recurrent)
-
-    def act(device: torch.device | None) -> list[dict[Any, Any]]:
-        runner = ModuleRunner(policy, env.description, 3, device)
-        memory: dict[Any, Any] = allocate(env.description.row(), (3,))
-        memory["hunter", "action_mask"].fill(True)
-        runner.probe(memory)
-        memory |= allocate(runner.signature.memory(env.description), (3,))
-        fields = [*memory]
-        if runner.signature.reads_is_init:
-            memory["is_init",] = np.zeros((3, 1), np.bool_)
-        runner.bind(memory)
-        rng = np.random.default_rng(0)
-        rows = []
-        with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
-            runner.begin(4, Generators(0, range(3)))
-            for frame in range(4):
-                for key in env.description.observed():
-                    array = memory[key]
-                    if key[-1] == "observation":
-                        array[...] = rng.normal(size=array.shape)
-                    elif key[-1] in ("mask", "action_mask"):
-                        array.fill(True)
-                runner.act(frame)
-                rows.append({key: memory[key].copy() for key in fields})
-        return rows
-
-    expected = act(None)
-    monkeypatch.setattr(module, "transfer_device", lambda device: device)
-    actual = act(torch.device("cpu"))
-    for row, other in zip(actual, expected, strict=True):
-        for key, array in row.items():
-            np.testing.assert_array_equal(array, other[key], err_msg=str(key))
+    policy = Acts(make_policy(masked(), num_cells=(8,), recurrent=recurrent))
+    batches = []
+    for device in (None, torch.device("cpu")):
+        monkeypatch.setattr(module, "transfer_device", lambda *_, d=device: d)
+        with Collector([masked] * 3, policy, frames_per_batch=60, seed=0) as collector:
+            batches.append(collector.next().clone())
+            assert "is called once per frame" in collector.explain()[0]
+    for key in batches[0].keys(True, True):
+        assert torch.equal(batches[0][key], batches[1][key]), key
 
 
 @pytest.mark.accelerator

@@ -26,8 +26,6 @@ from workloads.counting import CountingEnv
 from marl_collect.collectors import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.core.signature import IS_INIT
-from marl_collect.models import MultiAgentGRU, MultiAgentLSTM, RecurrentModule
-from marl_collect.models.convnet import MultiAgentConvNet
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_head, make_policy
 from marl_collect.models.policy_options import PolicyOptions
@@ -211,17 +209,6 @@ def test_an_index_out_of_range_is_an_error_when_it_is_encoded() -> None:
     assert torch.equal(nn.functional.one_hot(index, 3), encoded)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("share_params", [True, False])
-@pytest.mark.parametrize("centralised", [True, False])
-def test_every_network_writes_what_the_module_writes(
-    centralised: bool, share_params: bool, size: int
-) -> None:
-    description = environment("tanh_normal")
-    options = {"centralised": centralised, "share_params": share_params}
-    check_equal(pair(make_policy(description, **options), description, size))
-
-
 def test_interaction_types_may_change_between_slots() -> None:
     description = environment("normal")
     acting = pair(make_policy(description), description)
@@ -247,35 +234,6 @@ def test_errors_of_the_module_are_raised() -> None:
             runner.slot(MEAN, 2, 0)
 
 
-@pytest.mark.parametrize("network", [MultiAgentGRU, MultiAgentLSTM])
-@pytest.mark.parametrize("share_params", [True, False])
-def test_recurrent_networks_carry_what_the_module_carries(
-    network: Any, share_params: bool
-) -> None:
-    description = environment("normal")
-    core = network(5, 4, 3, centralised=False, share_params=share_params)
-    head = make_policy(environment("normal", spaces.Box(-1, 1, (4,), np.float32)))
-    head[0].in_keys = [("agents", "embedding")]
-    policy = TensorDictSequential(RecurrentModule(core), *head)
-    rows = check_equal(pair(policy, description))
-    states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
-    assert len(states) == len(core.state_names)
-    assert all(abs(row[key]).max() > 0 for row in rows for key in states)
-
-
-@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
-@pytest.mark.parametrize("action", ["masked", "tanh_normal"])
-def test_policies_with_a_memory_carry_what_the_module_carries(
-    recurrent: str, action: str
-) -> None:
-    description = environment(action)
-    policy = make_policy(description, recurrent=recurrent, hidden_size=8, num_layers=2)
-    rows = check_equal(pair(policy, description))
-    states = [key for key in rows[0] if key[-1].startswith("recurrent_state")]
-    assert states
-    assert all(abs(row[key]).max() > 0 for row in rows for key in states)
-
-
 @pytest.mark.parametrize("share_params", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_images_go_through_convolutions(dtype: torch.dtype, share_params: bool) -> None:
@@ -284,18 +242,6 @@ def test_images_go_through_convolutions(dtype: torch.dtype, share_params: bool) 
     conv = {"num_cells": [4, 4], "kernel_sizes": [5, 3], "dtype": dtype}
     policy = make_policy(description, conv=conv, share_params=share_params)
     check_equal(pair(policy, description))
-
-
-def test_nested_observations_are_concatenated() -> None:
-    observation: Any = spaces.Dict(
-        {
-            "numbers": VECTOR,
-            "kind": spaces.Discrete(3),
-            "grid": spaces.MultiBinary([2, 2]),
-        }
-    )
-    description = environment("masked", observation)
-    check_equal(pair(make_policy(description, check_finite=True), description))
 
 
 def layers() -> dict[str, Callable[[], nn.Module]]:
@@ -355,12 +301,6 @@ def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> 
     check_equal(pair(categorical(nn.Linear(5, 4)), environment()))
 
 
-def test_dropout_in_training_drops_in_every_frame() -> None:
-    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 4))
-    rows = check_equal(pair(categorical(net), environment()))
-    assert (rows[0]["agents", "logits"] != rows[1]["agents", "logits"]).any()
-
-
 def test_weights_may_change_in_any_way_between_slots() -> None:
     description = environment("tanh_normal")
     policy = make_policy(description, num_cells=(6,))
@@ -379,60 +319,6 @@ def test_weights_may_change_in_any_way_between_slots() -> None:
         make_policy(description, num_cells=(6,)).state_dict(), assign=True
     )
     assert (check_equal(acting)[0]["agents", "loc"] != replaced).any()
-
-
-def test_settings_of_modules_may_change_between_slots() -> None:
-    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 4)).eval()
-    policy = categorical(net)
-    acting = pair(policy, environment())
-    check_equal(acting)
-    policy.train()
-    check_equal(acting)
-    dropout = net[1]
-    assert isinstance(dropout, nn.Dropout)
-    dropout.p = 0.9
-    check_equal(acting)
-    policy.eval()
-    check_equal(acting)
-
-
-def test_hooks_that_are_added_later_are_called() -> None:
-    policy = make_policy(environment())
-    acting = pair(policy, environment())
-    check_equal(acting)
-    called = []
-    policy.module[0].register_forward_hook(lambda *_: called.append(1))
-    acting[0].slot(RANDOM, 2, 0)
-    assert len(called) == 2
-    assert "has hooks" in acting[0].runner.explain()
-
-
-def test_masked_actions_are_never_taken() -> None:
-    for action in ("masked", "masked_one_hot"):
-        description = environment(action)
-        acting = Acting(
-            FusedRunner(
-                ModuleRunner(make_policy(description), description, 8),
-                description,
-                RANDOM,
-            ),
-            description,
-            8,
-        )
-        rng = np.random.default_rng(0)
-        with torch.no_grad(), set_interaction_type(RANDOM):
-            acting.runner.begin(100, Generators(0, range(8)))
-            for frame in range(100):
-                mask = rng.random((8, 3, 4)) < 0.4
-                mask[..., 0] |= ~mask.any(-1)
-                acting.memory["agents", "action_mask"][...] = mask
-                acting.runner.act(frame)
-                actions = acting.memory["agents", "action"]
-                if action == "masked":
-                    actions = np.eye(4, dtype=np.int64)[actions]
-                assert (actions.sum(-1) == 1).all()
-                assert not (actions.astype(bool) & ~mask).any()
-        assert acting.runner.explain().startswith("Fused")
 
 
 def test_a_mask_without_legal_actions_raises_the_module_s_error() -> None:
@@ -460,6 +346,19 @@ class Counts(nn.Module):
         return x[..., :4] + self.calls
 
 
+class Computes(nn.Module):
+    """Calls a function, and says that it is pure."""
+
+    pure_forward = True
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x)
+
+
 class CountingMLP(MultiAgentMLP):
     """Overrides the forward of a pure module."""
 
@@ -473,6 +372,12 @@ def hooked() -> nn.Module:
     return net
 
 
+def drawing() -> nn.Module:
+    net = Computes(lambda x: x[..., :4])
+    net.rng = np.random.default_rng(0)  # type: ignore[assignment]
+    return net
+
+
 UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
     (Counts, "module.0.module (Counts) is not declared as pure"),
     (
@@ -480,7 +385,24 @@ UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
         "module.0.module (CountingMLP) is not declared",
     ),
     (hooked, "module.0.module (Linear) has hooks"),
-    (lambda: nn.BatchNorm1d(3), "changes an input or a buffer in place"),
+    (
+        lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(5, 4)),
+        "changes an input or a buffer in place",
+    ),
+    (lambda: Computes(lambda x: x[..., :4] * x.max().item()), "reads values in Python"),
+    (
+        lambda: Computes(lambda x: (x[..., :4] + 1).transpose_(0, 1).transpose(0, 1)),
+        "changes the shape of a tensor in place",
+    ),
+    (
+        lambda: Computes(lambda x: torch.zeros(2, 3, 4) + x[x > 0].sum()),
+        "depends on data",
+    ),
+    (drawing, "changes of module.0.module.rng ("),
+    (
+        lambda: Computes(lambda x: (torch.rand(3), x[..., :4])[1]),
+        "draws random numbers that it does not use (rand)",
+    ),
 ]
 
 
@@ -489,25 +411,12 @@ def test_unsuitable_parts_are_called_and_named(
     make: Callable[[], nn.Module], reason: str
 ) -> None:
     net = make()
-    if isinstance(net, nn.BatchNorm1d):
-        net = nn.Sequential(net, nn.Linear(5, 4))
     acting = pair(categorical(net), environment())[0]
     acting.slot(RANDOM, 3, 0)
     assert reason in acting.runner.explain()
     assert "called once per frame" in acting.runner.explain()
     if isinstance(net, Counts):
         assert net.calls == 3  # Calls before the frames were of a copy.
-
-
-def test_functions_are_called_unless_declared_pure() -> None:
-    def act(td: TensorDictBase) -> TensorDictBase:
-        observation = td["agents", "observation"]
-        return td.set(("agents", "action"), (observation[..., :4] * 2).argmax(-1))
-
-    description = environment()
-    check_equal(pair(act, description), fused=False)
-    act.pure_forward = True  # type: ignore[attr-defined]
-    check_equal(pair(act, description))
 
 
 def test_policies_that_return_another_tensordict_are_fused_too() -> None:
@@ -519,44 +428,6 @@ def test_policies_that_return_another_tensordict_are_fused_too() -> None:
     check_equal(pair(act, environment()), fused=False)
     act.pure_forward = True  # type: ignore[attr-defined]
     check_equal(pair(act, environment()))
-
-
-class Branches(nn.Module):
-    """Branches in Python on values of tensors."""
-
-    pure_forward = True
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
-        self.threshold = threshold
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.max() > self.threshold:
-            return x[..., :4] * 2
-        return x[..., 1:]
-
-
-@pytest.mark.parametrize("threshold", [1e6, 2.1])
-def test_values_read_in_python_are_guarded(threshold: float) -> None:
-    acting = pair(categorical(Branches(threshold)), environment())
-    for seed in range(4):
-        rows = [runner.slot(RANDOM, FRAMES, seed) for runner in acting]
-        for ours, theirs in zip(*rows, strict=True):
-            # The logits show which branch was taken.
-            key = ("agents", "logits")
-            np.testing.assert_array_equal(ours[key], theirs[key])
-
-
-def test_a_policy_that_reads_changing_numbers_in_python_is_called() -> None:
-    class Scales(nn.Module):
-        pure_forward = True
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[..., :4] * x.max().item()
-
-    acting = pair(categorical(Scales()), environment())
-    check_equal(acting, fused=False)
-    assert "reads values in Python" in acting[0].runner.explain()
 
 
 class Restarts(TensorDictModuleBase):
@@ -600,30 +471,6 @@ def test_a_policy_that_asks_for_begun_episodes_is_recorded_both_ways(size: int) 
     check_equal(acting, seed=3)
 
 
-def test_a_policy_that_reshapes_in_place_is_called() -> None:
-    class Reshapes(nn.Module):
-        pure_forward = True
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x[..., :4] + 1).transpose_(0, 1).transpose(0, 1)
-
-    acting = pair(categorical(Reshapes()), environment())
-    check_equal(acting, fused=False)
-    assert "changes the shape of a tensor in place" in acting[0].runner.explain()
-
-
-def test_a_policy_with_data_dependent_shapes_is_called() -> None:
-    class Selects(nn.Module):
-        pure_forward = True
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(2, 3, 4) + x[x > 0].sum()
-
-    acting = pair(categorical(Selects()), environment())
-    check_equal(acting, fused=False)
-    assert "depends on data" in acting[0].runner.explain()
-
-
 def test_a_policy_is_called_under_autocast() -> None:
     description = environment("normal")
     acting = pair(make_policy(description), description)
@@ -657,34 +504,6 @@ def test_trainer_may_call_the_policy_between_frames() -> None:
         batch = TensorDict({"agents": {"observation": torch.zeros(7, 3, 5)}}, [7])
         with set_interaction_type(RANDOM):
             assert policy(batch)["agents", "action"].shape == (7, 3)
-
-
-def test_convolutions_of_each_agent_are_grouped() -> None:
-    image: Any = spaces.Box(-1, 1, (2, 12, 12), np.float32)
-    description = environment("categorical", image)
-    net = MultiAgentConvNet(
-        3, centralised=False, share_params=False, in_features=2, num_cells=[4]
-    )
-    check_equal(pair(categorical(nn.Sequential(net, nn.LazyLinear(4))), description))
-
-
-@pytest.mark.parametrize("share_params", [True, False])
-def test_policies_of_torchrl_are_fused(share_params: bool) -> None:
-    torchrl = pytest.importorskip("torchrl.modules")
-    keys = [("agents", "loc"), ("agents", "scale")]
-    net = torchrl.MultiAgentMLP(
-        5, 4, 3, centralised=False, share_params=share_params, depth=1, num_cells=8
-    )
-    module = nn.Sequential(net, NormalParamExtractor())
-    actor = torchrl.ProbabilisticActor(
-        TensorDictModule(module, [("agents", "observation")], keys),
-        in_keys=keys,
-        out_keys=[("agents", "action")],
-        distribution_class=torchrl.TanhNormal,
-        return_log_prob=True,
-        log_prob_key=("agents", "action_log_prob"),
-    )
-    check_equal(pair(actor, environment("normal")))
 
 
 class Flips(nn.Module):

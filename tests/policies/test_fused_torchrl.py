@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,11 +16,11 @@ from tensordict.nn import (
 )
 from tensordict.nn.distributions import OneHotCategorical
 from torch import nn
-from torchrl_envs import ACTION, LENGTH, OBSERVATION, Noughts, discrete, one_hot
+from torchrl_envs import ACTION, OBSERVATION, Noughts, discrete, one_hot
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.policies.fused import runner as fused_runner
-from marl_collect.policies.fused.branchless import without_branches
+from marl_collect.policies.fused.elementary import without_branches
 from marl_collect.weights.state import ModuleState
 
 pytest.importorskip("torchrl")
@@ -244,6 +243,8 @@ DISCRETE: dict[str, Callable[[], Any]] = {
     "LSTMModule": lambda: recurrent(LSTMModule),
     "LSTMModule, two layers": lambda: recurrent(LSTMModule, num_layers=2, bias=False),
     "LSTMModule in Python": lambda: recurrent(LSTMModule, python_based=True),
+    "GRUModule, dropout": lambda: recurrent(GRUModule, num_layers=2, dropout=0.5),
+    "LSTMModule, dropout": lambda: recurrent(LSTMModule, num_layers=2, dropout=0.5),
 }
 ONE_HOT: dict[str, Callable[[], Any]] = {
     "OneHotCategorical": lambda: logits_of(theirs.OneHotCategorical),
@@ -303,69 +304,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TensorDict]:
 def test_fused_and_called_policies_write_the_same(
     name: str, interaction_type: Any, called: Callable[..., TensorDict]
 ) -> None:
-    fused, expected = (
-        collect(name, interaction_type=interaction_type),
-        called(name, interaction_type=interaction_type),
-    )
+    must_be_fused = None if "dropout" in name else True  # Not while it drops.
+    fused = collect(name, interaction_type=interaction_type, fused=must_be_fused)
+    expected = called(name, interaction_type=interaction_type)
     assert set(fused.keys(True, True)) == set(expected.keys(True, True))
     for key, value in expected.items(True, True):
         torch.testing.assert_close(fused[key], value, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
-def test_recurrent_modules_with_dropout_act_as_they_do_when_called(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fused or not, they write the same: one that dropped nothing would differ."""
-    dropping = partial(recurrent, kind, num_layers=2, dropout=0.5)
-    monkeypatch.setitem(DISCRETE, "other", dropping)
-    monkeypatch.setitem(POLICIES, "other", DISCRETE["other"])
-    batches = []
-    for refused in (False, True):
-        if refused:
-            monkeypatch.setattr(
-                fused_runner, "why_not_recordable", lambda *_: "of this test"
-            )
-        batches.append(collect("other", fused=None))
-    for key, value in batches[0].items(True, True):
-        torch.testing.assert_close(value, batches[1][key], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
-def test_only_random_exploration_adds_noise(name: str) -> None:
-    random, mode, mean = (
-        collect(name, interaction_type=interaction_type)
-        for interaction_type in (RANDOM, InteractionType.MODE, InteractionType.MEAN)
-    )
-    torch.testing.assert_close(mode[ACTION], mean[ACTION])
-    assert not torch.equal(random[ACTION], mode[ACTION])
-
-
-def test_every_agent_explores_alone() -> None:
-    batch = collect("QMIX")
-    explored = batch[VALUES].argmax(-1) != batch[ACTION]
-    together = (explored[..., 0] & explored[..., 1]).float().mean()
-    assert 0.05 < together < 0.25  # (0.5 x 3 / 4) squared is 0.14.
-
-
-def test_the_process_begins_again_in_every_episode() -> None:
-    torch.manual_seed(0)
-    zero = TensorDictModule(torch.zeros_like, [OBSERVATION], [ACTION])
-    spec = Composite(a=Composite(action=Bounded(-99, 99, (2, 3)), shape=(2,)))
-    noise = OrnsteinUhlenbeckProcessModule(
-        spec, 1.0, 1.0, theta=0.05, action_key=ACTION, safe=False
-    )
-    policy = TensorDictSequential(zero, noise)
-    frames = 100 * LENGTH
-    with Collector([Noughts] * 2, policy, frames_per_batch=2 * frames) as collector:
-        batch = collector.next().clone()
-        assert collector.explain()[0].startswith("Fused")
-    actions, first = batch[ACTION], batch["is_init"][..., 0]
-    # One step of the process from 0 has the standard deviation sigma sqrt(dt) = 0.02.
-    assert 0.018 < actions[first].std() < 0.022
-    steps = (actions[:, 1:] - (1 - 0.05 * 0.01) * actions[:, :-1])[~first[:, 1:]]
-    assert 0.018 < steps.std() < 0.022
-    assert actions[batch["next", "done"][..., 0]].std() > 0.05
 
 
 @pytest.mark.processes

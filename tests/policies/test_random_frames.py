@@ -68,3 +68,16 @@ def test_frames_begin_an_episode_if_they_are_told_to(size: int) -> None:
         frames.draw()
         flags |= set(memory[IS_INIT].flat)
     assert flags == {True, False}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_are_moderate_although_bounds_are_not(dtype: Any) -> None:
+    largest = float(np.finfo(np.float32).max)
+    box: Any = spaces.Box(-largest, largest, (4,), dtype)
+    group = GroupDescription(("a", "b"), box, spaces.Discrete(2))
+    description = EnvDescription("wide", {"g": group})
+    memory = allocate(description.row(), (3,))
+    RandomFrames(description, memory).draw()
+    numbers = memory["g", "observation"]
+    assert (np.abs(numbers) < 100).all()
+    assert len(np.unique(numbers)) > 10

@@ -67,11 +67,6 @@ def test_functions_of_torch_are_pure_and_others_declare_it(
     assert (why_not_recordable(module) is None) == pure
 
 
-def test_the_part_that_is_not_pure_is_named() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Overrides()))
-    assert "1.0 (Overrides)" in str(why_not_recordable(net))
-
-
 def drawing_from_a_distribution_of_the_users_own() -> nn.Module:
     class Mine(torch.distributions.Normal):
         pass
@@ -97,10 +92,6 @@ def test_undeclared_parts_are_named_with_the_remedy(policy: Any, name: str) -> N
     assert "pure_forward = True" in reason
 
 
-def test_policies_on_other_devices_are_not_recordable() -> None:
-    assert "is on meta" in str(why_not_recordable(nn.Linear(2, 2, device="meta")))
-
-
 def test_the_users_module_is_named_before_ours() -> None:
     class Ours(nn.Module):
         __module__ = "marl_collect.interop.benchmarl"
@@ -112,3 +103,7 @@ def test_the_users_module_is_named_before_ours() -> None:
     assert reason.startswith("1 (")
     assert "Theirs" in reason
     assert "Ours" in str(why_not_recordable(nn.Sequential(Ours())))
+
+
+def test_policies_on_other_devices_are_not_recordable() -> None:
+    assert "is on meta" in str(why_not_recordable(nn.Linear(2, 2, device="meta")))

@@ -15,10 +15,6 @@ from marl_collect import Collector, MultiSyncCollector
 
 torchrl = pytest.importorskip("torchrl")
 from torchrl.data import Categorical, Composite  # noqa: E402
-from torchrl.modules import (  # noqa: E402
-    MLP,
-    ProbabilisticActor,
-)
 
 pytestmark = pytest.mark.processes
 
@@ -32,25 +28,6 @@ def batch_of(collector: Any) -> TensorDict:
 
 
 KINDS: Any = pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-
-
-@KINDS
-def test_log_probabilities_belong_to_the_observations(kind: Any) -> None:
-    torch.manual_seed(0)
-    net = MLP(in_features=3, out_features=4, num_cells=[8])
-    policy = ProbabilisticActor(
-        TensorDictModule(net, [OBSERVATION], [("a", "logits")]),
-        in_keys=[("a", "logits")],
-        out_keys=[ACTION],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
-    batch = batch_of(kind([discrete] * 2, policy, frames_per_batch=40, seed=0))
-    with torch.no_grad():
-        distribution = torch.distributions.Categorical(logits=net(batch[OBSERVATION]))
-        expected = distribution.log_prob(batch[ACTION])
-    name = next(k for k in batch["a"].keys() if "log_prob" in k)
-    torch.testing.assert_close(batch["a", name], expected)
 
 
 def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_original() -> (

@@ -49,14 +49,6 @@ def test_further_results_of_a_module_have_the_names_of_torchrl() -> None:
     assert (batch["output2"] == observation[:, :, 0]).all()
 
 
-def test_function_whose_argument_is_an_observation_is_wrapped() -> None:
-    def act(observation: torch.Tensor) -> torch.Tensor:
-        return torch.full(observation.shape[:-1], 3)
-
-    batch = Collector(hunters, act, frames_per_batch=6).next()
-    assert (batch["hunter", "action"] == 3).all()
-
-
 @pytest.mark.parametrize("name", ["annotated", "named", "anything"])
 def test_a_callable_on_tensordicts_is_not_wrapped(name: str) -> None:
     def annotated(x: TensorDictBase) -> TensorDictBase:

@@ -1,7 +1,6 @@
 """Modules on the meta device and lazy modules get their weights."""
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -235,12 +234,6 @@ def observation() -> TensorDict:
     )
 
 
-def test_a_probabilistic_policy_acts_after_materializing() -> None:
-    policy = materialize(on_meta(lambda: actor(nn.Linear(7, 4))), seed=0)
-
-    assert policy(observation())["walker", "action"].shape == (3, 2)
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(
     device: str,
@@ -311,13 +304,6 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     ready(torch.ones(2)).sum().backward()
     late.step()
     assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
-
-
-def test_a_meta_policy_can_be_pickled() -> None:
-    policy = pickle.loads(pickle.dumps(on_meta(lambda: actor(nn.Linear(7, 4)))))
-
-    assert meta_tensors(policy)
-    assert not meta_tensors(materialize(policy))
 
 
 @pytest.mark.parametrize("share_params", [True, False])

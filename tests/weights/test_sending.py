@@ -290,19 +290,11 @@ def test_a_class_attribute_that_hides_another_one_is_sent_and_removed() -> None:
     del Holds.inherited
 
 
-class Outside:
-    level = 0.0
-
-    def read(self) -> float:
-        return self.level
-
-
-OUTSIDE = Outside()
 UNSENT: dict[str, Callable[[], Any]] = {
     "a lock": threading.Lock,
     "a lock in an object": lambda: types.SimpleNamespace(lock=threading.Lock()),
     "a generator": lambda: (number for number in range(3)),
-    "a weak reference": lambda: weakref.ref(OUTSIDE),
+    "a weak reference": lambda: weakref.ref(Config),
 }
 
 
@@ -395,68 +387,6 @@ def test_what_acting_changes_is_not_warned_of() -> None:
             warnings.simplefilter("error")
             net(torch.zeros(1, 3, 3))
             collector.update_policy_weights_()
-
-
-class Refers(nn.Module):
-    """Reads an object outside of it through weak references."""
-
-    pure_forward = True
-
-    def __init__(self, refer: Callable[[Any], Any], read: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.reference, self.read = refer(OUTSIDE), read
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
-        return 0 * x[..., :2] + self.read(self.reference), hunters
-
-
-REFERENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "a reference": (weakref.ref, lambda reference: reference().level),
-    "a proxy": (weakref.proxy, lambda proxy: proxy.level),
-    "a method": (lambda it: weakref.WeakMethod(it.read), lambda method: method()()),
-    "a set": (lambda it: weakref.WeakSet([it]), lambda it: next(iter(it)).level),
-    "values": (lambda it: weakref.WeakValueDictionary(a=it), lambda it: it["a"].level),
-    "keys": (
-        lambda it: weakref.WeakKeyDictionary({it: 0}),
-        lambda it: next(iter(it)).level,
-    ),
-    "an object": (
-        lambda it: types.SimpleNamespace(reference=weakref.ref(it)),
-        lambda it: it.reference().level,
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The policy TensorDictModule cannot be copied")
-@pytest.mark.parametrize("name", REFERENCES)
-def test_what_weak_references_refer_to_acts_at_once(name: str) -> None:
-    OUTSIDE.level = 0.0
-    net = Refers(*REFERENCES[name])
-    with Collector(CountingEnv, policy(net), frames_per_batch=8) as collector:
-        assert first(collector) == 0.0
-        OUTSIDE.level = 1.0
-        assert first(collector) == 1.0
-        assert "module.reference" in collector.explain()[0]
-        assert "cannot be seen" in collector.explain()[0]
-
-
-def test_recurrent_layers_refer_to_their_own_weights_and_are_fused() -> None:
-    class Remembers(nn.Module):
-        pure_forward = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 2, batch_first=True)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            out, _ = self.layer(x.flatten(0, 1).unsqueeze(1))
-            hunters = torch.zeros(len(x), 2, dtype=torch.int64)
-            return out.squeeze(1).unflatten(0, x.shape[:2]), hunters
-
-    with Collector(CountingEnv, policy(Remembers()), frames_per_batch=8) as collector:
-        collector.next()
-        assert collector.explain()[0].startswith("Fused")
 
 
 @pytest.mark.parametrize("change", SENT)

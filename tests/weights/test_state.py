@@ -262,6 +262,9 @@ UNSEEN: dict[str, Callable[[], Any]] = {
     "a proxy": lambda: weakref.proxy(Counter),
     "a weak reference to a method": lambda: weakref.WeakMethod(Counter.count),
     "weak values": lambda: weakref.WeakValueDictionary({1: Counter}),
+    "weak keys": lambda: weakref.WeakKeyDictionary({Counter: 0}),
+    "a weak set": lambda: weakref.WeakSet([Counter]),
+    "a weak reference in an object": lambda: Config(inner={"a": weakref.ref(Counter)}),
 }
 UNSEEN_BY_RECORDINGS: dict[str, Callable[[], Any]] = {
     "a random generator": lambda: random.Random(0),

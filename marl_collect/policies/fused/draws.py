@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_collect.policies.fused.numpy_arguments import UnsuitableError, array
+from marl_collect.policies.fused.numpy_calls import UnsuitableError, array
 from marl_collect.policies.fused.record import TensorOp
 
 Draw = Callable[[], Any]

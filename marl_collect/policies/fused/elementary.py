@@ -1,4 +1,4 @@
-"""Replaces functions of torch by elementary operations that can be repeated faster.
+"""Replaces functions by operations that can be repeated, or repeated faster.
 
 ``torch.gru`` and ``torch.lstm`` compute whole sequences in one call, which takes tens
 of microseconds for the single step of a frame and allocates its results. Products,
@@ -7,19 +7,33 @@ sigmoids and tangents can be repeated into given memory, and by numpy.
 ``torch.nn.functional.one_hot`` reads the smallest and the largest index in Python to
 check them. Both differ from frame to frame, so no recording would stay valid.
 ``scatter_``, which writes the ones, checks the indices itself.
+
+``project`` of TorchRL's bounded specs reads in Python whether a value is within its
+bounds, and clamps it only if it is not. With noise the answer differs from frame to
+frame. Clamping a value that is within its bounds does not change it.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot
 from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
 Weights = Sequence[Tensor]
+
+ELEMENTWISE = (
+    *(nn.Identity, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU),
+    *(nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+)
+"""Layers that compute every number alone."""
 
 
 @final
@@ -86,20 +100,29 @@ def _gates(x: Tensor, h: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
 def _gru(x: Tensor, states: States, weights: Weights) -> States:
     """Compute one step, as documented for ``torch.nn.GRU``."""
     (h,) = states
-    from_input, from_state = _gates(x, h, weights)
-    x_reset, x_update, x_new = from_input.chunk(3, -1)
-    h_reset, h_update, h_new = from_state.chunk(3, -1)
-    reset = torch.sigmoid(x_reset + h_reset)
-    update = torch.sigmoid(x_update + h_update)
-    new = torch.tanh(torch.addcmul(x_new, reset, h_new))
-    return (torch.lerp(new, h, update),)
+    return (gru_step(*_gates(x, h, weights), h),)
 
 
 def _lstm(x: Tensor, states: States, weights: Weights) -> States:
     """Compute one step, as documented for ``torch.nn.LSTM``."""
     h, c = states
     from_input, from_state = _gates(x, h, weights)
-    write, keep, new, out = (from_input + from_state).chunk(4, -1)
+    return lstm_step(from_input + from_state, c)
+
+
+def gru_step(x_gates: Tensor, h_gates: Tensor, h: Tensor) -> Tensor:
+    """Return the next state of a GRU, from what input and state add to the gates."""
+    x_reset, x_update, x_new = x_gates.chunk(3, -1)
+    h_reset, h_update, h_new = h_gates.chunk(3, -1)
+    reset = torch.sigmoid(x_reset + h_reset)
+    update = torch.sigmoid(x_update + h_update)
+    new = torch.tanh(torch.addcmul(x_new, reset, h_new))
+    return torch.lerp(new, h, update)
+
+
+def lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the next states of an LSTM, the output first."""
+    write, keep, new, out = gates.chunk(4, -1)
     remembered = torch.sigmoid(keep) * c
     c = torch.addcmul(remembered, torch.sigmoid(write), torch.tanh(new))
     return torch.sigmoid(out) * torch.tanh(c), c
@@ -112,3 +135,30 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     one_hot: _one_hot,
 }
 """They return None if torch's function is to be called."""
+
+
+_LOCK = threading.RLock()  # Two threads at once would restore each other's function.
+
+
+@contextmanager
+def without_branches() -> Iterator[None]:
+    """Make TorchRL's bounded specs clamp every value in this thread."""
+    specs = sys.modules.get("torchrl.data.tensor_specs")
+    if specs is None:  # No module of the policy can have a spec.
+        yield
+        return
+    bounded: Any = specs.Bounded
+    thread = threading.get_ident()
+    with _LOCK:
+        original = bounded.project  # Inherited.
+
+        def project(spec: Any, value: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(spec, value)
+            return spec._project(value)  # noqa: SLF001
+
+        bounded.project = project
+        try:
+            yield
+        finally:
+            del bounded.project

@@ -8,7 +8,6 @@ with ``pure_forward = True``, as our networks and heads do. All other policies a
 called once per frame.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -57,12 +56,6 @@ _PURE_HOOKS = {
     # Projects actions to their space, for `safe=True`.
     "torchrl.modules.tensordict_module.common._forward_hook_safe_action",
 }
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 def why_not_recordable(policy: Any, state: ModuleState | None = None) -> str | None:
@@ -138,9 +131,11 @@ def declares(thing: Any, attribute: str) -> bool:
 
 
 def _problem(module: nn.Module, path: str) -> str | None:
-    if not all(map(_is_pure_hook, _hooks(module))):
-        return "has hooks"
-    for tensor in _own_tensors(module):
+    for kind in ("forward", "forward_pre", "backward", "backward_pre"):
+        hooks = getattr(module, f"_{kind}_hooks", None) or {}
+        if not all(map(_is_pure_hook, hooks.values())):
+            return "has hooks"
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if tensor.device.type != "cpu":
             return f"is on {tensor.device}"
     if says_pure(module):
@@ -169,19 +164,9 @@ def _is_operation(function: Any) -> bool:
     return any(getattr(holder, name, None) is function for holder in _OPERATIONS)
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    for name in _HOOKS:
-        yield from (getattr(module, name, None) or {}).values()
-
-
 def _is_pure_hook(hook: Any) -> bool:
     home, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
     return f"{home}.{name}" in _PURE_HOOKS
-
-
-def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
 
 
 def _unwrapped(thing: Any) -> Any:

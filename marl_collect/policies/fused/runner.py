@@ -24,15 +24,16 @@ from torch import nn
 
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.signature import PolicySignature
-from marl_collect.policies.fused.branchless import without_branches
-from marl_collect.policies.fused.budget import RecordingBudget
-from marl_collect.policies.fused.elementary import ElementaryOperations
-from marl_collect.policies.fused.numpy_arguments import (
+from marl_collect.policies.fused.elementary import (
+    ElementaryOperations,
+    without_branches,
+)
+from marl_collect.policies.fused.numpy_calls import (
     UnsuitableError,
     array,
+    close,
     copying,
 )
-from marl_collect.policies.fused.numpy_calls import close
 from marl_collect.policies.fused.program import Program, is_guard
 from marl_collect.policies.fused.random_frames import RandomFrames
 from marl_collect.policies.fused.record import NotRepeatableError, TensorOp, record
@@ -50,7 +51,52 @@ _COPIED = 64
 _COMPARISONS = 3
 _FAILURES = 2
 """Number of recordings that turn out to be wrong before the module is called."""
+_FREE_RECORDINGS = 10
+"""Recordings that are always made, so that a few changes act at full speed at once."""
 _VERSION = attrgetter("_version")
+
+
+@final
+class RecordingBudget:
+    """Decides whether a policy is recorded again after its settings or tensors changed.
+
+    A policy may be annealed for ever, with a change in every slot. So further
+    recordings must pay: in the next slot, or, if nothing changes any more, as soon as
+    the frames since the last change would have paid for it.
+    """
+
+    def __init__(self) -> None:
+        """Begin without recordings."""
+        self._made = 0
+        self._called = 0
+        self._seconds = self._saving = 0.0
+
+    def change(self) -> None:
+        """Note that settings or tensors have changed."""
+        self._called = 0
+
+    def allows(self, frames: int) -> bool:
+        """Return whether a recording is worth it.
+
+        Args:
+            frames: of the next slot. If the answer is no, the policy is called in them.
+        """
+        self._called += frames
+        pays = self._called * self._saving > self._seconds
+        return pays or self._made < _FREE_RECORDINGS
+
+    def record(self, seconds: float, saving: float) -> None:
+        """Note a recording.
+
+        Args:
+            seconds: that it took.
+            saving: seconds that it saves in each frame.
+        """
+        self._made += 1
+        self._called = 0
+        self._seconds = seconds
+        # Other processes slow down measurements: the largest one is the most exact.
+        self._saving = max(self._saving, saving)
 
 
 @dataclass(frozen=True)
@@ -278,11 +324,9 @@ class FusedRunner(PolicyRunner):
 
     def _ready(self) -> _Compiled | None:
         """Return the program of the current interaction type, recorded if needed."""
-        if self._state is None:
-            self._state = ModuleState(self.module.policy, of_recording=True)
-            self._compiled.clear()
-            self._budget.change()
-        elif self._state.changed():
+        if self._state is None or self._state.changed():
+            if self._state is None:
+                self._state = ModuleState(self.module.policy, of_recording=True)
             self._compiled.clear()
             self._budget.change()
         setting = self._last_setting = self._setting()
