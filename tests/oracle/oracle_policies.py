@@ -236,6 +236,13 @@ def returns_a_detached_clone(world: World, td: TensorDictBase) -> TensorDictBase
 
 
 @on_tensordicts()
+def returns_a_tensordict(world: World, td: TensorDictBase) -> TensorDictBase:
+    td = td.to_tensordict()
+    write(world, td)
+    return td
+
+
+@on_tensordicts()
 def returns_an_applied_copy(world: World, td: TensorDictBase) -> Any:
     copied: Any = td.apply(torch.clone)
     write(world, copied)
@@ -404,6 +411,24 @@ def copies_then_overwrites(world: World, td: TensorDictBase) -> TensorDictBase:
         td[group.numbers] = td[group.numbers] / 4
     write(world, td)
     return td
+
+
+def pure(build: Callable[[World], Any]) -> Callable[[World], Any]:
+    def built(world: World) -> Any:
+        policy = build(world)
+        policy.pure_forward = True
+        return policy
+
+    return built
+
+
+RETURNING = (
+    *("returns_nothing", "returns_a_clone", "returns_a_detached_clone"),
+    *("returns_an_applied_copy", "copies_then_overwrites", "selects", "excludes"),
+    *("returns_new", "returns_a_tensordict"),
+)
+KINDS |= {f"fused_{name}": Kind(pure(KINDS[name].build)) for name in RETURNING}
+"""Their operations are recorded, whatever they return."""
 
 
 class OwnBuffers:

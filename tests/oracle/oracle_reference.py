@@ -469,8 +469,11 @@ class ReferenceWorker:
             frame["next", "step_count"] = torch.tensor([self.lengths[k]])
         number = (self.indices[k] << 32) + self.episodes[k]
         frame["collector", "traj_ids"] = torch.tensor(number)
+        groups = [group.name for group in self.world.groups]
         frame = {
-            key: v for key, v in frame.items() if not any(n[0] == "_" for n in key)
+            key: value
+            for key, value in frame.items()
+            if not any(name[0] == "_" and name not in groups for name in key)
         }
         self.first[k] = False
         self.carried[k] = {

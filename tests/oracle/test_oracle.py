@@ -28,7 +28,7 @@ WORLDS = [
     World(state=True),
     World(groups=(Group(n=1, action="box"),), length=1, state=True),
     World(
-        groups=(Group(observation="nested", mask="observation"), Group("b", n=3)),
+        groups=(Group(observation="nested", mask="observation"), Group("_b", n=3)),
         deaths=4,
         joins=True,
         respawns=True,
@@ -126,6 +126,7 @@ def test_worlds_of_a_simulator_and_stacked_observations(world: World) -> None:
 
 
 CHANGES_ITS_INPUT = ("in_place", "pops", "renames", "wider", "returns_new")
+ASSIGNED = ("assigned", "assigned_rows")
 IN_WORKERS = (
     *CHANGES_ITS_INPUT,
     *("normaliser", "encoder", "excludes", "copies_then_overwrites", "own_buffers"),
@@ -139,8 +140,8 @@ IN_WORKERS = (
     ("name", "collector"),
     [
         *((name, "sync") for name in IN_WORKERS),
-        *((name, "async") for name in (*CHANGES_ITS_INPUT, "assigned")),
-        *((name, "halves") for name in (*CHANGES_ITS_INPUT, "assigned")),
+        *((name, "async") for name in (*CHANGES_ITS_INPUT, *ASSIGNED)),
+        *((name, "halves") for name in (*CHANGES_ITS_INPUT, *ASSIGNED)),
     ],
 )
 def test_policies_in_workers_and_beside_processes(name: str, collector: str) -> None:

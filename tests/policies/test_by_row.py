@@ -12,8 +12,7 @@ from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv, CountingOptions
 
-from marl_collect import ParallelEnv
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import Collector
 from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies import by_row
 from marl_collect.policies.module import ModuleRunner
@@ -174,39 +173,6 @@ def test_actions_without_noise_are_the_same(all_rows: Any) -> None:
     options: dict[str, Any] = {"exploration_type": InteractionType.DETERMINISTIC}
     expected = collect(all_rows(plain, two(plain), **options))
     same(collect(alone(plain, two(plain), **options)), expected)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("agent_ids", [False, True])
-def test_data_do_not_depend_on_the_workers(all_rows: Any, agent_ids: bool) -> None:
-    policies = partial(two, images, recurrent="gru", agent_ids=agent_ids)
-    expected = collect(all_rows(images, policies(), n_envs=6))
-    for workers in (1, 3):
-        options: dict[str, Any] = {"num_workers": workers, "n_envs": 6}
-        actual = alone(images, policies(), MultiSyncCollector, **options)
-        same(collect(actual), expected)
-    options = {"num_workers": 2, "n_envs": 6, "frames_per_batch": 30}
-    with alone(images, policies(), MultiAsyncCollector, **options) as collector:
-        batch = collector.next().clone()
-        k = int(batch["collector", "traj_ids"][0, 0]) >> 32
-        same(batch, expected[k : k + 3, : batch.shape[1]])
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("all_worth_it")
-@pytest.mark.parametrize("groups", [1, 2])
-def test_environments_in_other_processes(all_rows: Any, groups: int) -> None:
-    expected = collect(all_rows(plain, two(plain)))
-    stacked = partial(ParallelEnv, ENVIRONMENTS, plain, groups=groups)
-    actual = Collector(
-        stacked,
-        policies=two(plain),
-        assign=by_seed,
-        seed=3,
-        frames_per_batch=10 * ENVIRONMENTS,
-    )
-    assert ALONE in actual.explain()[0]
-    same(collect(actual), expected)
 
 
 class Alone(Adds):
