@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
-from marl_collect.errors import ClosedError
-
 
 @final
 class Background:
@@ -82,7 +80,5 @@ class Background:
             try:
                 if not advance():
                     return
-            except ClosedError:
-                return
             except Exception:  # noqa: BLE001 - the collector stores and raises it
                 return

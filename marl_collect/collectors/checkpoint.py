@@ -81,8 +81,9 @@ def unpack(
         )
     _check_weights(state_dict, weights)
     workers = [_restored(worker) for worker in state_dict["workers"]]
-    for call in (call for worker in workers for call in calls_of(worker["calls"])):
-        check_name("state", call.name)
+    for worker in workers:
+        for call in calls_of(worker["calls"]).values():
+            check_name("state", call.name)
     if description.repeats and any(_lacks_actions(w).any() for w in workers):
         warn(ACTIONS_DISCARDED.format(description.name))
     return workers
@@ -123,16 +124,6 @@ def restore(
             )
         ]
     weights.restore(parts, state_dict["policy_version"])
-
-
-def warn_of_a_dropped_batch(description: EnvDescription) -> None:
-    """Warn if workers cannot return to the state before a dropped batch."""
-    if not description.repeats:
-        warn(
-            f"{description.name} does not repeat its episodes, and an unfinished batch "
-            "was dropped: all environments begin new episodes, not only the selected "
-            "ones."
-        )
 
 
 def warn_if_not_resumed(

@@ -1,5 +1,6 @@
 """The interface that all collectors share, and what fills their slots."""
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,6 @@ class Source(Protocol):
             random: take random actions instead of the policy's.
             delivered: frames of all earlier batches; limits how far to prefetch.
         """
-        ...
 
     def begin_episodes(
         self, workers: Sequence[int] | None = None, seed: int | None = None
@@ -87,19 +87,15 @@ class Source(Protocol):
             workers: their indices; None for all.
             seed: from which all workers derive all random numbers from now on.
         """
-        ...
 
     def states(self) -> list[Any]:
         """Return the state of every worker, for ``load``."""
-        ...
 
     def load(self, states: list[Any]) -> tuple[int, ...]:
         """Resume from these states; return the number of each running episode."""
-        ...
 
     def attribute(self, owner: str, name: str) -> list[Any]:
         """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
-        ...
 
     def call_env(self, call: EnvCall) -> list[Any]:
         """Call a method in environments, whose rows count over all workers.
@@ -107,31 +103,24 @@ class Source(Protocol):
         Returns:
             A result for each environment, or one for each simulator, in their order.
         """
-        ...
 
     def set_level(self, level: int) -> None:
         """Set the curriculum's level for episodes of the batches begun from now on."""
-        ...
 
     def explain(self) -> list[str]:
         """Return how each worker's policy runs, and why, also after ``close``."""
-        ...
 
     def steps(self) -> int:
         """Return the frames stepped so far, from any thread."""
-        ...
 
     def metrics(self) -> dict[str, Any]:
         """Return entries of ``stats()`` in addition to ``statistics``."""
-        ...
 
     def outline(self) -> str:
         """Describe workers, environments and batch shape; also after ``close``."""
-        ...
 
     def close(self, timeout: float) -> None:
         """Release all resources within ``timeout`` seconds."""
-        ...
 
 
 class CollectorBase:
@@ -203,10 +192,11 @@ class CollectorBase:
         Raises:
             TypeError: if ``total_frames`` is not set.
         """
-        if self._options.total_frames is None:
+        total = self._options.total_frames
+        if total is None:
             # Progress bars rely on a TypeError for iterables without a length.
             raise TypeError("A collector without total_frames has no length.")
-        return int(self._options.batches(self._source.batch_frames))
+        return math.ceil(total / self._source.batch_frames)
 
     @final
     def __bool__(self) -> bool:

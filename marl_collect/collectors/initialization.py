@@ -67,8 +67,7 @@ def prepare(
         return policy
     if lazy_tensors(policy):
         policy = infer_lazy(policy, _fake_frame(description, policy))
-        return materialize(policy, device="cpu", seed=seed)
-    if not meta_tensors(policy):
+    elif not meta_tensors(policy):
         return policy
     return materialize(policy, device="cpu", seed=seed)
 

@@ -26,8 +26,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.rollout.episodes import EndedEpisodes
-from marl_collect.rollout.tasks import Curriculum
+from marl_collect.rollout.episodes import Curriculum, EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import State
 from marl_collect.weights.skeleton import Skeleton

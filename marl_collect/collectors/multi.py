@@ -20,6 +20,13 @@ class _MultiCollector(CollectorBase):
 
     _source: Teams
 
+    def _start(self, parsed: CollectorArguments, team: int | None = None) -> None:
+        """Start workers, of which ``team`` fill a batch together; None: all of them."""
+        refuse(parsed, type(self).__name__)
+        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
+        frames = parsed.frames_of(workers.sizes, together=team is None)
+        self._open(parsed, Teams(workers, parsed, frames, team))
+
     @final
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -41,10 +48,7 @@ class MultiSyncCollector(_MultiCollector):
     @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        refuse(parsed, "MultiSyncCollector")
-        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
-        frames = parsed.frames_of(workers.sizes)
-        self._open(parsed, Teams(workers, parsed, frames))
+        self._start(parsed)
 
 
 @final
@@ -63,10 +67,7 @@ class MultiAsyncCollector(_MultiCollector):
     @method(CollectorArguments)
     def __init__(self, parsed: CollectorArguments) -> None:
         """Start the workers and wait until all of them are ready."""
-        refuse(parsed, "MultiAsyncCollector")
-        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
-        frames = parsed.own_frames_of(workers.sizes)
-        self._open(parsed, Teams(workers, parsed, frames, team=1))
+        self._start(parsed, team=1)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 configure what is collected and how it is delivered.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from marl_collect.options import Option, RejectedKeyword, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
-from marl_collect.rollout.tasks import Curriculum
+from marl_collect.rollout.episodes import Curriculum
 from marl_collect.weights.shared import SharedMemoryWeights
 
 POLICY = "policy"
@@ -310,35 +309,28 @@ class WorkerOptions(ProcessOptions):
             )
         return list(factory)
 
+    @property
+    def _policy_devices(self) -> list[Any]:
+        choice = self.device if self.policy_device is None else self.policy_device
+        return _each_device(choice) or ["cpu"]
+
     def check_policy_devices(self, workers: int) -> None:
-        """Check that no device is left over.
+        """Check that a list of devices fits the workers.
 
         Raises:
-            ValueError: if a list has more devices than there are workers.
+            ValueError: if it has neither one device nor one for each worker.
         """
-        choice = self.device if self.policy_device is None else self.policy_device
-        if len(_each_device(choice)) > workers:
+        devices = len(self._policy_devices)
+        if devices not in (1, workers):
             raise ValueError(
-                f"policy_device has {len(_each_device(choice))} entries, expected one "
-                f"for each of {workers} workers, or one for all."
+                f"policy_device has {devices} entries, expected one for each of "
+                f"{workers} workers, or one for all."
             )
 
     def policy_device_of(self, worker: int) -> torch.device:
-        """Return the device of a worker's policy.
-
-        Raises:
-            ValueError: if a list of devices is too short.
-        """
-        choice = self.device if self.policy_device is None else self.policy_device
-        devices = _each_device(choice) or ["cpu"]
-        if len(devices) == 1:
-            return torch.device(devices[0])
-        if worker >= len(devices):
-            raise ValueError(
-                f"policy_device has {len(devices)} entries, but there is a worker "
-                f"{worker}: pass one per worker, or one for all."
-            )
-        return torch.device(devices[worker])
+        """Return the device of a worker's policy; the list was checked."""
+        devices = self._policy_devices
+        return torch.device(devices[0] if len(devices) == 1 else devices[worker])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -648,12 +640,6 @@ class BatchOptions(WorkerOptions):
             )
         return next(iter(devices), None)
 
-    def batches(self, frames: int) -> float:
-        """Return the number of batches of ``frames`` frames in ``total_frames``."""
-        if self.total_frames is None:
-            return math.inf
-        return math.ceil(self.total_frames / frames)
-
     @property
     def preempts(self) -> bool:
         """Whether slow workers are preempted."""
@@ -699,31 +685,28 @@ class CollectorOptions(BatchOptions):
             level=self.curriculum is not None,
         )
 
-    def frames_of(self, environments: Sequence[int]) -> list[int]:
+    def frames_of(
+        self, environments: Sequence[int], *, together: bool = True
+    ) -> list[int]:
         """Return the frames per batch of each environment, by worker.
 
         Args:
             environments: how many environments each worker has.
+            together: whether all workers fill one batch, or each of them its own.
 
         Raises:
             ValueError: if a list of frames does not fit the workers.
         """
         frames = self.frames_per_batch
         if isinstance(frames, int):
-            return [-(-frames // sum(environments))] * len(environments)
+            total = sum(environments)
+            return [-(-frames // (total if together else n)) for n in environments]
         if len(frames) != len(environments):
             raise ValueError(
                 f"frames_per_batch has {len(frames)} entries, expected one for each of "
                 f"{len(environments)} workers, or one number for all of them together."
             )
         return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
-
-    def own_frames_of(self, environments: Sequence[int]) -> list[int]:
-        """Return the same if every worker delivers batches of its own."""
-        frames = self.frames_per_batch
-        if not isinstance(frames, int):
-            return self.frames_of(environments)
-        return [-(-frames // n) for n in environments]
 
 
 @dataclass(frozen=True)
@@ -792,39 +775,41 @@ def _check_batches(options: BatchOptions) -> None:
         TypeError: if a replay buffer cannot be extended.
     """
     _check_devices("storing_device", options.storing_device)
-    if options.split_trajs and options.trajs_per_batch is not None:
-        raise ValueError("Pass either split_trajs or trajs_per_batch, not both.")
-    if options.set_truncated and options.trajs_per_batch is not None:
-        raise ValueError(
-            "set_truncated ends trajectories at the end of each batch, and "
-            "trajs_per_batch delivers complete ones only: omit set_truncated."
-        )
-    if options.reset_at_each_iter and options.trajs_per_batch is not None:
-        raise ValueError(
-            "reset_at_each_iter cuts trajectories that are longer than the frames of a "
-            "batch, and trajs_per_batch delivers complete ones only: omit "
-            "reset_at_each_iter."
-        )
-    if options.traj_format != "padded" and options.trajs_per_batch is None:
-        raise ValueError(
-            f"traj_format={options.traj_format!r} is the shape of batches with "
-            "trajs_per_batch: set trajs_per_batch, or omit traj_format."
-        )
-    needs_ids = options.split_trajs or options.trajs_per_batch is not None
-    if needs_ids and not options.track_traj_ids:
-        raise ValueError("Batches by trajectory need track_traj_ids=True.")
-    if needs_ids and options.cat_results is not None:
-        raise ValueError(
-            "cat_results does not apply to batches by trajectory: omit cat_results, or "
-            "split_trajs and trajs_per_batch."
-        )
-    shaped = needs_ids or options.cat_results is not None
-    if options.compact_obs and (shaped or options.replay_buffer is not None):
-        raise ValueError(
-            "compact_obs needs plain batches [B, T], because restore_next() needs "
-            "their frames in order: omit cat_results, split_trajs, trajs_per_batch "
-            "and replay_buffer, and apply them afterwards."
-        )
+    whole = options.trajs_per_batch is not None
+    by_trajectory = options.split_trajs or whole
+    shaped = by_trajectory or options.cat_results is not None
+    stored = options.replay_buffer is not None
+    conflicts = {
+        "Pass either split_trajs or trajs_per_batch, not both.": (
+            options.split_trajs and whole
+        ),
+        "set_truncated ends trajectories at the end of each batch, and trajs_per_batch "
+        "delivers complete ones only: omit set_truncated.": (
+            options.set_truncated and whole
+        ),
+        "reset_at_each_iter cuts trajectories that are longer than the frames of a "
+        "batch, and trajs_per_batch delivers complete ones only: omit "
+        "reset_at_each_iter.": options.reset_at_each_iter and whole,
+        f"traj_format={options.traj_format!r} is the shape of batches with "
+        "trajs_per_batch: set trajs_per_batch, or omit traj_format.": (
+            options.traj_format != "padded" and not whole
+        ),
+        "Batches by trajectory need track_traj_ids=True.": (
+            by_trajectory and not options.track_traj_ids
+        ),
+        "cat_results does not apply to batches by trajectory: omit cat_results, or "
+        "split_trajs and trajs_per_batch.": (
+            by_trajectory and options.cat_results is not None
+        ),
+        "compact_obs needs plain batches [B, T], because restore_next() needs their "
+        "frames in order: omit cat_results, split_trajs, trajs_per_batch and "
+        "replay_buffer, and apply them afterwards.": (
+            options.compact_obs and (shaped or stored)
+        ),
+    }
+    for message, conflict in conflicts.items():
+        if conflict:
+            raise ValueError(message)
     _check_ranks(options)
     _check_schemes(options)
 

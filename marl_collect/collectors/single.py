@@ -82,7 +82,13 @@ class OwnRollout:
         self._options = parsed
         policy = chosen_policy(parsed.policy, parsed)
         check_can_be_copied(policy)
-        _check_single_factory(parsed)
+        factory = parsed.policy_factory
+        if isinstance(factory, Sequence) and len(factory) != 1:
+            raise ValueError(
+                f"policy_factory has {len(factory)} entries, but a Collector acts with "
+                "one policy: pass a single factory. In a MultiSyncCollector each "
+                "worker acts with the policy of its own factory."
+            )
         workers = spread(
             parsed.create_env_fn,
             parsed.num_workers,
@@ -236,21 +242,6 @@ class OwnRollout:
                 self._engine.close()
             finally:
                 self._slots.close()
-
-
-def _check_single_factory(options: CollectorOptions) -> None:
-    """Check that ``policy_factory`` builds one policy.
-
-    Raises:
-        ValueError: if it is a list of several factories, or of none.
-    """
-    factory = options.policy_factory
-    if isinstance(factory, Sequence) and len(factory) != 1:
-        raise ValueError(
-            f"policy_factory has {len(factory)} entries, but a Collector acts with one "
-            "policy: pass a single factory. In a MultiSyncCollector each worker acts "
-            "with the policy of its own factory."
-        )
 
 
 def _home(module: Any, options: CollectorOptions) -> torch.device:

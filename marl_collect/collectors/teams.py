@@ -12,15 +12,13 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.arguments import sized_workers
-from marl_collect.collectors.checkpoint import (
-    warn_if_not_resumed,
-    warn_of_a_dropped_batch,
-)
+from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.description import Key
+from marl_collect.errors import warn
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import result
 from marl_collect.rollout.env_calls import EnvCall
@@ -148,9 +146,7 @@ class Teams:
             if not self._may_start(ahead):
                 return
             command = self._command(team, random=random)
-            for index in self._teams[team]:
-                self._attach(index, command.slot)
-            self._workers.collect(self._teams[team], command)
+            self._collect(self._teams[team], command)
             self._unfinished[team] = _Batch(
                 command.slot, list(self._teams[team]), staleness=ahead
             )
@@ -178,11 +174,12 @@ class Teams:
             vacant=slots.vacant,
         )
 
-    def _attach(self, index: int, slot: int) -> None:
-        """Let a worker map its rows of its team's slot."""
-        slots = self._slots[index // len(self._teams[0])]
-        rows, frames = self._rows[index], self._frames[index]
-        self._workers.attach(index, slots, slot, rows, frames)
+    def _collect(self, workers: Sequence[int], command: messages.Collect) -> None:
+        """Let workers of a team fill their rows of a slot."""
+        slots = self._slots[workers[0] // len(self._teams[0])]
+        parts = {k: (self._rows[k], self._frames[k]) for k in workers}
+        self._workers.attach(slots, command.slot, parts)
+        self._workers.collect(workers, command)
 
     def _receive(self) -> tuple[int, "_Batch"]:
         """Wait for the next complete batch; return its team and it.
@@ -201,8 +198,7 @@ class Teams:
             batch.waiting.remove(index)
             next_command = batch.next_command
             if next_command is not None:
-                self._attach(index, next_command.slot)
-                workers.collect([index], next_command)
+                self._collect([index], next_command)
             if not batch.waiting:
                 break
             if self._options.preempts:
@@ -260,7 +256,12 @@ class Teams:
         if not self.drop_unfinished():
             return False
         self._workers.load(states, fresh)
-        warn_of_a_dropped_batch(self.description)
+        if not self.description.repeats:
+            warn(
+                f"{self.description.name} does not repeat its episodes, and an "
+                "unfinished batch was dropped: all environments begin new episodes, "
+                "not only the selected ones."
+            )
         resumed = [i for i in range(len(self._workers)) if i not in fresh]
         warn_if_not_resumed(
             self.description,

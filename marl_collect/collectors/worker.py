@@ -35,7 +35,7 @@ from marl_collect.processes.status_board import (
     fence,
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
-from marl_collect.rollout.env_calls import EnvCall
+from marl_collect.rollout.env_calls import EnvCall, returned
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import ProgressReporter, Rollout
 
@@ -278,14 +278,20 @@ class RolloutWorker:
             return attempt(getattr, self._policy.module, name)
         return attempt(self.engine.attribute, name)
 
-    def call_env(self, call: EnvCall) -> list[bytes | Raised]:
-        """Call a method of environments; return their results, see ``Rollout``."""
+    def call_env(self, call: EnvCall) -> tuple[EnvCall, list[bytes | Raised]]:
+        """Call a method of environments.
+
+        Returns:
+            The call in those environments in which it was made, and the results, see
+            ``Rollout``. A result that cannot be pickled is an error, but was made.
+        """
         environments = self._plan.environments
         try:
             outcomes = self._rollout.call_env(call)
-        except ValueError as error:
+        except (AttributeError, ValueError) as error:
             outcomes = [(None, error)]
-        return [
+        made = returned(call, [error is not None for _, error in outcomes])
+        return made, [
             attempt(lambda value: value, value)
             if error is None
             else Raised(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
@@ -47,34 +47,12 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import Call, Raised, result
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import WorkerProgress
-from marl_collect.rollout.env_calls import EnvCall, calls_of, returned
+from marl_collect.rollout.env_calls import EnvCall, add_call, calls_of
 from marl_collect.rollout.episodes import Plan
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.shared import SharedVector
 
 _LOG = logging.getLogger(__name__)
-
-
-class _Pool(Protocol):
-    """What ``Workers`` need of a pool; see ``WorkerPool``."""
-
-    def send_each(self, messages: Mapping[int, object]) -> None: ...
-
-    def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]: ...
-
-    def preempt(self, worker: int, *, preempted: bool) -> None: ...
-
-    def resident_bytes(self, worker: int) -> int: ...
-
-    def progress(self, worker: int) -> WorkerProgress: ...
-
-    def weights_read(self, worker: int) -> int: ...
-
-    @property
-    def pids(self) -> tuple[int, ...]: ...
-
-    def close(self, timeout: float = ...) -> tuple[WorkerError, ...]: ...
 
 
 class Workers:
@@ -91,7 +69,7 @@ class Workers:
 
     # How often a worker may be replaced before its next batch.
     _most_in_a_row = 1
-    _pool: _Pool
+    _pool: WorkerPool
 
     def __init__(
         self,
@@ -154,15 +132,25 @@ class Workers:
         return Layout.plan(fields, (environments, frames))
 
     def attach(
-        self, worker: int, slots: Slots, slot: int, rows: range, frames: int
+        self, slots: Slots, slot: int, parts: Mapping[int, tuple[range, int]]
     ) -> None:
-        """Let a worker map its rows of a slot, unless it has mapped them."""
+        """Let workers map their rows of a slot, unless they have mapped them.
+
+        Args:
+            slots: of their team.
+            slot: its number.
+            parts: the rows and the number of frames of each of these workers.
+        """
         memory = slots.segment(slot).handle
-        attached = self._members[worker].slots
-        if slot not in attached or attached[slot][1] is not memory:
-            arguments = (slot, memory, slots.layout, (rows.start, rows.stop), frames)
-            attached[slot] = arguments
-            self.call("use_slot", *arguments, workers=[worker])
+        unmapped: dict[int, tuple[Any, ...]] = {}
+        for worker, (rows, frames) in parts.items():
+            mapped = self._members[worker].slots
+            if slot not in mapped or mapped[slot][1] is not memory:
+                bounds = rows.start, rows.stop
+                mapped[slot] = slot, memory, slots.layout, bounds, frames
+                unmapped[worker] = mapped[slot]
+        if unmapped:
+            self.call_each("use_slot", unmapped)
 
     # Collecting
 
@@ -176,7 +164,7 @@ class Workers:
             for slot in command.vacant:
                 member.slots.pop(slot, None)
             member.batch = command  # Weights stay while they are referred to.
-            self._preempt(worker, preempted=False)
+        self.preempt(workers, preempted=False)
         self._send("collect", {k: (self._with_weights(k),) for k in workers})
 
     def wait(self, workers: Iterable[int]) -> tuple[int, messages.Collected]:
@@ -199,10 +187,12 @@ class Workers:
                 if isinstance(reply, messages.Collected):
                     return self._completed(worker, reply)
 
-    def preempt(self, workers: Iterable[int]) -> None:
-        """Let workers end their rollouts early, after at least one frame."""
+    def preempt(self, workers: Iterable[int], *, preempted: bool = True) -> None:
+        """Let workers end their rollouts early, after at least one frame, or not."""
         for worker in workers:
-            self._preempt(worker, preempted=True)
+            if self._members[worker].preempted != preempted:
+                self._members[worker].preempted = preempted
+                self._pool.preempt(worker, preempted=preempted)
 
     # Other calls
 
@@ -272,7 +262,7 @@ class Workers:
         """
         arguments = {k: (state, k in fresh) for k, state in enumerate(states)}
         for member in self._members:  # The states have their calls.
-            member.calls = []
+            member.calls = {}
         running = self.call_each("load", arguments)
         for index, (member, state) in enumerate(
             zip(self._members, states, strict=True)
@@ -294,12 +284,10 @@ class Workers:
         replies = self.call_each(
             "call_env", {worker: (call,) for worker, call in calls.items()}
         )
-        for (worker, call), results in zip(calls.items(), replies, strict=True):
-            made = returned(call, [isinstance(reply, Raised) for reply in results])
+        for worker, (made, _) in zip(calls, replies, strict=True):
             if made.rows:
-                member = self._members[worker]
-                member.calls = [c for c in member.calls if c != made] + [made]
-        return replies
+                add_call(self._members[worker].calls, made)
+        return [results for _, results in replies]
 
     def play(self, seed: int, seeds: Sequence[tuple[int, ...]]) -> None:
         """Let each environment begin with episodes of these seeds.
@@ -360,7 +348,7 @@ class Workers:
 
     # What depends on where workers run
 
-    def _start(self) -> _Pool:
+    def _start(self) -> WorkerPool:
         """Start the workers."""
         options = self._options
         return WorkerPool(
@@ -389,7 +377,6 @@ class Workers:
 
     def _restart(self, workers: Sequence[int]) -> None:
         """Start new processes for workers that were lost together."""
-        assert isinstance(self._pool, WorkerPool)
         for worker in workers:
             self._pool.restart(worker, self._members[worker].assignment)
 
@@ -503,11 +490,6 @@ class Workers:
         self.statistics.resets += reply.reset_seconds
         return worker, reply
 
-    def _preempt(self, worker: int, *, preempted: bool) -> None:
-        if self._members[worker].preempted != preempted:
-            self._members[worker].preempted = preempted
-            self._pool.preempt(worker, preempted=preempted)
-
     # Failures
 
     def _replace_or_raise(self, error: Exception) -> Sequence[int]:
@@ -588,7 +570,7 @@ class Workers:
         member = self._members[worker]
         member.is_heavy = False
         self.statistics.recycled += 1
-        calls, member.calls = member.calls, []  # The state has them.
+        calls, member.calls = member.calls, {}  # The state has them.
         try:
             self._restart([worker])
             self._renew(worker)
@@ -611,11 +593,12 @@ class Workers:
         check_same_signature(self._signature, reply.signature, who)
         self.weights.use(worker, reply.layout)
         member.explanation = reply.explanation
-        for call in member.calls:
+        for call in member.calls.values():
             self._send("call_env", {worker: (call,)})
-            (results,) = self._first_replies([worker])
-            for again in results:
-                result(again, worker)
+            ((made, results),) = self._first_replies([worker])
+            if made != call:
+                for again in results:
+                    result(again, worker)
         for slot, arguments in list(member.slots.items()):
             if arguments[1].exists():
                 self._send("use_slot", {worker: arguments})
@@ -641,7 +624,7 @@ class _Member:
         is_heavy: whether it is to be replaced, because it has grown too large.
         failures: how often it was restarted since its last batch.
         explanation: how its policy runs.
-        calls: that were made in its environments.
+        calls: that were made in its environments, by key.
         level: of the curriculum that it was told.
     """
 
@@ -655,7 +638,7 @@ class _Member:
     is_heavy: bool = False
     failures: int = 0
     explanation: str = ""
-    calls: list[EnvCall] = field(default_factory=list)
+    calls: dict[str, EnvCall] = field(default_factory=dict)
     level: int = field(init=False)
 
     def __post_init__(self) -> None:

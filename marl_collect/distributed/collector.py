@@ -71,7 +71,7 @@ class RayWorkers(Workers):
 
     _most_in_a_row = STARTS
     _options: RayOptions
-    _pool: RayPool
+    _pool: RayPool  # type: ignore[assignment]  # It has the methods of a WorkerPool.
 
     @property
     def actors(self) -> Sequence[Actor]:
@@ -79,7 +79,7 @@ class RayWorkers(Workers):
         return self._pool.actors
 
     @override
-    def _start(self) -> RayPool:
+    def _start(self) -> RayPool:  # type: ignore[override]
         return RayPool(self._options, [member.assignment for member in self._members])
 
     @property

@@ -64,6 +64,8 @@ class Actor:
     Attributes:
         index: of the actor.
         assignments: of its workers.
+        remote: its class with Ray's options.
+        jobs: the pickled assignments.
         handle: Ray's.
         started: reference to the result of its start.
         location: its process id, node and host, once it has started.
@@ -83,6 +85,8 @@ class Actor:
 
     index: int
     assignments: Sequence[messages.Assignment]
+    remote: Any = None
+    jobs: Sequence[bytes] = ()
     handle: Any = None
     started: Any = None
     location: Mapping[str, Any] = field(default_factory=dict)
@@ -161,14 +165,14 @@ class RayPool:
             Actor(first // team, assignments[first : first + team])
             for first in range(0, len(assignments), team)
         ]
-        # Bad ones start no Ray.
-        starts = [(actor, self._configured(actor), _jobs(actor)) for actor in actors]
+        for actor in actors:  # Before Ray is started: they may be wrong.
+            actor.remote, actor.jobs = self._configured(actor), _jobs(actor)
         self.cluster = Cluster(options.ray_init_config)
         cleanup.register(self)
         try:
             self.actors = actors
-            for actor, remote, jobs in starts:
-                self._create(actor, remote, jobs)
+            for actor in actors:
+                self._create(actor)
             most = 1 if options.max_restarts == 0 else STARTS
             for actor in actors:
                 self._confirm(actor, most)
@@ -268,13 +272,12 @@ class RayPool:
             actor.failed.pop(local, None)
         if actor.lost is not None:
             self.lost_actors += 1
-            self._create(actor, self._configured(actor), _jobs(actor))
+            self._create(actor)
             self._confirm(actor, STARTS)
             return
         self.lost_workers += has_failed
         for local in local_workers:
-            data = cloudpickle.dumps(actor.assignments[local], protocol=5)
-            self._ask(actor, "restart", local, data)
+            self._ask(actor, "restart", local, actor.jobs[local])
 
     def has_restarts(self, actor: Actor) -> bool:
         """Whether ``max_restarts`` allows another replacement of an actor."""
@@ -337,7 +340,7 @@ class RayPool:
     # Starting
 
     def _configured(self, actor: Actor) -> Any:
-        """Return the class of an actor with its options for Ray."""
+        """Return an actor's class with its options for Ray."""
         chosen = {"max_restarts": 0, **self._options.remote(actor.index)}
         try:
             return self._remote.options(**chosen)
@@ -345,13 +348,13 @@ class RayPool:
             name = f"remote_configs of actor {actor.index}"
             raise type(error)(f"{name}: {error}") from error
 
-    def _create(self, actor: Actor, remote: Any, jobs: list[bytes]) -> None:
+    def _create(self, actor: Actor) -> None:
         """Begin to start an actor; later calls to it queue behind the start."""
         options = self._options
         preload = (*COLLECTOR_MODULES, *options.preload)
         if options.start_method == "spawn":
             preload = ()
-        actor.handle = remote.remote(tuple(sys.path), preload)
+        actor.handle = actor.remote.remote(tuple(sys.path), preload)
         actor.lost = actor.reply = actor.looked = None
         actor.silent, actor.checked = 0.0, time.monotonic()
         actor.sent, actor.vectors, actor.status = [], {}, b""
@@ -363,7 +366,7 @@ class RayPool:
             "num_threads": options.num_sub_threads,
         }
         main = cloudpickle.dumps(ray_worker.main, protocol=5)
-        actor.started = actor.call(SEND, "start", main, jobs, keywords)
+        actor.started = actor.call(SEND, "start", main, actor.jobs, keywords)
 
     def _confirm(self, actor: Actor, starts: int) -> None:
         """Wait until an actor runs its workers; start it again if its node dies."""
@@ -378,7 +381,7 @@ class RayPool:
             except self._ray.exceptions.RayError as error:
                 self._lose(actor, _why(error))
                 if left:
-                    self._create(actor, self._configured(actor), _jobs(actor))
+                    self._create(actor)
                 continue
             if isinstance(started, Failure):
                 raise_failure(started, actor.workers.start)

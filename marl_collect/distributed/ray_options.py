@@ -110,11 +110,7 @@ class RayOptions(CollectorOptions):
         team = self.num_workers_per_collector
         starts = range(0, len(sizes), team)
         environments = [sum(sizes[start : start + team]) for start in starts]
-        frames = (
-            self.frames_of(environments)
-            if self.sync
-            else self.own_frames_of(environments)
-        )
+        frames = self.frames_of(environments, together=self.sync)
         return [number for number in frames for _ in range(team)]
 
 

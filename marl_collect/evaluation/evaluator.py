@@ -362,9 +362,9 @@ def _attached(workers: Workers) -> Slots:
     slots = Slots(workers.layout(sum(workers.sizes), _FRAMES), prepared=1)
     ends = accumulate(workers.sizes, initial=0)
     try:
-        slot = slots.acquire()
-        for index, (begin, end) in enumerate(pairwise(ends)):
-            workers.attach(index, slots, slot, range(begin, end), _FRAMES)
+        rows = [range(begin, end) for begin, end in pairwise(ends)]
+        parts = {index: (of_worker, _FRAMES) for index, of_worker in enumerate(rows)}
+        workers.attach(slots, slots.acquire(), parts)
     except BaseException:
         slots.close()
         raise

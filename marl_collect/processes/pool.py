@@ -17,6 +17,7 @@ several workers have failed, the earliest failure is raised.
 """
 
 import contextlib
+import math
 import os
 import select
 import threading
@@ -39,6 +40,7 @@ from marl_collect.processes.starting import Main, Starter
 from marl_collect.processes.status_board import (
     PREEMPT,
     WEIGHTS_READ,
+    Phase,
     StatusBoard,
     WorkerProgress,
 )
@@ -148,8 +150,8 @@ class WorkerPool:
     def send(self, worker: int, message: object) -> None:
         """Send a message to a worker. ``receive`` reports if it has died.
 
-        Nor is it an error here that a worker has not read a large message for a minute.
-        It is killed, and ``receive`` reports that.
+        While a large message is sent, a busy worker is waited for. One that hangs is
+        killed, and ``receive`` reports that.
         """
         self.send_each({worker: message})
 
@@ -170,7 +172,27 @@ class WorkerPool:
         self.check_open()
         for worker in data:
             self._handles[worker].sent += 1
-        write_each([(self._handles[worker], data[worker]) for worker in sorted(data)])
+        write_each(
+            [(self._handles[worker], data[worker]) for worker in sorted(data)],
+            self._watch.pause(self._timeout),
+            self._still_read,
+        )
+
+    def _still_read(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
+        """Return those that may still read a message; one that hangs is killed."""
+        if self._closed:
+            return []
+        sent = {handle.index: handle.sent for handle in handles}
+        hung = self._watch.find(sent, self._timeout)
+        if hung is not None:
+            self._give_up(*hung)
+        return [
+            handle
+            for handle in handles
+            if handle.exitcode is None
+            and math.isinf(handle.failed_at)
+            and handle.line.read().phase is not Phase.CLOSE
+        ]
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
         """Wait for the next message of some workers; return its sender and the message.
@@ -294,15 +316,16 @@ class WorkerPool:
     def _check_hang(self, handles: Sequence[WorkerHandle]) -> None:
         sent = {handle.index: handle.sent for handle in handles}
         hung = self._watch.find(sent, self._timeout)
-        if hung is None:
-            return
-        worker, seconds = hung
-        if not self._handles[worker].is_ready:
-            raise self._handles[worker].give_up(
-                f"hung {seconds:g} s",
-                "it made no progress and was killed; its Python stack is on stderr. "
-                "Increase timeout= (start_timeout= for the start) if it needs longer",
-            )
+        if hung is not None and not self._handles[hung[0]].is_ready:
+            raise self._give_up(*hung)
+
+    def _give_up(self, worker: int, seconds: float) -> WorkerError:
+        """Kill a worker that hangs, and return the error to raise."""
+        return self._handles[worker].give_up(
+            f"hung {seconds:g} s",
+            "it made no progress and was killed; its Python stack is on stderr. "
+            "Increase timeout= (start_timeout= for the start) if it needs longer",
+        )
 
     # State
 

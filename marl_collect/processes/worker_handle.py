@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
@@ -24,7 +24,7 @@ from marl_collect.processes.children import Child, wait_end, wait_readable
 from marl_collect.processes.status_board import Line
 
 SOCKET_SECONDS: Final = 60
-"""How long one read or write of a socket may block when the other process is stopped in
+"""How long one read of a socket may block when the other process is stopped in
 the middle of a message. A whole message may take longer."""
 
 _EXIT_SECONDS: Final = 1.0  # From the end of a socket to that of its process.
@@ -246,15 +246,20 @@ def pack(message: object) -> bytes:
     return length + data
 
 
-def write_each(messages: Sequence[tuple[WorkerHandle, bytes]]) -> None:
+def write_each(
+    messages: Sequence[tuple[WorkerHandle, bytes]],
+    pause: float,
+    still_read: Callable[[Sequence[WorkerHandle]], Collection[WorkerHandle]],
+) -> None:
     """Send what ``pack`` returned to workers, to all at the same time.
 
-    Those that do not read are killed, after one wait for all of them. It is no error
-    here that a worker has died: its earlier messages come first, and reading reports
-    the death.
+    It is no error here that a worker has died: its earlier messages come first, and
+    reading reports the death.
 
     Args:
         messages: in the order of the workers, so that threads do not lock each other.
+        pause: seconds after which workers that read nothing are checked.
+        still_read: returns those that may read later; the others are given up.
     """
     with ExitStack() as stack:
         unsent = []
@@ -267,13 +272,13 @@ def write_each(messages: Sequence[tuple[WorkerHandle, bytes]]) -> None:
                 for handle, data in unsent
                 if (sent := _write_some(handle, data)) < len(data)
             ]
-            if unsent and not _await_a_reader([handle for handle, _ in unsent]):
-                for handle, _ in unsent:
-                    handle.give_up(f"read nothing of a message for {SOCKET_SECONDS} s")
-                return
+            handles = [handle for handle, _ in unsent]
+            if unsent and not _await_a_reader(handles, pause):
+                readers = still_read(handles)
+                unsent = [pair for pair in unsent if pair[0] in readers]
 
 
-def _await_a_reader(handles: Sequence[WorkerHandle]) -> bool:
+def _await_a_reader(handles: Sequence[WorkerHandle], seconds: float) -> bool:
     """Wait until a socket can be written or has ended; return whether one can."""
     poller = select.poll()
     try:
@@ -281,7 +286,7 @@ def _await_a_reader(handles: Sequence[WorkerHandle]) -> bool:
             poller.register(handle.connection.fileno(), select.POLLOUT)
     except OSError:  # Another thread has closed it: the next write notices that.
         return True
-    return bool(poller.poll(SOCKET_SECONDS * 1000))
+    return bool(poller.poll(seconds * 1000))
 
 
 def _write_some(handle: WorkerHandle, data: memoryview) -> int:

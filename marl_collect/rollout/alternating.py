@@ -17,15 +17,13 @@ from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
 from marl_collect.rollout.env_calls import EnvCall, Outcome, joined, part_of
-from marl_collect.rollout.episodes import EndedEpisodes, Plan
+from marl_collect.rollout.episodes import Arrays, Curriculum, EndedEpisodes, Plan
 from marl_collect.rollout.loop import (
-    Arrays,
     Collected,
     ProgressReporter,
     Rollout,
     StateMark,
 )
-from marl_collect.rollout.tasks import Curriculum
 
 
 def make_rollout(
@@ -99,15 +97,10 @@ class AlternatingRollout:
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             rollout.use_plan(_part_of(plan, rows))
 
-    def reset(self, indices: Sequence[int] | None = None) -> None:
-        """Begin a new episode in all environments, or in those of ``indices``."""
-        for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            if indices is None:
-                rollout.reset()
-                continue
-            within = [k - rows.start for k in indices if rows.start <= k < rows.stop]
-            if within:
-                rollout.reset(within)
+    def reset(self) -> None:
+        """Begin a new episode in every environment."""
+        for rollout in self._rollouts:
+            rollout.reset()
 
     def call_env(self, call: EnvCall) -> list[Outcome]:
         """Call a method of some environments; see ``Rollout.call_env``."""

@@ -5,6 +5,7 @@ makes the calls of its predecessor first. If it replays running episodes, it mak
 calls of these episodes before the same frames.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -26,6 +27,11 @@ class EnvCall:
     name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Equal for equal calls, whose arguments may have no hash."""
+        return repr((self.rows, self.name, self.args, self.kwargs))
 
     def in_rows(self, rows: range) -> "EnvCall":
         """Return the call in some rows, which are then counted from 0."""
@@ -52,28 +58,20 @@ def returned(call: EnvCall, failed: Sequence[bool]) -> EnvCall:
 
 @final
 @dataclass(frozen=True)
-class _Entry:
-    """A call that was made.
+class CallsMark:
+    """A moment of a log.
 
     Attributes:
-        call: the call.
-        number: how many calls were made before it.
-        frame: before which it was made; None if all running episodes began later.
+        entries: the calls made before, as in the log.
+        clock: frames until then.
+        count: number of calls until then.
+        began: as in the log.
     """
 
-    call: EnvCall
-    number: int
-    frame: int | None
-
-
-@final
-@dataclass(frozen=True)
-class CallsMark:
-    """A moment of a log."""
-
-    entries: tuple[_Entry, ...]
+    entries: tuple[tuple[int, tuple[EnvCall, int | None]], ...]
     clock: int
     count: int
+    began: int
 
 
 @final
@@ -86,9 +84,15 @@ class CallLog:
 
     def __init__(self) -> None:
         """Begin without calls."""
-        self._entries: list[_Entry] = []
+        # By number, with the frame before which the call was made; None if all running
+        # episodes began later.
+        self._entries: dict[int, tuple[EnvCall, int | None]] = {}
+        # Numbers of equal calls, the oldest first, so that a call is not compared with
+        # all others.
+        self._equal: defaultdict[str, deque[int]] = defaultdict(deque)
         self._clock = 0
         self._count = 0
+        self._began = 0  # All running episodes began after the calls before this one.
         self.pending: list[EnvCall] = []
 
     def add(self, call: EnvCall, *, longest: int | None) -> None:
@@ -101,17 +105,23 @@ class CallLog:
             longest: frames of the longest running episode; None if none has begun.
         """
         begin = None if longest is None else self._clock - longest
-        before = [
-            entry
-            for entry in self._entries
-            if entry.call == call
-            and (begin is None or entry.frame is None or entry.frame < begin)
-        ]
-        # The running episodes began after the last of them.
-        dropped = before if begin is None else before[:-1]
-        self._entries = [entry for entry in self._entries if entry not in dropped]
-        frame = None if longest is None else self._clock
-        self._entries.append(_Entry(call, self._count, frame))
+
+        def precedes_episodes(number: int) -> bool:
+            frame = self._entries[number][1]
+            if begin is None or frame is None or number < self._began:
+                return True
+            return frame < begin
+
+        equal = self._equal[call.key]
+        # The running episodes began after the last of those that precede them.
+        needed = 0 if begin is None else 1
+        while len(equal) > needed and precedes_episodes(equal[needed]):
+            del self._entries[equal.popleft()]
+        self._append(call, None if longest is None else self._clock)
+
+    def _append(self, call: EnvCall, frame: int | None) -> None:
+        self._entries[self._count] = call, frame
+        self._equal[call.key].append(self._count)
         self._count += 1
 
     def passed(self, frames: int) -> None:
@@ -120,11 +130,12 @@ class CallLog:
 
     def began(self) -> None:
         """Note that all environments begin new episodes."""
-        self._entries = [replace(entry, frame=None) for entry in self._entries]
+        self._began = self._count
 
     def mark(self) -> CallsMark:
         """Return this moment, for ``state``."""
-        return CallsMark(tuple(self._entries), self._clock, self._count)
+        entries = tuple(self._entries.items())
+        return CallsMark(entries, self._clock, self._count, self._began)
 
     def state(self, mark: CallsMark) -> dict[str, Any]:
         """Return the calls as plain data.
@@ -133,39 +144,47 @@ class CallLog:
             ``made``: those before the mark, with ``age``, their distance to it in
             frames, or None; ``later``: those after it.
         """
-        later = [e.call for e in self._entries if e.number >= mark.count]
+        made = []
+        for number, (call, frame) in mark.entries:
+            age = None
+            if frame is not None and number >= mark.began:
+                age = mark.clock - frame
+            made.append({**vars(call), "age": age})
+        later = [
+            call for number, (call, _) in self._entries.items() if number >= mark.count
+        ]
         return {
-            "made": [
-                {**vars(e.call), "age": _distance(e.frame, mark.clock)}
-                for e in mark.entries
-            ],
+            "made": made,
             "later": [dict(vars(call)) for call in (*self.pending, *later)],
         }
 
     def load(self, state: Mapping[str, Any]) -> list[tuple[EnvCall, int | None]]:
         """Take the calls of a state; return those to make again, with their ages."""
+        self._entries, self._equal = {}, defaultdict(deque)
+        self._clock = self._count = self._began = 0
         made = []
         for entry in state["made"]:
             age = entry["age"]
             call = EnvCall(**{k: v for k, v in entry.items() if k != "age"})
+            self._append(call, None if age is None else -age)
             made.append((call, age))
-        self._clock, self._count = 0, len(made)
-        self._entries = [
-            _Entry(call, number, _distance(age, 0))
-            for number, (call, age) in enumerate(made)
-        ]
         self.pending = [EnvCall(**entry) for entry in state["later"]]
         return made
 
 
-def calls_of(state: Mapping[str, Any]) -> list[EnvCall]:
-    """Return all calls of ``CallLog.state``, in order."""
+def add_call(calls: dict[str, EnvCall], call: EnvCall) -> None:
+    """Add a call to others by key, in the place of an equal, earlier one."""
+    calls.pop(call.key, None)
+    calls[call.key] = call
+
+
+def calls_of(state: Mapping[str, Any]) -> dict[str, EnvCall]:
+    """Return all calls of ``CallLog.state`` by key, in order."""
     log = CallLog()
-    return [*(call for call, _ in log.load(state)), *log.pending]
-
-
-def _distance(frame: int | None, clock: int) -> int | None:
-    return None if frame is None else clock - frame
+    calls: dict[str, EnvCall] = {}
+    for call in (*(call for call, _ in log.load(state)), *log.pending):
+        add_call(calls, call)
+    return calls
 
 
 def joined(

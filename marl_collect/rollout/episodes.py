@@ -4,7 +4,7 @@ The actions are kept so that an episode of an environment that repeats can be re
 exactly, by replaying them from the episode's seed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final, overload
 
@@ -23,6 +23,8 @@ from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.signature import POLICY_ID
 
 Arrays = Mapping[Key, NDArray[Any]]
+Curriculum = Callable[[int, int, int], Any]
+"""Returns the task of an episode, given its seed, its number and the level."""
 EPISODE_BITS = 32
 NEVER = 2**62
 

@@ -18,7 +18,7 @@ from marl_collect.buffers.frame_writer import LastObservation, SlotWriter, Sourc
 from marl_collect.buffers.layout import VERSION
 from marl_collect.core.action_check import action_check
 from marl_collect.core.batch import EnvBatch
-from marl_collect.core.description import EnvDescription, Key, allocate, bytes_of
+from marl_collect.core.description import EnvDescription, allocate, bytes_of
 from marl_collect.core.flags import BatchFlags
 from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.seeding import global_generators, set_global_generators
@@ -32,13 +32,13 @@ from marl_collect.policies.runner import (
 from marl_collect.rollout.env_calls import CallLog, EnvCall, Outcome, returned
 from marl_collect.rollout.episodes import (
     NEVER,
+    Arrays,
+    Curriculum,
     EndedEpisodes,
     Plan,
     RunningEpisodes,
 )
-from marl_collect.rollout.tasks import Curriculum, set_tasks
 
-Arrays = Mapping[Key, NDArray[Any]]
 Collected = tuple[int, EndedEpisodes]
 StateMark = Mapping[str, Any]
 """A moment of a rollout, whose ``state`` can be asked for later."""
@@ -223,11 +223,10 @@ class Rollout:
             return explained
         return f"{explained} Actions are checked in every frame."
 
-    def reset(self, indices: Sequence[int] | None = None) -> None:
-        """Begin a new episode in all environments, or in those of ``indices``."""
-        rows = range(self._engine.size) if indices is None else indices
+    def reset(self) -> None:
+        """Begin a new episode in every environment."""
         self._calls.began()
-        self._begin(np.array(rows, np.int64))
+        self._begin(np.arange(self._engine.size))
 
     @property
     def plan(self) -> Plan:
@@ -282,8 +281,7 @@ class Rollout:
         is_async = engine.is_async
         self._episodes.enter()
         starts = np.zeros(engine.size, np.int64)
-        limits = self._limits(starts)
-        limit = NEVER if limits is None else int(limits.min())
+        limits, limit = self._limits(starts)
         act = self._begin_acting(writer.frames, random=random)
         done, writes_acts = self._done_bytes, writer.writes_acts
         nobody = bytes(engine.size)
@@ -307,17 +305,22 @@ class Rollout:
                 if not is_async and self._episodes.are_last(rows):
                     break  # A reset for an episode that nobody wants may take long.
                 self._begin_next_episodes(rows, frame + 1, writer)
-                limits = self._limits(starts)
-                limit = NEVER if limits is None else int(limits.min())
+                limits, limit = self._limits(starts)
             if progress.preempted():
                 break
         return frame + 1, self._suspend(slot, writer, starts, frame + 1, version)
 
-    def _limits(self, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the frames at which trajectories are cut; None for no limit."""
+    def _limits(
+        self, starts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64] | None, int]:
+        """Return the frames at which trajectories are cut, and the first of them.
+
+        None and ``NEVER`` for no limit.
+        """
         if self.plan.max_frames_per_traj is None:
-            return None
-        return self._episodes.limits(starts)
+            return None, NEVER
+        limits = self._episodes.limits(starts)
+        return limits, int(limits.min())
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
@@ -553,12 +556,11 @@ class Rollout:
             if early:
                 levels[...] = self._level
             numbers = self._episodes.numbers_for_tasks(rows, ahead=int(early))
-            set_tasks(
-                engine,
-                self._curriculum,
-                zip(indices, seeds, numbers.tolist(), levels.tolist(), strict=True),
-                lambda k: self._progress.resetting(environments[k]),
-            )
+            for k, *task_of in zip(
+                indices, seeds, numbers.tolist(), levels.tolist(), strict=True
+            ):
+                self._progress.resetting(environments[k])
+                self._set_task(self._curriculum, k, *task_of)
         if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
@@ -567,6 +569,25 @@ class Rollout:
                 self._progress.resetting(environments[k])
                 engine.reset([k], [seed])
         self._reset_seconds += time.perf_counter() - start
+
+    def _set_task(
+        self, curriculum: Curriculum, k: int, seed: int, number: int, level: int
+    ) -> None:
+        """Tell environment k the task of the episode that it begins next."""
+        try:
+            task = curriculum(seed, number, level)
+        except Exception as error:
+            error.add_note(
+                f"The error was raised by curriculum(seed={seed}, episode={number}, "
+                f"level={level})."
+            )
+            raise
+        task = copy.deepcopy(task)  # An environment may change it.
+        if self._engine.one_simulator:
+            self._engine.call(k, "set_task", (k, task), {})
+            self._engine.call(k, "require_begin", (k,), {})
+        else:
+            self._engine.call(k, "set_task", (task,), {})
 
     def _truncate_at_limit(self, limits: NDArray[np.int64] | None, frame: int) -> None:
         rows = np.flatnonzero((limits == frame) & ~self._done)

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -115,12 +114,12 @@ class Checkpoint:
             self.save()
         if number:
             self._interruption.number = number
-            self._end()
+            self._end(self._folder / LAST)
 
-    def _end(self) -> None:
+    def _end(self, path: Path) -> None:
         """End the program after a signal and a save."""
         self.print(
-            f"The state is in {self._folder / LAST}. To go on, begin with resume=True "
+            f"The state is in {path}. To go on, begin with resume=True "
             "(--resume in the examples)."
         )
         raise SystemExit(self._interruption.exit_code)
@@ -192,12 +191,15 @@ class Checkpoint:
         self._deferred.__exit__(*exc_info)
         self._interruption.__exit__(*exc_info)
         if self._interruption.happened and exc_info[0] is None:
-            # It came after the last batch_done(), which other ranks do not repeat.
-            if self._connected:
-                raise SystemExit(self._interruption.exit_code)
-            with suppress(ClosedError):  # What batch_done() saved stays.
-                self.save()
-            self._end()
+            # It came after the last batch_done(), so other ranks may not save. Until
+            # all of them have, the last checkpoint that they have in common stays.
+            self._number += 1
+            path = _files(self._folder)[0 if self._connected else 1]
+            try:
+                self._write(path)
+            except ClosedError:  # What batch_done() saved stays.
+                path = self._folder / LAST
+            self._end(path)
 
     def _found(self) -> dict[_Moment, tuple[Path, Any]]:
         """Return the checkpoints of this rank, the newest first, with their contents.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv
 
@@ -39,7 +39,6 @@ def connect_four() -> PettingZooEnv:
 
 
 NAMES = ("main", "rival", "bot")
-DETERMINISTIC = InteractionType.DETERMINISTIC
 ENVIRONMENTS = 6
 Agents = tuple[str, ...]
 

@@ -11,7 +11,6 @@ from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
-    MultiAsyncCollector,
     ParallelEnv,
     SerialEnv,
     describe,
@@ -41,15 +40,6 @@ def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
         with pytest.warns(UserWarning, match="does not repeat its episodes"):
             other.load_state_dict(straight.state_dict())
         assert (other.next()["hunter", "observation"][:, 0, 0, 1] == 0).all()
-
-
-def test_async_workers_take_worlds() -> None:
-    with MultiAsyncCollector([Worlds] * 2, policy(), **KEYWORDS) as collector:
-        batch = collector.next()
-    assert batch["hunter", "observation"].shape == (K, 24, 2, 5)
-    steps = batch["hunter", "observation"][:, :, 0, 1]
-    dones = batch["next", "done"][:, :-1, 0]
-    assert (steps[:, 1:][dones] == 0).all()
 
 
 def test_worlds_are_described_and_recorded(tmp_path: Any) -> None:

@@ -1,6 +1,7 @@
 """Every option, alone and in typical combinations."""
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,6 @@ from marl_collect.weights.shared import SharedMemoryWeights
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 
 
-def never_built() -> CountingEnv:
-    """Fail, as a factory of arguments that are refused before anything starts."""
-    pytest.fail("an environment was built")
-
-
 def slow(seconds: float = 0.15) -> Any:
     return lambda: CountingEnv(
         fault=Fault("sleep", "step", repeat=True, seconds=seconds)
@@ -46,121 +42,142 @@ def test_signatures_show_every_keyword(kind: Any) -> None:
     assert "max_worker_rss" in names
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SINGLE, SYNC, ASYNC = KINDS
+NO_WORKERS = r"Collector takes no {}: .*worker processes, .* use {}"
+RANK = {"rank": 0, "world_size": 2}
+REFUSED: list[tuple[list[Any], dict[str, Any], Any, str]] = [
+    (KINDS, {"compact_obs": "yes"}, TypeError, "True or False, but is 'yes'"),
+    (KINDS, {"split_trajs": "no"}, TypeError, "True or False, but is 'no'"),
+    (KINDS, {"compile_policy": 3}, TypeError, "True or False or a mapping"),
+    (KINDS, {"preload": "os"}, TypeError, "of strings, but is 'os'.*in a list"),
+    (KINDS, {"exploration_type": 3}, TypeError, "one of InteractionType.MODE"),
+    (KINDS, {"exploration_type": "often"}, TypeError, "one of InteractionType.MODE"),
+    (KINDS, {"start_timeout": float("inf")}, TypeError, "a positive number of sec"),
+    (KINDS, {"start_timeout": 1e300}, ValueError, "a positive number of seconds"),
+    (KINDS, {"timeout": "a"}, TypeError, "a positive number of seconds"),
+    (KINDS, {"timeout": 0}, ValueError, "timeout"),
+    (KINDS, {"frames_per_batch": 10**18}, ValueError, "at most 4_294_967_296.*memory"),
+    (KINDS, {"frames_per_batch": True}, TypeError, "an integer of at least 1"),
+    (KINDS, {"frames_per_batch": 0}, ValueError, r"1, but is 0\. .*per_batch=2_000"),
+    (KINDS, {"total_frames": 0}, ValueError, "total_frames"),
+    (KINDS, {"max_frames_per_traj": -2}, ValueError, "max_frames_per_traj"),
+    (KINDS, {"num_sub_threads": 10**6}, ValueError, "at most 4_096"),
+    (KINDS, {"num_workers": 10**6}, ValueError, "at most 10_000"),
+    (KINDS, {"create_env_kwargs": 3}, TypeError, "a mapping .* a sequence of mapp"),
+    (KINDS, {"create_env_kwargs": [3]}, TypeError, "a mapping .* a sequence of mapp"),
+    (KINDS, {"policy_factory": 3}, TypeError, "callable, a sequence of callables or"),
+    (KINDS, {"seed": True}, TypeError, "an integer of at least 0"),
+    (KINDS, {"seed": -1}, ValueError, "an integer of at least 0"),
+    (KINDS, {"postproc": 3}, TypeError, "callable or None"),
+    (KINDS, {"start_method": "fork"}, ValueError, "'fork' is not supported"),
+    (KINDS, {"device": True}, TypeError, "device must be"),
+    (KINDS, {"storing_device": "meta"}, ValueError, "storing_device is 'meta'"),
+    (KINDS, {"policy_device": "gpu"}, ValueError, "policy_device must be a device"),
+    (KINDS, {"cudagraph_policy": True}, ValueError, "policy_device"),
+    (KINDS, {"total_frame": 3}, TypeError, "Did you mean total_frames"),
+    (KINDS, {"policy": "random"}, TypeError, "None for random actions, or load_pol"),
+    (KINDS, {"cat_results": 1}, (TypeError, ValueError), "cat_results"),
+    (KINDS, {"cat_results": "cat"}, (TypeError, ValueError), "cat_results"),
+    (KINDS, {"preemptive_threshold": 1.5}, (TypeError, ValueError), "preemptive_thre"),
+    # Options of TorchRL that have one value here.
+    (KINDS, {"extend_buffer": False}, TypeError, "always gets whole batches"),
+    (KINDS, {"return_same_td": True}, TypeError, "batches are already views"),
+    (KINDS, {"env_device": "cuda"}, TypeError, "environments run on the CPU"),
+    (KINDS, {"collector_class": int}, TypeError, "takes no collector_class"),
+    # Options that exclude each other.
+    (
+        KINDS,
+        {"reset_at_each_iter": True, "trajs_per_batch": 2},
+        ValueError,
+        "complete ones only: omit reset_at_each_iter",
+    ),
+    (KINDS, {"set_truncated": True, "trajs_per_batch": 2}, ValueError, "set_truncated"),
+    (
+        KINDS,
+        {"traj_format": "nested", "trajs_per_batch": 2},
+        (TypeError, ValueError),
+        "traj_format",
+    ),
+    (KINDS, {"traj_format": "cat"}, ValueError, "'cat' .* set trajs_per_batch"),
+    (
+        KINDS,
+        {"traj_format": "cat", "split_trajs": True},
+        ValueError,
+        "'cat' .* set trajs_per_batch",
+    ),
+    (KINDS, {"compact_obs": True, "split_trajs": True}, ValueError, "compact_obs"),
+    (KINDS, {"rank": 1}, ValueError, "pass both"),
+    (KINDS, {"world_size": 2}, ValueError, "pass both"),
+    (KINDS, {"rank": 2, "world_size": 2}, ValueError, "from 0 to world_size - 1"),
+    ([SINGLE], RANK | {"worker_idx": 1}, ValueError, "without worker_idx"),
+    ([SINGLE], {"world_size": 2, "worker_idx": 1}, ValueError, "without worker_idx"),
+    (
+        KINDS,
+        RANK | {"total_frames": 20, "trajs_per_batch": 2},
+        ValueError,
+        "trajs_per_batch, the ranks .* different numbers of batches",
+    ),
+    (
+        [SYNC],
+        RANK | {"total_frames": 80, "preemptive_threshold": 0.5},
+        ValueError,
+        "preemptive_threshold, the ranks",
+    ),
+    # Options of other collectors.
+    ([SYNC], {"max_staleness": 0}, TypeError, "no max_stal.* use MultiAsyncCollector"),
+    ([ASYNC], {"cat_results": 0}, TypeError, "use MultiSyncCollector"),
+    ([ASYNC], {"prefetch": True}, TypeError, "use MultiSyncCollector"),
+    ([ASYNC], {"preemptive_threshold": 0.5}, TypeError, "use MultiSyncCollector"),
+    *(
+        ([SINGLE], option, TypeError, NO_WORKERS.format(*option, instead))
+        for option, instead in (
+            ({"timeout": 10.0}, "MultiSyncCollector"),
+            ({"start_timeout": 10.0}, "MultiSyncCollector"),
+            ({"start_method": "spawn"}, "MultiSyncCollector"),
+            ({"preload": ["json"]}, "MultiSyncCollector"),
+            ({"num_sub_threads": 2}, "num_threads"),
+            ({"on_worker_failure": "restart"}, "MultiSyncCollector"),
+            ({"max_worker_rss": 1}, "MultiSyncCollector"),
+        )
+    ),
+    (
+        [SINGLE],
+        {"weight_sync_schemes": {"policy": SharedMemoryWeights()}},
+        TypeError,
+        "acts with the trained module itself: omit it",
+    ),
+    ([SYNC, ASYNC], {"worker_idx": 1}, TypeError, "worker_idx: .* use rank and world"),
+    (
+        [SYNC, ASYNC],
+        {"start_method": "spawn", "preload": ["json"]},
+        ValueError,
+        r"preload is \['json'\], .* no fork server",
+    ),
+    # Lists that do not fit the workers.
+    *(
+        ([SYNC, ASYNC], {"num_workers": 3, name: values}, ValueError, words)
+        for name, values, words in (
+            ("device", ["cpu"] * 4, "has 4 entries, .* each of 3 workers"),
+            ("policy_device", ["cpu"] * 2, "has 2 entries, .* each of 3 workers"),
+            ("frames_per_batch", [1, 2], "2 entries"),
+        )
+    ),
+]
+
+
+@pytest.mark.torchrl_defect("D21")
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"compact_obs": "yes"}, TypeError, "True or False, but is 'yes'"),
-        ({"split_trajs": "no"}, TypeError, "True or False, but is 'no'"),
-        ({"compile_policy": 3}, TypeError, "True or False or a mapping"),
-        ({"preload": "os"}, TypeError, "sequence of strings, but is 'os'.*in a list"),
-        ({"exploration_type": 3}, TypeError, "one of InteractionType.MODE"),
-        ({"exploration_type": "often"}, TypeError, "one of InteractionType.MODE"),
-        ({"start_timeout": float("inf")}, TypeError, "a positive number of seconds"),
-        ({"start_timeout": 1e300}, ValueError, "a positive number of seconds"),
-        ({"timeout": "a"}, TypeError, "a positive number of seconds"),
-        ({"frames_per_batch": 10**18}, ValueError, "at most 4_294_967_296.*memory"),
-        ({"frames_per_batch": True}, TypeError, "an integer of at least 1"),
-        ({"num_sub_threads": 10**6}, ValueError, "at most 4_096"),
-        ({"num_workers": 10**6}, ValueError, "at most 10_000"),
-        ({"create_env_kwargs": 3}, TypeError, "a mapping .* a sequence of mappings"),
-        ({"create_env_kwargs": [3]}, TypeError, "a mapping .* a sequence of mappings"),
-        ({"policy_factory": 3}, TypeError, "callable, a sequence of callables or None"),
-        ({"seed": True}, TypeError, "an integer of at least 0"),
-        ({"seed": -1}, ValueError, "an integer of at least 0"),
-        ({"postproc": 3}, TypeError, "callable or None"),
-        ({"start_method": "fork"}, ValueError, "'fork' is not supported"),
-        ({"device": True}, TypeError, "device must be"),
-        ({"total_frame": 3}, TypeError, "Did you mean total_frames"),
-        ({"extend_buffer": False}, TypeError, "always gets whole batches"),
-        ({"return_same_td": True}, TypeError, "batches are already views"),
-        (
-            {"reset_at_each_iter": True, "trajs_per_batch": 2},
-            ValueError,
-            "complete ones only: omit reset_at_each_iter",
-        ),
-        ({"env_device": "cuda"}, TypeError, "environments run on the CPU"),
-        ({"collector_class": int}, TypeError, "takes no collector_class"),
-    ],
+    ("kind", "options", "error", "words"),
+    [(kind, *case) for kinds, *case in REFUSED for kind in kinds],
 )
 def test_invalid_arguments_are_refused_before_anything_starts(
-    kind: Any, options: dict[str, Any], error: type[Exception], words: str
+    kind: Any, options: dict[str, Any], error: Any, words: str
 ) -> None:
     def never() -> None:
         pytest.fail("an environment was built")
 
     with pytest.raises(error, match=words):
         kind(never, **({"frames_per_batch": 8} | options))
-
-
-def test_only_an_async_collector_limits_staleness() -> None:
-    with pytest.raises(TypeError, match="no max_staleness: .* use MultiAsyncCollector"):
-        MultiSyncCollector([never_built], frames_per_batch=10, max_staleness=0)
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ({"timeout": 10.0}, "worker processes, .* use MultiSyncCollector"),
-        ({"start_timeout": 10.0}, "worker processes, .* use MultiSyncCollector"),
-        ({"start_method": "spawn"}, "worker processes, .* use MultiSyncCollector"),
-        ({"preload": ["json"]}, "worker processes, .* use MultiSyncCollector"),
-        ({"num_sub_threads": 2}, "worker processes, .* use num_threads"),
-        ({"on_worker_failure": "restart"}, "worker processes, .* use MultiSync"),
-        (
-            {"weight_sync_schemes": {"policy": SharedMemoryWeights()}},
-            "acts with the trained module itself: omit it",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_collector_without_workers_refuses_their_options(
-    option: dict[str, Any], words: str
-) -> None:
-    (name,) = option
-    with pytest.raises(TypeError, match=f"Collector takes no {name}: .*{words}"):
-        Collector(never_built, frames_per_batch=8, **option)
-
-
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_a_collector_with_workers_numbers_environments_itself(kind: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"takes no worker_idx: .* use rank and world_size"
-    ):
-        kind(never_built, num_workers=1, frames_per_batch=8, worker_idx=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"split_trajs": True}])
-def test_a_format_of_trajectories_needs_batches_of_trajectories(
-    kind: Any, options: dict[str, Any]
-) -> None:
-    with pytest.raises(ValueError, match="traj_format='cat' .* set trajs_per_batch"):
-        kind(never_built, frames_per_batch=8, traj_format="cat", **options)
-
-
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_modules_are_preloaded_by_a_fork_server_only(kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"preload is \['json'\], .* no fork server"):
-        kind(
-            never_built,
-            num_workers=1,
-            frames_per_batch=8,
-            start_method="spawn",
-            preload=["json"],
-        )
-
-
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize("option", ["device", "policy_device"])
-def test_a_list_of_devices_fits_the_workers(kind: Any, option: str) -> None:
-    with pytest.raises(ValueError, match="has 3 entries, .* each of 2 workers"):
-        kind(
-            never_built,
-            num_workers=2,
-            frames_per_batch=8,
-            **{option: ["cpu"] * 3},
-        )
 
 
 @pytest.mark.parametrize("how", ["stack", 0, -1])
@@ -259,8 +276,6 @@ def test_frames_per_worker() -> None:
         [CountingEnv] * 2, frames_per_batch=[4, 10], cat_results=0
     ) as collector:
         assert collector.next().shape == (14,)
-    with pytest.raises(ValueError, match="3 entries"):
-        MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[1, 2, 3])
 
 
 def test_worker_idx_separates_the_numbers_of_environments() -> None:
@@ -272,46 +287,6 @@ def test_worker_idx_separates_the_numbers_of_environments() -> None:
     assert (other.next() == expected[2:]).all()
 
 
-def test_devices() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=8, storing_device="cpu", policy_device="cpu"
-    ) as collector:
-        assert collector.next().device in (None, torch.device("cpu"))
-    with pytest.raises(ValueError, match="storing_device is 'meta'"):
-        Collector(CountingEnv, frames_per_batch=8, storing_device="meta")
-    with pytest.raises(ValueError, match="policy_device must be a device"):
-        Collector(CountingEnv, frames_per_batch=8, policy_device="gpu")
-    with pytest.raises(ValueError, match="worker 2"):
-        MultiSyncCollector(
-            [CountingEnv] * 3, frames_per_batch=9, policy_device=["cpu", "cpu"]
-        )
-
-
-def test_init_fn_runs_first_in_every_worker(tmp_path: Any) -> None:
-    def note() -> None:
-        import os
-
-        (tmp_path / str(os.getpid())).touch()
-
-    with MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=8, init_fn=note
-    ) as collector:
-        assert {p.name for p in tmp_path.iterdir()} == set(
-            map(str, collector.worker_pids)
-        )
-
-
-def test_kwargs_reach_the_factories() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=8, create_env_kwargs={"n_prey": 5}
-    ) as collector:
-        assert collector.next()["prey"].shape == (2, 4, 5)
-        assert collector.getattr_env("batch_size") == [[()], [()]]
-        with pytest.raises(AttributeError, match="misspelt"):
-            collector.getattr_env("misspelt")
-        assert collector.next() is not None
-
-
 def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],
@@ -321,25 +296,6 @@ def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     with pytest.raises(WorkerError, match="SIGKILL") as excinfo:
         collector.next()
     assert "was restarted and failed" in " ".join(excinfo.value.__notes__)
-
-
-def test_compact_observations_refuse_options_that_change_the_order_of_frames() -> None:
-    with pytest.raises(ValueError, match="compact_obs"):
-        Collector(CountingEnv, frames_per_batch=8, compact_obs=True, split_trajs=True)
-
-
-def test_arguments_that_need_a_gpu_raise_an_error_without_one() -> None:
-    with pytest.raises(ValueError, match="policy_device"):
-        MultiSyncCollector(CountingEnv, frames_per_batch=8, cudagraph_policy=True)
-
-
-def test_a_compiled_policy_gives_the_same_actions() -> None:
-    policy = level_policy()
-    torch.nn.init.constant_(policy.module.level, 3.0)
-    with MultiSyncCollector(
-        CountingEnv, policy, frames_per_batch=8, compile_policy={"backend": "eager"}
-    ) as collector:
-        assert (collector.next()["prey", "action"] == 3.0).all()
 
 
 def test_torchrls_weight_schemes_are_refused_with_advice() -> None:
@@ -370,21 +326,6 @@ def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> N
         )
 
 
-def test_a_compiled_policy_is_advised_to_omit_the_compilation() -> None:
-    with Collector(
-        CountingEnv,
-        level_policy(),
-        frames_per_batch=8,
-        compile_policy={"backend": "eager"},
-    ) as collector:
-        assert "omit compile_policy" in collector.explain()[0]
-
-
-def test_the_name_of_a_policy_is_refused_with_advice() -> None:
-    with pytest.raises(TypeError, match=r"None for random actions, or load_policy"):
-        Collector(CountingEnv, "random", frames_per_batch=8)
-
-
 @pytest.mark.parametrize("dims", [1, 2])
 @pytest.mark.parametrize("returned", [None, 3])
 def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
@@ -400,3 +341,30 @@ def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
         pytest.raises(TypeError, match=f"postproc .* returned {returned}"),
     ):
         collector.next()
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_options_of_workers_reach_them(kind: Any, tmp_path: Path) -> None:
+    def note() -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    policy = level_policy()
+    torch.nn.init.constant_(policy.module.level, 3.0)
+    with kind(
+        [CountingEnv] * 2,
+        policy,
+        frames_per_batch=8,
+        init_fn=note,
+        create_env_kwargs={"action_mask": True},
+        policy_device="cpu",
+        storing_device="cpu",
+        compile_policy={"backend": "eager"},
+    ) as collector:
+        pids = {path.name for path in tmp_path.iterdir()}
+        assert pids == set(map(str, collector.worker_pids))
+        batch = collector.next()
+        assert ("hunter", "action_mask") in batch.keys(include_nested=True)
+        assert batch.device in (None, torch.device("cpu"))
+        assert (batch["prey", "action"] == 3.0).all()
+        assert "omit compile_policy" in collector.explain()[0]
+        assert collector.getattr_env("batch_size") == [[()], [()]]

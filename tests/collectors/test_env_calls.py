@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from marl_collect import (
 )
 from marl_collect.core.flags import Flags
 from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.rollout.env_calls import EnvCall
 
 TEAM = GroupDescription(
     ("left", "right"),
@@ -108,13 +110,6 @@ def expect_equal(some: list[Any], others: list[Any]) -> None:
     assert len(some) == len(others)
     for one, other in zip(some, others, strict=True):
         assert (one == other).all()
-
-
-def in_groups(workers: int) -> list[Any]:
-    """Return the factories of as many workers, which differ in their environments."""
-    each = ENVS // workers
-    factories = lengths()
-    return [factories[k * each : (k + 1) * each] for k in range(workers)]
 
 
 def winds(batch: Any) -> Any:
@@ -380,6 +375,47 @@ def test_environments_do_not_share_the_arguments_of_a_call() -> None:
     assert worker["calls"]["made"][0]["args"] == ([1, 2, 3],)
 
 
+class Opening(Windy):
+    """Its results cannot be sent."""
+
+    def open(self, wind: float) -> Any:
+        self.wind = wind
+        return threading.Lock()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_call_whose_result_cannot_be_sent_is_made_again_by_a_replacement() -> None:
+    envs = [Opening] * ENVS
+    options = {"on_worker_failure": "restart"}
+    with collector_of(MultiSyncCollector, envs, **options) as collector:
+        with pytest.raises(TypeError, match="pickle"):
+            collector.call_env("open", 1.5)
+        collector.next()
+        for pid in collector.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        batch = collector.next()
+        assert collector.stats()["restarts"] == ENVS
+    assert (winds(batch) == 1.5).all()
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_call_is_not_compared_with_all_others(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparisons = 0
+
+    def count(call: EnvCall, other: object) -> bool:
+        nonlocal comparisons
+        comparisons += 1
+        return vars(call) == vars(other)
+
+    monkeypatch.setattr(EnvCall, "__eq__", count)
+    with collector_of(kind) as collector:
+        for n in range(40):
+            collector.call_env("set_wind", n)
+    assert comparisons <= 2 * 40 * ENVS
+
+
 def test_equal_calls_do_not_pile_up() -> None:
     with collector_of(Collector) as collector:
         for n in range(40):
@@ -410,6 +446,7 @@ def test_a_simulator_is_called_once_for_all_of_its_worlds() -> None:
             both.call_env("name", "z", environments=[0, 3, 4, 5])
         with pytest.raises(AttributeError, match="the collector does that"):
             both.call_env("begin")
+        assert both.call_env("name", "w") == ["w3", "w3"]
 
 
 def test_a_state_cannot_call_what_is_not_public() -> None:

@@ -150,27 +150,6 @@ def test_a_collector_in_a_fork_does_not_write_to_the_parents_batches() -> None:
             assert (batch == expected).all()
 
 
-def _read(batch: Any, connection: Connection) -> None:
-    connection.recv()
-    connection.send(batch[KEY].tolist())
-
-
-def test_a_process_of_the_fork_context_keeps_its_batch() -> None:
-    context = multiprocessing.get_context("fork")
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
-        batch = collector.next()
-        expected = batch[KEY].tolist()
-        parent_end, child_end = context.Pipe()
-        process = context.Process(target=_read, args=(batch, child_end))
-        process.start()
-        del batch
-        for _ in range(4):
-            collector.next()
-        parent_end.send("now")
-        assert received(parent_end) == expected
-        process.join(60)
-
-
 def test_workers_of_a_data_loader_keep_their_batch() -> None:
     with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
         rows = collector.next()[KEY].flatten(0, 1)

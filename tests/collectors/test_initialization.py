@@ -5,6 +5,7 @@ factories. ``tests/distributed/test_ray_policies.py`` has the column of Ray. A
 combination is run for each policy, or for all of them as parts of one policy.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from marl_collect import (
     ParallelEnv,
     record,
 )
-from marl_collect.models import save_policy
+from marl_collect.models import materialize, save_policy
 
 WORKERS = 2
 CELLS = [(name, way) for name in NAMES for way in WAYS]
@@ -163,6 +164,33 @@ def test_a_policy_without_weights_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no values for .*: save collector\.policy"):
         save_policy(tmp_path / "policy.pt", policy, hunters(), num_cells=(3,))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_module_of_which_only_a_part_is_on_meta_is_refused(kind: Any) -> None:
+    first, second = nn.Linear(5, 2), nn.Linear(2, 2, device="meta")
+    module = nn.Sequential(first, second)
+    policy = TensorDictModule(module, [OBSERVATION], [("hunter", "action")])
+    with pytest.raises(ValueError, match=r"'module\.1\.weight'.*materialize"):
+        kind(never, policy, frames_per_batch=8)
+    assert second.weight.is_meta
+    whole = materialize(policy, seed=0)
+    assert torch.equal(whole.module[0].weight, first.weight)
+    assert not whole.module[1].weight.is_meta
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_training_a_module_that_was_copied_causes_a_warning(kind: Any) -> None:
+    policy = weightless(["lazy linear"])
+    with kind([hunters] * 2, policy, frames_per_batch=8) as collector:
+        assert collector.policy is not policy
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collector.update_policy_weights_()
+            batch = collector.next()
+        policy(batch.clone())
+        with pytest.warns(UserWarning, match=r"Train collector\.policy"):
+            collector.update_policy_weights_()
 
 
 # Factories

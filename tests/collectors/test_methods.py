@@ -4,23 +4,19 @@ import copy
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from collector_tools import collect_from_all
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from tests_policies import Level, level_policy
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from workloads.counting import CountingEnv, UnpicklableError
 
 from marl_collect import EnvWrapper
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError, worker_error_of
-from marl_collect.models import make_policy
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 WORKERS = [MultiSyncCollector, MultiAsyncCollector]
@@ -218,12 +214,6 @@ def test_an_attribute_that_fails_in_this_process_is_its_own_error() -> None:
         assert collector.next() is not None
 
 
-@every_kind
-def test_a_buffer_gets_whole_batches(kind: Any) -> None:
-    with pytest.raises(TypeError, match="takes no extend_buffer: the replay"):
-        kind(CountingEnv, num_workers=1, frames_per_batch=10, extend_buffer=False)
-
-
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
@@ -356,100 +346,3 @@ def test_a_policys_own_deepcopy_is_used() -> None:
         assert OwnCopy.copies > before
         assert (collector.next()["prey", "action"] == 0.5).all()
         assert policy.module.level.is_meta
-
-
-def doubled(batch: TensorDictBase) -> TensorDictBase:
-    return batch.set("twice", batch["next", "prey", "reward"] * 2)
-
-
-COMBINATIONS: dict[str, dict[str, Any]] = {
-    "trajectories cut and split": {
-        "max_frames_per_traj": 4,
-        "split_trajs": True,
-        "set_truncated": True,
-        "postproc": doubled,
-    },
-    "whole trajectories of random frames": {
-        "trajs_per_batch": 3,
-        "traj_format": "cat",
-        "init_random_frames": 60,
-        "max_frames_per_traj": 6,
-    },
-    "versions and copies": {
-        "track_policy_version": True,
-        "update_at_each_batch": True,
-        "use_buffers": False,
-        "reset_at_each_iter": True,
-        "storing_device": "cpu",
-    },
-    "no ids, compact, flagged": {
-        "track_traj_ids": False,
-        "compact_obs": True,
-        "set_truncated": True,
-        "check_actions": True,
-    },
-    "restarting, checked, several environments": {
-        "on_worker_failure": "restart",
-        "check_actions": True,
-        "envs_per_worker": 2,
-        "max_frames_per_traj": 5,
-        "track_policy_version": True,
-    },
-    "a buffer of whole trajectories": {
-        "trajs_per_batch": 2,
-        "replay_buffer": "made below",
-        "init_random_frames": 30,
-        "postproc": doubled,
-    },
-}
-
-
-@pytest.mark.parametrize("name", COMBINATIONS)
-def test_typical_combinations_of_options_in_async_workers(name: str) -> None:
-    """The oracle draws the combinations of the other collectors."""
-    options = dict(COMBINATIONS[name])
-    buffer = None
-    if "replay_buffer" in options:
-        storage = LazyTensorStorage(1000)
-        buffer = TensorDictReplayBuffer(storage=storage, batch_size=8)
-        options["replay_buffer"] = buffer
-    policy = make_policy(CountingEnv(action_mask=True), num_cells=(4,))
-    collector = MultiAsyncCollector(
-        partial(CountingEnv, action_mask=True),
-        policy,
-        num_workers=2,
-        frames_per_batch=40,
-        total_frames=240,
-        seed=0,
-        **options,
-    )
-    batches = []
-    for batch in collector:
-        if buffer is None:
-            batches.append(batch.clone())
-        with torch.no_grad():
-            for parameter in collector.policy.parameters():
-                parameter.mul_(0.9)
-        collector.update_policy_weights_()
-    assert collector.frames == 240
-    if buffer is not None:
-        assert 0 < len(buffer) <= 240
-        assert "twice" in buffer.sample().keys()
-        return
-    assert batches
-    for batch in batches:
-        check(batch, options)
-
-
-def check(batch: Any, options: dict[str, Any]) -> None:
-    keys = set(batch.keys(include_nested=True))
-    if "postproc" in options:
-        assert torch.equal(batch["twice"], batch["next", "prey", "reward"] * 2)
-    if "max_frames_per_traj" in options:
-        assert batch["step_count"].max() < options["max_frames_per_traj"]
-    if options.get("set_truncated") and "split_trajs" not in options:
-        assert batch["next", "done"][:, -1].all()
-    tracked = options.get("track_traj_ids", True)
-    assert (("collector", "traj_ids") in keys) is tracked
-    if options.get("track_policy_version"):
-        assert len(batch["policy_version"].unique()) == 1

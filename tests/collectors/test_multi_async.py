@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -112,14 +111,6 @@ def test_dispatch_by_sync() -> None:
         assert type(sync) is MultiSyncCollector
     with MultiCollector(CountingEnv, sync=False, frames_per_batch=8) as other:
         assert type(other) is MultiAsyncCollector
-
-
-@pytest.mark.parametrize(
-    "option", [{"cat_results": 0}, {"prefetch": True}, {"preemptive_threshold": 0.5}]
-)
-def test_options_of_sync_collection_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="MultiSyncCollector"):
-        MultiAsyncCollector(CountingEnv, frames_per_batch=8, **option)
 
 
 def test_the_end_of_a_loop_does_not_wait_for_a_slow_worker(tmp_path: Path) -> None:

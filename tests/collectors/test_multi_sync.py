@@ -1,43 +1,21 @@
 """Worker processes fill one batch together; their deaths and errors are reported."""
 
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from support.internals import pool_of
 from support.scripts import run_python
 from tensordict.nn import TensorDictModule
+from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.errors import ClosedError
-
-
-class Constant(nn.Module):
-    """Writes its weights as actions, without a matrix product, so they are exact."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = nn.Parameter(torch.zeros(3, 2))
-        self.register_buffer("bias", torch.zeros(3, 2), persistent=False)
-        self.big = nn.Parameter(torch.zeros(50_000))
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = observation.shape[0]
-        action = (self.level + self.bias).expand(batch, 3, 2)
-        spread = torch.stack([self.big.min(), self.big.max()]).expand(batch, 2)
-        return action, torch.zeros(batch, 2, dtype=torch.int64), spread
-
-
-def constant() -> TensorDictModule:
-    return TensorDictModule(
-        Constant(),
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action"), "spread"],
-    )
 
 
 def children() -> list[psutil.Process]:
@@ -45,7 +23,7 @@ def children() -> list[psutil.Process]:
 
 
 def test_training_without_updates_causes_a_warning() -> None:
-    policy = constant()
+    policy = level_policy()
     with MultiSyncCollector(CountingEnv, policy, frames_per_batch=8) as collector:
         collector.next()
         with torch.no_grad():
@@ -57,7 +35,7 @@ def test_training_without_updates_causes_a_warning() -> None:
 
 def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
     def build() -> TensorDictModule:
-        policy = constant()
+        policy = level_policy()
         nn.init.normal_(policy.module.level)
         return policy
 
@@ -71,11 +49,26 @@ def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
         assert actions.abs().sum() > 0
         with pytest.raises(RuntimeError, match="policy_factory"):
             collector.update_policy_weights_()
-        fresh = constant()
+        fresh = level_policy()
         collector.update_policy_weights_(fresh)
         batch = collector.next()
         assert batch is not None
         assert (batch["prey", "action"] == 0).all()
+
+
+def test_workers_map_a_slot_at_the_same_time() -> None:
+    """Otherwise each of them that hangs is waited for in turn."""
+    with MultiSyncCollector([CountingEnv] * 3, frames_per_batch=6) as collector:
+        pool = pool_of(collector)
+        receive, waited = pool.receive, []
+
+        def note(workers: Iterable[int]) -> Any:
+            waited.append(set(workers))
+            return receive(waited[-1])
+
+        pool.receive = note
+        collector.next()
+        assert waited[0] == {0, 1, 2}
 
 
 def test_copies_occupy_no_slot() -> None:
@@ -85,14 +78,6 @@ def test_copies_occupy_no_slot() -> None:
     batches = list(collector)
     assert len({batch["done"].data_ptr() for batch in batches}) == 10
     assert collector.stats()["slots"] == 2
-
-
-def test_a_closed_collector_raises_an_error() -> None:
-    collector = MultiSyncCollector(CountingEnv, frames_per_batch=8)
-    collector.shutdown()
-    collector.shutdown()
-    with pytest.raises(ClosedError):
-        collector.next()
 
 
 def test_nothing_is_left_after_many_collectors() -> None:
@@ -171,11 +156,11 @@ def test_script_without_guard_runs_and_ends(
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_explain_answers_after_the_loop(kind: Any) -> None:
-    collector = kind(CountingEnv, constant(), frames_per_batch=8, total_frames=16)
+    collector = kind(CountingEnv, level_policy(), frames_per_batch=8, total_frames=16)
     answers = [collector.explain() for _ in collector]
     assert len(answers) == 2
     assert collector.explain() == answers[-1]
-    assert "Constant" in answers[-1][0]
+    assert "Level" in answers[-1][0]
 
 
 @pytest.mark.torchrl_defect("D15")

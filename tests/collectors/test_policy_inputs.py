@@ -5,7 +5,6 @@ Every collector is compared with a loop that builds a TensorDict for each frame.
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -18,10 +17,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    Collector,
-    evaluate,
-)
+from marl_collect import Collector
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
@@ -81,30 +77,6 @@ def overwrites(td: TensorDictBase) -> TensorDictBase:
     td[OBSERVATION] = td[OBSERVATION] / 10
     td[ACTION] = td[OBSERVATION] + 1
     return td
-
-
-def chases(td: TensorDictBase, *, on_copies: bool) -> TensorDictBase:
-    """Scales the observations of all agents, maybe in place, and acts on them."""
-    for group in ("prey", "hunter"):
-        observation = td[group, "observation"]
-        observation = observation * 100 if on_copies else observation.mul_(100)
-        code = observation.abs().sum(-1)
-        if group == "hunter":
-            td[group, "action"] = code.long() % 4
-        else:
-            td[group, "action"] = torch.stack([code.sin(), code.cos()], -1)
-    return td
-
-
-def test_evaluation_acts_on_the_environments_observations() -> None:
-    returns = [
-        evaluate(
-            partial(chases, on_copies=on_copies), [CountingEnv] * 2, episodes=8, seeds=3
-        ).agent_returns
-        for on_copies in (True, False)
-    ]
-    assert returns[0] == returns[1]
-    assert len(set(returns[0])) > 1
 
 
 def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:

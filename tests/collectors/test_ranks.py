@@ -112,39 +112,6 @@ def test_every_rank_evaluates_the_same_episodes(
     assert returns() == before
 
 
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ({"rank": 1}, "pass both"),
-        ({"world_size": 2}, "pass both"),
-        ({"rank": 2, "world_size": 2}, "numbered from 0 to world_size - 1"),
-        ({"rank": 0, "world_size": 1, "worker_idx": 1}, "without worker_idx"),
-        ({"world_size": 2, "worker_idx": 1}, "without worker_idx"),
-        ({"total_frames": 20, "trajs_per_batch": 2}, "different numbers of batches"),
-    ],
-)
-def test_what_ranks_cannot_be_is_refused(
-    more: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "trajs_per_batch" in more:
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=match):
-        Collector(CountingEnv, frames_per_batch=8, **more)
-
-
-def test_preemption_needs_no_total_on_several_ranks() -> None:
-    with pytest.raises(ValueError, match="preemptive_threshold, the ranks"):
-        MultiSyncCollector(
-            [CountingEnv] * 2,
-            frames_per_batch=8,
-            total_frames=80,
-            preemptive_threshold=0.5,
-            rank=0,
-            world_size=2,
-        )
-
-
 def test_a_rank_is_that_of_the_start(job: Callable[[int, int], None]) -> None:
     with Collector(CountingEnv, level_policy(), **options(8)) as collector:
         job(1, 2)

@@ -99,21 +99,6 @@ def test_a_policy_s_own_draws_continue(kind: Any, device: str) -> None:
         assert (second.next() == expected).all()
 
 
-def test_weights_are_part_of_the_state() -> None:
-    policy = level_policy()
-    with MultiSyncCollector(CountingEnv, policy, **options()) as first:
-        with torch.no_grad():
-            policy.module.level.fill_(3.0)
-        first.update_policy_weights_()
-        first.next()
-        state = through_disk(first.state_dict())
-    other = level_policy()
-    with MultiSyncCollector(CountingEnv, other, **options()) as second:
-        second.load_state_dict(state)
-        assert (second.next()["prey", "action"] == 3.0).all()
-        assert float(other.module.level.detach()) == 3.0
-
-
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 def test_workers_resume_with_the_weights_that_they_acted_with(kind: Any) -> None:
     """These weights may differ from those of the trainer's module."""

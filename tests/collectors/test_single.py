@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect.collectors import Collector, SyncDataCollector
+from marl_collect.collectors import Collector
 from marl_collect.errors import PolicyError
 
 
@@ -106,24 +106,6 @@ def test_rounding_up_causes_a_warning() -> None:
         Collector([CountingEnv] * 3, frames_per_batch=40)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"frames_per_batch": 0},
-            r"must be an integer of at least 1, but is 0\. .*frames_per_batch=2_000",
-        ),
-        ({"frames_per_batch": 8, "total_frames": 0}, "total_frames"),
-        ({"frames_per_batch": 8, "max_frames_per_traj": -2}, "max_frames_per_traj"),
-        ({"frames_per_batch": 8, "timeout": 0}, "timeout"),
-        ({"frames_per_batch": 8, "seed": -1}, "seed"),
-    ],
-)
-def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Collector(CountingEnv, **options)
-
-
 def test_instance_instead_of_factory_shows_what_to_write() -> None:
     with pytest.raises(TypeError, match=r"lambda: CountingEnv\(\.\.\.\)"):
         Collector(CountingEnv(), frames_per_batch=8)  # type: ignore[arg-type]
@@ -139,10 +121,6 @@ def test_environments_that_differ_are_refused() -> None:
     factories = [CountingEnv, lambda: CountingEnv(n_prey=4)]
     with pytest.raises(ValueError, match="environment 1"):
         Collector(factories, frames_per_batch=8)
-
-
-def test_accepted_name() -> None:
-    assert SyncDataCollector is Collector
 
 
 def test_training_causes_no_warning_because_the_module_itself_acts() -> None:

@@ -6,6 +6,11 @@ import pytest
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+)
 
 
 def collector(kind: Any = Collector, **options: Any) -> Any:
@@ -25,6 +30,12 @@ def test_a_collector_tells_its_size_and_whether_it_is_complete() -> None:
     with collector() as endless:
         assert endless.total_frames == -1
         assert "completed" not in endless.stats()
+
+
+def test_torchrls_older_names() -> None:
+    assert SyncDataCollector is Collector
+    assert MultiSyncDataCollector is MultiSyncCollector
+    assert MultiaSyncDataCollector is MultiAsyncCollector
 
 
 def test_set_seed_and_shutdown_take_torchrls_arguments() -> None:
@@ -59,24 +70,24 @@ def test_a_method_without_a_place_here_names_the_way(
         {"track_policy_version": True, "max_frames_per_traj": 3},
         {"cat_results": "stack", "envs_per_worker": 2, "frames_per_batch": 40},
         {"cat_results": 0},
+        {"cat_results": -1, "envs_per_worker": 2, "frames_per_batch": 40},
     ],
     ids=str,
 )
 def test_a_fake_batch_has_the_keys_shapes_and_dtypes_of_a_batch(
     options: dict[str, Any],
 ) -> None:
-    kinds = [MultiSyncCollector] if "cat_results" in options else [Collector]
-    for kind in kinds:
-        with collector(kind, **options) as running:
-            fake, batch = running.fake_tensordict(), running.next()
-        assert fake.shape == batch.shape
-        assert fake.names == batch.names
-        keys = set(batch.keys(True, True))
-        assert set(fake.keys(True, True)) == keys
-        for key in keys:
-            assert fake[key].dtype == batch[key].dtype
-            assert fake[key].shape == batch[key].shape
-            assert not fake[key].any()
+    kind = MultiSyncCollector if "cat_results" in options else Collector
+    with collector(kind, **options) as running:
+        fake, batch = running.fake_tensordict(), running.next()
+    assert fake.shape == batch.shape
+    assert fake.names == batch.names == [*[None] * (batch.ndim - 1), "time"]
+    keys = set(batch.keys(True, True))
+    assert set(fake.keys(True, True)) == keys
+    for key in keys:
+        assert fake[key].dtype == batch[key].dtype
+        assert fake[key].shape == batch[key].shape
+        assert not fake[key].any()
 
 
 def test_an_asynchronous_collector_has_no_fake_batch() -> None:
@@ -85,21 +96,6 @@ def test_an_asynchronous_collector_has_no_fake_batch() -> None:
         pytest.raises(NotImplementedError, match="next"),
     ):
         running.fake_tensordict()
-
-
-@pytest.mark.parametrize("envs_per_worker", [1, 2])
-@pytest.mark.parametrize("cat_results", ["stack", 0, -1])
-def test_the_last_dimension_is_named_time(
-    cat_results: Any, envs_per_worker: int
-) -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * (2 * envs_per_worker),
-        frames_per_batch=24,
-        envs_per_worker=envs_per_worker,
-        cat_results=cat_results,
-    ) as running:
-        batch = running.next()
-    assert batch.names == [*[None] * (batch.ndim - 1), "time"]
 
 
 def test_an_error_within_a_property_is_not_hidden(

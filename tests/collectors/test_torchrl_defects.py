@@ -195,32 +195,6 @@ def test_environments_stay_open_until_the_last_batch_is_taken(kind: Any) -> None
         assert collector.next() is None
 
 
-@pytest.mark.torchrl_defect("D21")
-@every_kind
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"cat_results": 1},
-        {"cat_results": "cat"},
-        {"total_frames": 0},
-        {"preemptive_threshold": 1.5},
-        {"traj_format": "nested", "trajs_per_batch": 2},
-        {"set_truncated": True, "trajs_per_batch": 2},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_bad_values_are_refused_before_anything_is_built(
-    kind: Any, options: dict[str, Any], tmp_path: Path
-) -> None:
-    def make() -> CountingEnv:
-        (tmp_path / "built").touch()
-        return CountingEnv()
-
-    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
-        kind([make], **{"frames_per_batch": 8, **options})
-    assert not (tmp_path / "built").exists()
-
-
 UNTOUCHED = """
 import multiprocessing, os, signal, torch
 from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv

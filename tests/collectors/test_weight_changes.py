@@ -78,68 +78,64 @@ def action(collector: Any) -> float:
     return float(actions)
 
 
-def half(module: Sum) -> None:
-    module.half()
-
-
-def add_layer(module: Sum) -> None:
-    module.more = nn.Linear(2, 2)
-
-
-def add_plain_layer(module: Sum) -> None:
-    module.more = nn.ReLU()
-
-
-def add_parameter(module: Sum) -> None:
-    module.more = nn.Parameter(torch.ones(2))
-
-
-def remove_parameter(module: Sum) -> None:
-    module.layer.register_parameter("bias", None)
-
-
-def untie(module: Sum) -> None:
-    module.tied.bias = nn.Parameter(torch.ones(3))
-
-
 def tie(module: Sum) -> None:
     module.tied.weight = module.layer.weight
     module.level.data = torch.tensor(1.0)
 
 
-def reshape(module: Sum) -> None:
-    module.layer.weight = nn.Parameter(torch.ones(3, 1))
-
-
-def unbroadcast(module: Sum) -> None:
-    module.level = nn.Parameter(torch.ones(1))
-
-
-def other_type(module: Sum) -> None:
-    module.tied = nn.Identity()  # type: ignore[assignment]
-
-
-REFUSED = {
-    half: r"float16, but must be \(\) torch\.float32",
-    add_layer: r"more is Linear, but was missing",
-    add_plain_layer: r"more is ReLU, but was missing",
-    add_parameter: r"surplus \['module\.more'\]",
-    remove_parameter: r"missing \['module\.layer\.bias'\]",
-    untie: r"'module\.tied\.bias' and 'module\.layer\.bias' are one tied tensor",
-    reshape: r"module\.layer\.weight is \(3, 1\) torch\.float32, but must be \(3, 2\)",
-    unbroadcast: r"module\.level is \(1,\) torch\.float32, but must be \(\)",
-    other_type: r"tied is Identity, but was Linear",
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "half": (lambda net: net.half(), r"float16, but must be \(\) torch\.float32"),
+    "add a layer": (
+        lambda net: net.add_module("more", nn.Linear(2, 2)),
+        r"more is Linear, but was missing",
+    ),
+    "add a plain layer": (
+        lambda net: net.add_module("more", nn.ReLU()),
+        r"more is ReLU, but was missing",
+    ),
+    "add a parameter": (
+        lambda net: net.register_parameter("more", nn.Parameter(torch.ones(2))),
+        r"surplus \['module\.more'\]",
+    ),
+    "add a buffer at the end": (
+        lambda net: net.tied.register_buffer("more", torch.ones(2)),
+        r"surplus \['module\.tied\.more'\]",
+    ),
+    "remove a parameter": (
+        lambda net: net.layer.register_parameter("bias", None),
+        r"missing \['module\.layer\.bias'\]",
+    ),
+    "untie": (
+        lambda net: net.tied.register_parameter("bias", nn.Parameter(torch.ones(3))),
+        r"'module\.tied\.bias' and 'module\.layer\.bias' are one tied tensor",
+    ),
+    "reshape": (
+        lambda net: net.layer.register_parameter(
+            "weight", nn.Parameter(torch.ones(3, 1))
+        ),
+        r"weight is \(3, 1\) torch\.float32, but must be \(3, 2\)",
+    ),
+    "unbroadcast": (
+        lambda net: net.register_parameter("level", nn.Parameter(torch.ones(1))),
+        r"module\.level is \(1,\) torch\.float32, but must be \(\)",
+    ),
+    "replace by another type": (
+        lambda net: net.add_module("tied", nn.Identity()),
+        r"tied is Identity, but was Linear",
+    ),
 }
+"""Changes of a network, and what their error says."""
 
 
 @pytest.mark.filterwarnings("ignore:The policy's parameters have changed")
 @pytest.mark.parametrize(
-    ("kind", "change"),
-    [*(("single", change) for change in REFUSED), ("sync", half), ("sync", untie)],
+    ("kind", "name"),
+    [*(("single", name) for name in REFUSED), ("sync", "half"), ("sync", "untie")],
 )
 def test_another_network_is_an_error_and_nothing_is_copied(
-    kind: str, change: Callable[[Sum], None]
+    kind: str, name: str
 ) -> None:
+    change, message = REFUSED[name]
     module = Sum()
     with KINDS[kind](policy_of(module)) as collector:
         collector.next()
@@ -147,7 +143,7 @@ def test_another_network_is_an_error_and_nothing_is_copied(
         with torch.no_grad():
             module.level.fill_(7.0)
         before = [t.clone() for t in module.state_dict().values()]
-        with pytest.raises((ValueError, KeyError), match=REFUSED[change]) as excinfo:
+        with pytest.raises((ValueError, KeyError), match=message) as excinfo:
             collector.update_policy_weights_()
         assert "Nothing was copied" in str(excinfo.value)
         after = list(module.state_dict().values())

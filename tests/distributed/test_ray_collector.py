@@ -1,10 +1,8 @@
 """RayCollector has the data and the methods of local collectors."""
 
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 from ray_tools import (
     SHARED,
-    Bias,
     assert_same,
     biased,
     drawn,
@@ -22,8 +19,7 @@ from ray_tools import (
     slow,
     train,
 )
-from support.processes import wait_until, wait_until_gone
-from torch import nn
+from support.processes import wait_until_gone
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
@@ -33,9 +29,11 @@ pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def start_pair() -> RayCollector:
-    """Start two actors with two environments each, which fill one batch."""
-    return RayCollector(
+@pytest.fixture(scope="module")
+def pair(cluster: Any) -> Iterator[RayCollector]:
+    """For tests that depend on nothing that other tests may have changed."""
+    # Two actors with two environments each, which fill one batch.
+    with RayCollector(
         masked,
         biased(),
         num_collectors=2,
@@ -43,13 +41,7 @@ def start_pair() -> RayCollector:
         sync=True,
         frames_per_batch=60,
         **SHARED,
-    )
-
-
-@pytest.fixture(scope="module")
-def pair(cluster: Any) -> Iterator[RayCollector]:
-    """For tests that depend on nothing that other tests may have changed."""
-    with start_pair() as collector:
+    ) as collector:
         yield collector
 
 
@@ -111,53 +103,6 @@ def test_actors_resume_with_the_weights_that_they_acted_with(
     assert torch.equal(published[0]["module.bias"], pair.policy.module.bias)
 
 
-def test_all_workers_start_with_the_weights_of_the_first_one() -> None:
-    def build() -> Any:
-        return biased(float(os.getpid()))  # Other weights in every process.
-
-    with RayCollector(
-        masked, num_collectors=2, sync=True, policy_factory=build, frames_per_batch=12
-    ) as collector:
-        assert len(collector.next()["hunter", "bias"].unique()) == 1
-
-
-def test_settings_are_updated_and_another_network_is_refused() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.zeros(()))
-            self.scale = 1.0
-
-        def forward(self, hunter: torch.Tensor, prey: torch.Tensor) -> Any:
-            number = self.scale + 10.0 * (not self.training) + hunter[..., 0] * 0
-            return number.long() * 0, prey[..., :2] * 2 - 1, number
-
-    policy = biased()
-    policy.module = Scaled()
-    for n_workers in (1, 2):  # An actor that acts itself, and one with workers.
-        with RayCollector(
-            masked,
-            policy,
-            num_collectors=1,
-            num_workers_per_collector=n_workers,
-            frames_per_batch=12,
-            sync=True,
-        ) as collector:
-            policy.train()
-            policy.module.scale = 1.0
-            collector.update_policy_weights_()
-            assert (collector.next()["hunter", "bias"] == 1.0).all()
-            policy.module.scale = 3.0
-            policy.eval()
-            collector.update_policy_weights_()
-            for _ in range(2):
-                assert (collector.next()["hunter", "bias"] == 13.0).all()
-            policy.module.half()
-            with pytest.raises(ValueError, match="float16"):
-                collector.update_policy_weights_()
-            policy.module.float()
-
-
 def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
     state = pair.state_dict()
     workers = _restored(state["workers"])
@@ -212,41 +157,6 @@ def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
         assert_same(batch, expected_batch)
     assert 0 < float(actual[0]["hunter", "bias"].max()) < 1
     wait_until_gone(pids)
-
-
-class Locked(Bias):
-    """Cannot be pickled."""
-
-    def __init__(self, bias: float) -> None:
-        super().__init__(bias)
-        self.lock = threading.Lock()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_factory(
-    workers: int,
-) -> None:
-    policy = biased(2.0)
-    policy.module = Locked(2.0)
-    with RayCollector(
-        masked,
-        policy,
-        policy_factory=lambda: biased(1.0),
-        num_collectors=1,
-        num_workers_per_collector=workers,
-        frames_per_batch=20,
-        seed=0,
-    ) as collector:
-        assert collector.policy is policy
-        assert (collector.next()["hunter", "bias"] == 2).all()
-        policy.module.bias.fill_(3.0)
-        collector.update_policy_weights_()
-        for _ in range(2):
-            batch = collector.next()
-        assert (batch["hunter", "bias"] == 3).all()
-    policy.module.more = torch.nn.Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match="policy supplies the weights"):
-        RayCollector(masked, policy, policy_factory=biased, frames_per_batch=20)
 
 
 def test_a_slow_actor_is_preempted() -> None:
@@ -359,54 +269,6 @@ def _until_both(collector: RayCollector) -> list[Any]:
         batches.setdefault(environments(batch)[0], batch.clone())
         del batch
     return list(batches.values())
-
-
-class Buffer:
-    """Counts the frames that arrived."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-
-    def extend(self, batch: Any) -> None:
-        self.frames += len(batch)
-
-
-def test_a_reset_of_some_actors_loses_no_frames_of_others() -> None:
-    frames_of_first: list[Any] = []
-    env = partial(CountingEnv, deaths=False)  # Dead agents would observe zeros.
-    with RayCollector(
-        env, None, num_collectors=2, frames_per_batch=8, seed=3
-    ) as collector:
-
-        def take(frames: int) -> None:
-            while len(frames_of_first) < frames:
-                batch = collector.next()
-                if environments(batch) == [0]:
-                    frames_of_first.extend(batch[0].clone().unbind(0))
-
-        take(20)
-        collector.reset([False, True])
-        take(60)
-    for before, after in pairwise(frames_of_first):
-        steps = before["prey", "observation"][0, 1] + 1
-        expected = 0 if before["next", "done"].any() else steps
-        assert after["prey", "observation"][0, 1] == expected
-
-
-def test_a_replay_buffer_is_filled_in_the_background() -> None:
-    buffer = Buffer()
-    with RayCollector(
-        slow, frames_per_batch=10, total_frames=100, replay_buffer=buffer
-    ) as collector:
-        collector.start()
-        wait_until(lambda: buffer.frames > 0)
-        with collector.pause():
-            frames = buffer.frames
-            assert collector.is_running()
-            threading.Event().wait(1)  # Unpaused, it would collect five batches.
-            assert buffer.frames == frames
-        wait_until(lambda: not collector.is_running())
-        assert buffer.frames == collector.frames == 100
 
 
 def failing_at_close() -> CountingEnv:

@@ -184,20 +184,6 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert [sent(weights.order(index)) for index in range(2)] == [newest, newest]
 
 
-def test_a_restarted_worker_gets_the_newest_weights_that_named_it() -> None:
-    weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
-    weights.policy_for(0)
-    weights.publish([torch.tensor(5.0)])
-    assert weights.order(0).version == 1
-    weights.publish([torch.tensor(6.0)], [0])
-    weights.publish([torch.tensor(7.0)], [1])
-    policy = weights.policy_for(0)
-    assert isinstance(policy, messages.SkeletonPolicy)
-    assert policy.handle.reference is not None
-    order = weights.order(0)
-    assert (order.version, order.weights_slot) == (2, None)
-
-
 def test_weights_that_no_worker_needs_are_dropped() -> None:
     weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
     for number in range(5):

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fault_tools import KINDS, Hang, as_soon_as, be_patient, faulty, press_ctrl_c
+from fault_tools import (
+    KINDS,
+    Hang,
+    as_soon_as,
+    be_patient,
+    constant,
+    faulty,
+    press_ctrl_c,
+)
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
 from support.processes import SOON, gone, suspend, wait_until, wait_until_gone
-from tensordict.nn import TensorDictModule
-from torch import nn
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import (
@@ -218,27 +223,6 @@ def test_a_hang_in_a_reset_names_the_environment(
 # Hangs in commands
 
 
-class Slow(nn.Module):
-    """A policy whose attribute ``answer`` never comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = nn.Parameter(torch.zeros(3, 2))
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = observation.shape[0]
-        hunters = torch.zeros(batch, 2, dtype=torch.int64)
-        return self.level.expand(batch, 3, 2), hunters
-
-
-def policy() -> TensorDictModule:
-    return TensorDictModule(
-        Slow(),
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action")],
-    )
-
-
 @every_kind
 def test_a_hang_in_a_replay_is_noticed(kind: Any, clock: Clock, tmp_path: Path) -> None:
     hung = tmp_path / "hung"
@@ -384,13 +368,13 @@ def interrupted(batch: Any) -> None:
 
 def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
     options: Any = {"frames_per_batch": 10, "seed": 3, "max_frames_per_traj": 1000}
-    with Collector(CountingEnv, policy(), **options) as collector:
+    with Collector(CountingEnv, constant(), **options) as collector:
         collector.next()
     state = collector.state_dict()
-    with Collector(CountingEnv, policy(), **options) as local_collector:
+    with Collector(CountingEnv, constant(), **options) as local_collector:
         local_collector.next()
         expected = local_collector.next()
-    with Collector(CountingEnv, policy(), **options) as resumed:
+    with Collector(CountingEnv, constant(), **options) as resumed:
         resumed.load_state_dict(state)
         assert (resumed.next() == expected).all()
 
@@ -447,54 +431,6 @@ def test_steps_so_far_never_falls() -> None:
     with MultiSyncCollector(CountingEnv, **options) as resumed:
         resumed.load_state_dict(state)
         assert resumed.steps_so_far() >= resumed.frames == 80
-
-
-class Tempered(nn.Module):
-    """Acts with a parameter and a plain number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = nn.Parameter(torch.zeros(3, 2))
-        self.temperature = 1.0
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = observation.shape[0]
-        hunters = torch.zeros(batch, 2, dtype=torch.int64)
-        level = self.level.expand(batch, 3, 2)
-        return level, hunters, torch.full((batch, 1), self.temperature)
-
-
-def tempered() -> TensorDictModule:
-    return TensorDictModule(
-        Tempered(),
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action"), "temperature"],
-    )
-
-
-class Other(Tempered):
-    """Has the same weights, and one more submodule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extra = nn.ReLU()
-
-
-def test_changed_settings_are_not_set_in_a_policy_of_another_structure() -> None:
-    def other() -> TensorDictModule:
-        built = tempered()
-        return TensorDictModule(Other(), built.in_keys, built.out_keys)
-
-    acting = tempered()
-    with MultiSyncCollector(
-        CountingEnv, acting, policy_factory=other, frames_per_batch=10
-    ) as collector:
-        collector.update_policy_weights_()  # Weights alone fit.
-        assert float(collector.next()["temperature"][0, -1]) == 1
-        acting.module.temperature = 5.0
-        collector.update_policy_weights_()
-        with pytest.raises(ValueError, match="builds other submodules than policy has"):
-            collector.next()
 
 
 class WaitingEnv(CountingEnv):  # type: ignore[misc]
@@ -563,13 +499,14 @@ def test_a_replacement_in_a_preempted_batch_is_preempted_too(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
+        (Fault("raise", "close"), "fault in close"),
         (Fault("kill", "close", signal=signal.SIGABRT), "SIGABRT"),
         (Fault("exit", "close"), "exit code 3"),
         (None, "hung"),
     ],
-    ids=["abort", "exit", "hang in C"],
+    ids=["raise", "abort", "exit", "hang in C"],
 )
-def test_a_crash_or_a_hang_in_close_is_a_warning(
+def test_an_error_a_crash_or_a_hang_in_close_is_a_warning(
     kind: Any,
     fault: Fault | None,
     text: str,
@@ -598,15 +535,6 @@ def test_a_crash_or_a_hang_in_close_is_a_warning(
         collector.shutdown(1000)
     assert len(record) == 1
     assert all(map(gone, pids))
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_crash_or_a_hang_in_close_of_parallel_env_is_a_warning() -> None:
-    make = [lambda: CountingEnv(fault=Fault("kill", "close")), CountingEnv]
-    env = ParallelEnv(2, make, num_processes=2)
-    env.rollout(2)
-    with pytest.warns(RuntimeWarning, match="Worker 0 .*SIGKILL"):
-        env.close()
 
 
 @every_kind
@@ -664,7 +592,7 @@ def test_a_signal_handler_may_shut_down_what_is_being_shut_down(
 
 
 def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:
-    collector = MultiAsyncCollector(CountingEnv, policy(), frames_per_batch=10)
+    collector = MultiAsyncCollector(CountingEnv, constant(), frames_per_batch=10)
     collector.next()
     workers = workers_of(collector)
     workers.close(2.0)  # As another thread does, between two lines of an update.

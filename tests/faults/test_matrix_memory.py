@@ -8,7 +8,7 @@ import torch
 from support.scripts import run_mounted
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.models import make_policy
 from marl_collect.processes.worker_handle import resident_bytes
 
@@ -126,8 +126,3 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data(
             versions = ("policy_version", ("next", "policy_version"))
             apart = versions if kind is MultiAsyncCollector else ()
             assert (row.exclude(*apart) == other.exclude(*apart)).all()
-
-
-def test_one_process_cannot_be_recycled() -> None:
-    with pytest.raises(TypeError, match="takes no max_worker_rss: it is about worker"):
-        Collector(CountingEnv, frames_per_batch=10, max_worker_rss=1)

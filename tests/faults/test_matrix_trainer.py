@@ -183,29 +183,6 @@ def test_too_little_memory_is_an_error_at_the_start(kind: Any) -> None:
 
 
 @pytest.mark.forks
-@every_kind
-def test_a_fork_of_the_trainer_can_neither_use_nor_end_its_workers(kind: Any) -> None:
-    with kind([CountingEnv] * 2, frames_per_batch=20) as collector:
-        collector.next()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                collector.next()
-            except RuntimeError as error:
-                os.write(writing, str(error).encode())
-            finally:
-                collector.shutdown()
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(writing)
-        with open(reading) as file:
-            assert f"{child} is a fork of {os.getpid()}" in file.read()
-        for _ in range(3):
-            collector.next()
-
-
-@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("use", ["reset", "step", "attribute", "close", "forget"])
 def test_a_fork_of_the_trainer_does_not_affect_its_parallel_env(use: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from fault_tools import kill
-from support.clocks import LIMIT, Clock, hangs_in_c
 from support.internals import pool_of
 from support.processes import wait_until, wait_until_gone
 from tensordict import TensorDict
@@ -301,28 +300,6 @@ def test_workers_and_actors_that_die_on_ray(
             collect(collector, published, before + 1)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_worker_that_hangs(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hung, clock = tmp_path / "hung", Clock(monkeypatch)
-    failure, published = Failure(tmp_path, hangs_in_c(hung)), Published(source)
-    pids: tuple[int, ...] = ()
-
-    def hang() -> None:
-        nonlocal pids
-        hung.unlink(missing_ok=True)
-        pids = collector.worker_pids
-        failure.request()
-
-    clock.runs_when = lambda: (
-        hung.exists() and clock.quiet == {FAILING} and collector.worker_pids == pids
-    )
-    options = {"on_worker_failure": "restart", "timeout": LIMIT}
-    with start(MultiSyncCollector, failure, published, **options) as collector:
-        fail_after_each_update(collector, published, hang)
-
-
 @pytest.mark.parametrize(("source", "kind", "options"), SOME)
 def test_a_worker_that_has_grown_too_large(
     source: str, kind: Any, options: dict[str, Any]
@@ -548,3 +525,30 @@ def test_an_update_that_fails_leaves_every_worker_with_its_weights(
             assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
             collector.update_policy_weights_(weights | {2: tells(9.0)})
             expected = [5.0, 6.0, 9.0]
+
+
+class Rectified(Tells):
+    """Has the same weights, and one more submodule."""
+
+    def __init__(self) -> None:
+        super().__init__(3.0)
+        self.extra = nn.ReLU()
+
+
+def test_changed_settings_are_not_set_in_a_policy_of_another_structure() -> None:
+    def other() -> TensorDictModule:
+        policy: Any = tells()
+        policy.module = Rectified()
+        return policy
+
+    acting: Any = tells()
+    factory = partial(CountingEnv, n_prey=0)
+    with MultiSyncCollector(
+        factory, acting, policy_factory=other, frames_per_batch=10
+    ) as collector:
+        collector.update_policy_weights_()  # Weights alone fit.
+        assert (collector.next()["hunter", "setting"] == 0).all()
+        acting.module.setting = 5.0
+        collector.update_policy_weights_()
+        with pytest.raises(ValueError, match="builds other submodules than policy has"):
+            collector.next()

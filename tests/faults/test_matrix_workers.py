@@ -40,16 +40,6 @@ def play(collector: Any, batches: int) -> None:
         collector.next()
 
 
-@every_kind
-def test_an_error_while_closing_is_a_warning(kind: Any) -> None:
-    collector = kind([faulty("raise", "close"), CountingEnv], frames_per_batch=20)
-    pids = collector.worker_pids
-    collector.next()
-    with pytest.warns(RuntimeWarning, match="fault in close"):
-        collector.shutdown(timeout=10 * SOON)
-    assert all(map(gone, pids))
-
-
 @pytest.mark.torchrl_defect("D21")
 @every_kind
 def test_a_factory_that_hangs_has_its_own_limit(
