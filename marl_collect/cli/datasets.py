@@ -158,10 +158,6 @@ def export(
     file_format: Annotated[
         str, typer.Option("--format", help="Format: `minari`.")
     ] = "minari",
-    compression: Annotated[
-        str,
-        typer.Option(help="Of arrays from 8 KiB on: `gzip`, `lzf` or `none`."),
-    ] = "gzip",
     cache: Cache = None,
 ) -> None:
     """Export the complete episodes of a dataset to Minari's local store.
@@ -178,9 +174,7 @@ def export(
         trajectories = open_dataset(path, cache=cache).trajectories
         display = ProgressDisplay(f"export {target}", 0)
         with live(display, err):
-            written = export_minari(
-                trajectories, target, compression=compression, progress=display.convert
-            )
+            written = export_minari(trajectories, target, progress=display.convert)
     _report(len(trajectories), int(trajectories.lengths.sum()), written)
 
 

@@ -17,7 +17,6 @@ def assemble(
     n_agents: Mapping[str, int],
     *,
     time: bool = False,
-    kind: type[TensorDict] = TensorDict,
 ) -> TensorDict:
     """Nest ``tensors`` by their keys, without copying any.
 
@@ -28,7 +27,6 @@ def assemble(
         n_agents: group name to number of agents. A group's TensorDict and its
             entries have batch size ``[*batch_size, n_agents]``.
         time: name the last batch dimension ``"time"``.
-        kind: class of the root.
     """
     tree: Tree = {}
     for key, tensor in tensors.items():
@@ -37,7 +35,7 @@ def assemble(
             node = node.setdefault(name, {})
         node[key[-1]] = tensor
     names = [None] * (len(batch_size) - 1) + ["time"] if time else None
-    return _nest(tree, list(batch_size), n_agents, names, kind)
+    return _nest(tree, list(batch_size), n_agents, names)
 
 
 def _nest(
@@ -45,7 +43,6 @@ def _nest(
     batch_size: list[int],
     n_agents: Mapping[str, int],
     names: list[str | None] | None,
-    kind: type[TensorDict] = TensorDict,
 ) -> TensorDict:
     content: Tree = {}
     for name, value in tree.items():
@@ -56,7 +53,7 @@ def _nest(
             content[name] = _nest(value, [*batch_size, n_agents[name]], {}, grouped)
         else:
             content[name] = _nest(value, batch_size, n_agents, names)
-    return kind(content, batch_size=batch_size, names=names)
+    return TensorDict(content, batch_size=batch_size, names=names)
 
 
 def key_path(key: str | tuple[str, ...]) -> Key:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (
     BatchFile,
     arranged,
-    check_file,
     check_target,
     read_schema,
     settled,
@@ -121,31 +120,23 @@ class _Location:
 
     def listed(self, *, check: bool = True) -> tuple[dict[str, int], list[BatchFile]]:
         """Return the size of every file of a dataset, and the files with batches."""
-        sizes = self.sizes()
+        with _named(self.name):
+            self.store.invalidate_cache()
+            entries = []
+            with suppress(FileNotFoundError):
+                entries = self.store.ls(self.root, detail=True)
+        sizes = {}
+        for entry in entries:
+            name = entry["name"].rpartition("/")[2]
+            if name == _CARD or (name.endswith(".parquet") and name[0] != "."):
+                sizes[name] = entry["size"]
         files = self.files(sizes, check=check)
         if check and not files:
             raise FileNotFoundError(f"{self.name} has no batches of a dataset.")
         return sizes, files
 
-    def sizes(self) -> dict[str, int]:
-        """Return the size of every file of a dataset; others are left out."""
-        with _named(self.name):
-            self.store.invalidate_cache()
-            try:
-                entries = self.store.ls(self.root, detail=True)
-            except FileNotFoundError:
-                return {}
-        sizes = {}
-        for entry in entries:
-            name = entry["name"].rpartition("/")[2]
-            if name == _CARD or (name.endswith(".parquet") and name[0] != "."):
-                if self.is_local:
-                    check_file(Path(entry["name"]))
-                sizes[name] = entry["size"]
-        return sizes
-
-    def files(self, sizes: Mapping[str, int], *, check: bool = True) -> list[BatchFile]:
-        paths = [Path(self.root, name) for name in sizes if name != _CARD]
+    def files(self, names: Iterable[str], *, check: bool) -> list[BatchFile]:
+        paths = (Path(self.root, name) for name in names if name != _CARD)
         return arranged(paths, self.name, check=check)
 
     def schema(self, name: str) -> Any:
@@ -163,10 +154,9 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
         if check and missing and before:
-            first, second = goal.schema(before[0].path.name), origin.schema(names[0])
-            pair = (json_of(s).get("description") for s in (first, second))
-            there_is, here_is = pair
-            text = columns_difference(*map(columns_of, (first, second)))
+            schemas = goal.schema(before[0].path.name), origin.schema(names[0])
+            there_is, here_is = (json_of(s).get("description") for s in schemas)
+            text = columns_difference(*map(columns_of, schemas))
             _check(goal, difference(there_is, here_is) or text)
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
@@ -177,12 +167,12 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
             try:
                 _transfer(origin, goal, name, sizes[name], likes.get(name))
             except FileNotFoundError:
-                if name in origin.sizes():
+                if name in origin.listed(check=False)[0]:
                     raise
                 break  # A writer has joined it to others.
             count += 1
         else:
-            remaining = goal.files({**there, **sizes}, check=False)
+            remaining = goal.files(there | sizes, check=False)
             for name in set(there) - {file.path.name for file in remaining} - {_CARD}:
                 with _named(goal.name), suppress(FileNotFoundError):
                     goal.store.rm_file(goal.path(name))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 from tensordict import TensorDict
@@ -20,14 +20,11 @@ from marl_collect.storage.description import (
     RunDescription,
     difference,
 )
-from marl_collect.storage.files import BatchFile, list_files, read_schema
+from marl_collect.storage.files import LISTINGS, BatchFile, list_files, read_schema
 from marl_collect.storage.frames import Frames, Transitions
 from marl_collect.storage.loading import Loadable
-from marl_collect.storage.statistics import Range, Statistics, ranges_of
+from marl_collect.storage.statistics import Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
-
-_LISTINGS: Final = 5
-"""How often files may vanish while they are read, as writers join small ones."""
 
 
 @final
@@ -49,7 +46,7 @@ class Dataset(Loadable):
 
     def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
         self.name, self.files = name, tuple(files)
-        self.description, self.runs = _about(self.files, cache.runs)
+        self.description, self.runs = _about(self.files, list(cache.state.runs))
         self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
 
     def __len__(self) -> int:
@@ -65,18 +62,6 @@ class Dataset(Loadable):
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
         return self[indices]
-
-    @property
-    def path(self) -> Path:
-        """The folder.
-
-        Raises:
-            ValueError: if the dataset has several folders.
-        """
-        folders = {file.path.parent for file in self.files}
-        if len(folders) > 1:
-            raise ValueError(f"This dataset has {len(folders)} folders: {self.name}.")
-        return folders.pop()
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -115,17 +100,11 @@ class Dataset(Loadable):
     def statistics(self) -> Statistics:
         """Returns, lengths and the range of each key.
 
-        The first call reads all frames once; ranges are kept in the cache.
+        The first call reads all frames once.
         """
-        cache = self.frames.cache
-        saved = cache.saved("ranges")
-        if not saved:
-            ranges = ranges_of(self.frames.parts(range(len(self))))
-            saved = {c.name: vars(ranges[c.key]) for c in self.keys}
-            cache.save("ranges", saved)
-        by_key = {c.key: Range(**saved[c.name]) for c in self.keys}
+        ranges = ranges_of(self.frames.parts(range(len(self))))
         episodes = self.trajectories
-        return Statistics.of(episodes.lengths, episodes.agent_returns, by_key)
+        return Statistics.of(episodes.lengths, episodes.agent_returns, ranges)
 
     def card(self) -> str:
         """Return what the dataset holds and how to load it, as Markdown."""
@@ -188,33 +167,30 @@ def open_dataset(
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise ValueError("There are no folders to open.")
-    urls = [url_of(one) for one in paths]
-    if storage_options and not any(urls):
+    names = [url_of(folder) or str(Path(folder).absolute()) for folder in paths]
+    if storage_options and not any(map(url_of, names)):
         raise ValueError(
             f"{path} is no URL: {', '.join(storage_options)} are for URLs."
         )
     home = Path(cache).absolute() if cache else user_cache()
     folders = [
-        fetch(url, home, **storage_options) if url else Path(one).absolute()
-        for one, url in zip(paths, urls, strict=True)
+        fetch(name, home, **storage_options) if url_of(name) else Path(name)
+        for name in names
     ]
-    name = ", ".join(
-        url or str(folder) for url, folder in zip(urls, folders, strict=True)
-    )
     list_all = partial(_list_all, folders)
     # One URL is decoded where its files are.
-    is_fetched = len(urls) == 1 and urls[0]
+    is_fetched = len(names) == 1 and url_of(names[0])
     cache_path = cache_folder(folders, None if is_fetched or not cache else home)
-    for attempt in range(1, _LISTINGS + 1):
+    for attempt in range(1, LISTINGS + 1):
         files = list_all()
         try:
             files, opened = open_cache(files, cache_path, list_all)
-            return Dataset(name, files, opened)
+            return Dataset(", ".join(names), files, opened)
         except FileNotFoundError as error:
-            if attempt == _LISTINGS:
+            if attempt == LISTINGS:
                 raise DatasetError(
-                    f"The files of {name} vanish while they are read ({error}). Try "
-                    "again when nobody changes them."
+                    f"The files of {', '.join(names)} vanish while they are read "
+                    f"({error}). Try again when nobody changes them."
                 ) from error
     raise AssertionError
 
@@ -241,13 +217,13 @@ def _list_all(folders: Sequence[Path]) -> list[BatchFile]:
 
 
 def _about(
-    files: Sequence[BatchFile], runs: Sequence[str]
+    files: Sequence[BatchFile], runs: list[str]
 ) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
     """Return the descriptions of the dataset and of its runs, in this order."""
     firsts: dict[str, BatchFile] = {}
     for file in files:
         firsts.setdefault(file.run, file)
-    if list(firsts) != list(runs):
+    if list(firsts) != runs:
         raise DatasetError(
             f"{files[0].path.parent} has frames of the runs {', '.join(runs)}, but "
             f"files of {', '.join(firsts)}: a file was renamed."

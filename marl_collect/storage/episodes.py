@@ -129,23 +129,23 @@ class EpisodeTracker:
     def _begins(self, rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which frames begin an episode, if they are the first of their id.
 
-        A collector that has run before delivers the rest of an episode first. Where
-        the batch does not say it, only an environment's first episode surely begins.
+        A collector that has run before delivers the rest of an episode first. If no key
+        says so, an environment's episode 0 begins, unless another environment is
+        already in a later one.
         """
         for key in (STEP_COUNT, IS_INIT):
             values = column_of(rows, key)
             if values is not None:
                 flat = flat_rows(values)[:, 0]
                 return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
-        begins = (ids & 0xFFFFFFFF) == 0
         # In row order, an environment's later trajectory begins where one ended.
         seen = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
-        later = []
+        first: dict[int, int] = {}  # Of the environments that are new.
         for traj_id in dict.fromkeys(ids.tolist()):
-            if traj_id >> 32 in seen:
-                later.append(traj_id)
-            seen.add(traj_id >> 32)
-        return begins | np.isin(ids, later)
+            if traj_id >> 32 not in seen:
+                first.setdefault(traj_id >> 32, traj_id)
+        is_fresh = not any(traj_id & 0xFFFFFFFF for traj_id in first.values())
+        return ~np.isin(ids, [] if is_fresh else [*first.values()])
 
 
 def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> None:

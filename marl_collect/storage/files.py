@@ -24,7 +24,8 @@ _NAME: Final = re.compile(
     r"(?P<first>[0-9]{6,})-(?P<last>[0-9]{6,})\.parquet"
 )
 PATTERN: Final = "[!.]*.parquet"
-_LISTINGS: Final = 5
+LISTINGS: Final = 5
+"""How often files may vanish while they are read, as writers join small ones."""
 _TIME: Final = "%Y%m%d-%H%M%S-%f"
 _ROW_GROUP: Final = 20_000
 _ZSTD: Final = 3
@@ -43,15 +44,9 @@ class BatchFile(NamedTuple):
     last: int
     path: Path
 
-    @property
-    def begin(self) -> str:
-        """Name of its first batch."""
-        return f"{self.run}.{self.first}"
-
-    @property
-    def end(self) -> str:
-        """Name of its last batch."""
-        return f"{self.run}.{self.last}"
+    def part(self) -> list[Any]:
+        """Return what a cache knows it by; the time is in nanoseconds."""
+        return [self.run, self.last, self.path.stat().st_mtime_ns]
 
 
 def new_run(files: Sequence[BatchFile]) -> str:
@@ -78,20 +73,7 @@ def file_name(run: str, first: int, last: int) -> str:
 
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     """Return the files of a folder as ``arranged`` does; hidden ones are ignored."""
-
-    def list_once() -> list[BatchFile]:
-        paths = list(folder.glob(PATTERN))
-        for path in paths:
-            check_file(path)
-        return arranged(paths, folder, check=check)
-
-    return settled(list_once)
-
-
-def check_file(path: Path) -> None:
-    """Check that a path is no folder and no pipe, for which readers would wait."""
-    if not path.is_file() and path.exists():
-        raise DatasetError(f"{path} is not a file: move it to another folder.")
+    return settled(lambda: arranged(folder.glob(PATTERN), folder, check=check))
 
 
 def settled(list_once: Callable[[], Listing]) -> Listing:
@@ -100,7 +82,7 @@ def settled(list_once: Callable[[], Listing]) -> Listing:
     One may lack a file that appears meanwhile, and its parts, which that file replaces.
     So an error is one that persists.
     """
-    for _ in range(_LISTINGS - 1):
+    for _ in range(LISTINGS - 1):
         with suppress(DatasetError, FileNotFoundError):
             return list_once()
     return list_once()
@@ -116,6 +98,8 @@ def arranged(
     """
     batch_files = []
     for path in paths:
+        if not path.is_file() and path.exists():  # A reader would wait for a pipe.
+            raise DatasetError(f"{path} is not a file: move it to another folder.")
         match = _NAME.fullmatch(path.name)
         if match is None:
             raise DatasetError(
@@ -176,7 +160,12 @@ def write_table(
                     compression="zstd",
                     compression_level=_ZSTD,
                     use_dictionary=[RUN],
-                    use_byte_stream_split=_float_paths(table.schema),
+                    # Values of float64 repeat as a whole.
+                    use_byte_stream_split=[
+                        column.name + ".list.element" * len(column.shape)
+                        for column in columns_of(table.schema)
+                        if column.dtype == "float32" and not column.is_large
+                    ],
                     write_page_checksum=True,
                     row_group_size=_ROW_GROUP,
                     data_page_size=_PAGE_BYTES,
@@ -191,18 +180,6 @@ def write_table(
         except BaseException:
             remove(temporary, folder)
             raise
-
-
-def _float_paths(schema: pa.Schema) -> list[str]:
-    """Return the paths of float32, which compress better split by byte.
-
-    Those of float64 do not: their values repeat as a whole.
-    """
-    return [
-        column.name + ".list.element" * len(column.shape)
-        for column in columns_of(schema)
-        if column.dtype == "float32" and not column.is_large
-    ]
 
 
 def remove(name: str, folder: int) -> None:
@@ -224,7 +201,7 @@ def read_schema(path: Path, file: Any = None) -> pa.Schema:
     """Read the schema of a file, which is open if it is not on this machine."""
     with _named_if_damaged(path):
         schema = pq.read_schema(file or path)
-    with naming(path, "a file of a dataset"):
+    with naming(path):
         columns_of(schema)
     return schema
 

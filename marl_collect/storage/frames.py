@@ -27,47 +27,6 @@ _PART: Final = 20_000
 """Frames that are read at once by what reads all of them."""
 
 
-class _SavedAsTensorDict(type(TensorDict)):  # type: ignore[misc]
-    """Makes ``memmap`` and ``save`` write files that need no ``Sample`` to be read."""
-
-    def __str__(cls) -> str:
-        return str(TensorDict)
-
-
-_NOT_COLLATED = (
-    "torch's DataLoader cannot collate TensorDicts: pass collate_fn=DATA.collate, "
-    "where DATA is what it loads, or use DATA.loader(batch_size)."
-)
-
-
-class Sample(TensorDict, metaclass=_SavedAsTensorDict):
-    """A TensorDict whose errors name keys that end like a missing one, and advice."""
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.batch_dims:  # torch's default_collate takes it for a dict.
-            raise TypeError(f"A TensorDict [] has no items. {_NOT_COLLATED}")
-        return super().__iter__()
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, TensorDict):
-            raise TypeError(f"A TensorDict is not a key. {_NOT_COLLATED}")
-        try:
-            return super().__getitem__(index)
-        except KeyError as error:
-            name = index if isinstance(index, str) else index[-1]
-            alike = [
-                key
-                for key in self.keys(include_nested=True, leaves_only=True)
-                if (key if isinstance(key, str) else key[-1]) == name
-            ]
-            if not alike:
-                raise
-            names = ", ".join(map(repr, alike))
-            is_next = any(isinstance(key, tuple) and key[0] == "next" for key in alike)
-            hint = " What a step returns is under 'next'." if is_next else ""
-            raise KeyError(f"There is no key {index!r}, but {names}.{hint}") from error
-
-
 @final
 @dataclass(frozen=True)
 class Frames:
@@ -146,11 +105,6 @@ class Frames:
         chosen = {column for columns in below.values() for column in columns}
         return replace(self, keys=tuple(c for c in self.keys if c in chosen))
 
-    def only(self, key: Key) -> Self:
-        """Return the same frames with one key, whether it is selected or not."""
-        chosen = (column for column in self.cache.columns if column.key == key)
-        return replace(self, keys=tuple(chosen))
-
     def __len__(self) -> int:
         return len(self.cache.records)
 
@@ -179,11 +133,6 @@ class Frames:
             for c, (key, t) in zip(self.keys, self.read(numbers).items(), strict=True)
         }
 
-    def stored(self, numbers: NDArray[np.int64]) -> dict[Column, NDArray[Any]]:
-        """Copy frames as they are stored in files, by column."""
-        tensors = self.read(numbers)
-        return {column: column.array(tensors[column.key]) for column in self.keys}
-
     def parts(
         self, numbers: NDArray[np.int64] | range
     ) -> Iterator[dict[Key, torch.Tensor]]:
@@ -200,7 +149,7 @@ class Frames:
     ) -> TensorDict:
         """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape."""
         shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
-        return assemble(shaped, shape, self.groups, time=time, kind=Sample)
+        return assemble(shaped, shape, self.groups, time=time)
 
     def padded(
         self,
@@ -351,7 +300,7 @@ class Transitions(Loadable):
         """Return the mean and the standard deviation of each element of keys.
 
         They are over all frames, and over the agents of a group. All frames are read
-        once, in parts. Moments of ``dataset.transitions`` are kept in the cache.
+        once, in parts.
 
         Args:
             keys: numeric keys at the root, such as ``("agent", "observation")``.
@@ -363,17 +312,8 @@ class Transitions(Loadable):
         chosen = self._frames.select(*keys)
         if not len(self):
             raise ValueError(f"There are no frames in {self._frames.name}.")
-        cache, is_all = chosen.cache, self._numbers is None
-        saved = cache.saved("moments") if is_all else {}
-        missing = [column for column in chosen.keys if column.name not in saved]
-        if missing:
-            numbers = range(len(self)) if self._numbers is None else self._numbers
-            parts = chosen.select(*(c.key for c in missing)).parts(numbers)
-            computed = moments_of(parts, chosen.groups)
-            saved |= {c.name: computed[c.key].to_json() for c in missing}
-            if is_all:
-                cache.save("moments", saved)
-        return {c.key: Moments.from_json(saved[c.name]) for c in chosen.keys}
+        numbers = range(len(self)) if self._numbers is None else self._numbers
+        return moments_of(chosen.parts(numbers), chosen.groups)
 
     def __repr__(self) -> str:
         return f"Transitions({self._frames.name!r}, {len(self)} frames)"

@@ -53,13 +53,6 @@ class LoaderArguments(Options):
             at_least=1,
         ),
     ] = 1
-    resume: Annotated[
-        bool,
-        Option(
-            "whether a loop after an unfinished one, such as one that was left with "
-            "`break`, yields the rest of its epoch. By default it begins the next one"
-        ),
-    ] = False
     workers: Annotated[
         int,
         Option(
@@ -68,10 +61,6 @@ class LoaderArguments(Options):
             at_least=0,
         ),
     ] = 0
-    pin_memory: Annotated[
-        bool | None,
-        Option("whether to read into pinned memory, for a GPU; None: if there is one"),
-    ] = None
 
 
 class Loadable(abc.ABC):
@@ -150,11 +139,11 @@ class Normalised(Loadable):
 class Loader:
     """Yields every item once per epoch, in mini-batches.
 
-    One ``for`` loop is one epoch, or the rest of one: see ``resume`` and
-    ``load_state_dict``. ``len`` is the number of its batches. The order depends on the
-    seed and the epoch only, not on the number of workers. Several loops at a time are
-    independent: each is an epoch of its own. ``state_dict`` after a batch and
-    ``load_state_dict`` in another process continue with the next batch.
+    One ``for`` loop is one epoch, or the rest of one after ``load_state_dict``. ``len``
+    is the number of its batches. The order depends on the seed and the epoch only, not
+    on the number of workers. Several loops at a time are independent: each is an epoch
+    of its own. ``state_dict`` after a batch and ``load_state_dict``, here or in another
+    process, continue with the next batch.
     """
 
     def __init__(self, source: Loadable, options: LoaderArguments) -> None:
@@ -173,12 +162,6 @@ class Loader:
         self._source = source
         self._options = options
         self._seed = draw_seed(options.seed)
-        if options.pin_memory and not torch.cuda.is_available():
-            raise ValueError(
-                "pin_memory=True is for copies to a GPU, but torch finds none: omit "
-                "pin_memory, so memory is pinned where there is a GPU."
-            )
-        self._pin = torch.cuda.is_available() and options.pin_memory is not False
         # Worker processes that no loop uses, each with the batches that it is to read.
         # torch keeps processes only while one DataLoader is used again, and takes its
         # sampler when it is made, so the batches of a loop are put into that.
@@ -210,7 +193,7 @@ class Loader:
     def __iter__(self) -> Iterator[TensorDict]:
         if not self._continues or self._done == len(self):
             self._epoch, self._done = self._epoch + 1, 0
-        self._continues = self._options.resume
+        self._continues = False
         return self._loop(self._epoch, self._done)
 
     def _loop(self, epoch: int, done: int) -> Iterator[TensorDict]:
@@ -225,7 +208,7 @@ class Loader:
         if not self._options.workers:
             for indices in batches:
                 batch = self._source.__getitems__(indices)
-                yield batch.pin_memory() if self._pin else batch
+                yield batch.pin_memory() if torch.cuda.is_available() else batch
             return
         to_read, reader = self._readers.pop() if self._readers else self._reader()
         to_read[:] = batches
@@ -242,7 +225,7 @@ class Loader:
             num_workers=self._options.workers,
             # Other start methods, such as TorchRL's default, run the script again.
             multiprocessing_context="fork",
-            pin_memory=self._pin,
+            pin_memory=torch.cuda.is_available(),
             collate_fn=self._source.collate,
             persistent_workers=True,
         )

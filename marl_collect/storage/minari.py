@@ -1,11 +1,8 @@
-"""Exports episodes to Minari's local store.
+"""Exports episodes to Minari's local store; ``docs/storage.md`` has what becomes what.
 
-An exported episode is a group ``episode_i`` of ``main_data.hdf5``, with
-``observations`` ``[T + 1, ...]``, and ``actions``, ``rewards``, ``terminations`` and
-``truncations`` ``[T, ...]``. Observations and actions nest by group. Minari supports
-one agent only, so ``rewards`` is the sum over all agents. Everything else is in
-``infos``: keys that exist at the root and under ``next`` are ``[T + 1, ...]``, rewards
-of agents too, with zeros for the reset; other keys are ``[T, ...]``.
+Keys that Minari has no place for are ``infos``: ``[T + 1, ...]`` if they exist at the
+root and under ``next``, rewards of agents too, with zeros for the reset; others are
+``[T, ...]``.
 
 Source:
     The layout is that of Minari 0.5: https://minari.farama.org/content/dataset_standards/
@@ -39,7 +36,6 @@ _OURS: Final = "marl_collect"
 _VERSION: Final = "0.5.0"
 """Version of the layout, not of an installed package."""
 _ID: Final = re.compile(r"([-\w]+/)*[-\w]+-v\d+")
-_COMPRESSIONS: Final = ("gzip", "lzf", "none")
 _CHUNKED_FROM: Final = 8192
 """Bytes of the smallest array that is compressed. HDF5 stores a compressed array in
 chunks with an index, which for short episodes is larger than the data."""
@@ -54,7 +50,6 @@ def export_minari(
     source: Dataset | Trajectories,
     dataset_id: str,
     *,
-    compression: str = "gzip",
     progress: Progress = no_progress,
 ) -> Path:
     """Write complete episodes as a new dataset of Minari's local store.
@@ -64,25 +59,19 @@ def export_minari(
     Args:
         source: a dataset, or a selection of its episodes.
         dataset_id: of the new dataset, such as ``"mine/spread-v0"``.
-        compression: of arrays from 8 KiB on: ``"gzip"``, ``"lzf"`` or ``"none"``.
         progress: called after every episode; see ``Progress``.
 
     Returns:
         The folder of the new dataset.
 
     Raises:
-        ValueError: if the id or the compression is none, or there are no episodes.
+        ValueError: if the id is none of Minari's, or there are no episodes.
         KeyError: if keys that Minari needs are missing.
         ImportError: if a package is missing. The message says what to install.
         FileExistsError: if there is a dataset with this id.
         BlockingIOError: if another process exports to it.
         OSError: if the disk is full.
     """
-    if compression not in _COMPRESSIONS:
-        raise ValueError(
-            f"compression is {compression!r}, but must be one of "
-            f"{', '.join(_COMPRESSIONS)}."
-        )
     with imports_of("minari", "An export to Minari"):
         import h5py
         from minari.storage.datasets_root_dir import get_dataset_path
@@ -115,7 +104,7 @@ def export_minari(
                 for name, (read, key, dtype) in sources.items():
                     array = read(frames, key)
                     array = array.astype(dtype or array.dtype, copy=False)
-                    _write(group, "/".join(name), array, compression)
+                    _write(group, "/".join(name), array)
                 done += episode.length
                 progress(done, total, [episode])
         metadata = json.dumps(_metadata(trajectories, dataset_id))
@@ -273,13 +262,12 @@ def _leaves(
         yield key, path, np.dtype(space.dtype)
 
 
-def _write(group: Any, path: str, array: NDArray[Any], compression: str) -> None:
+def _write(group: Any, path: str, array: NDArray[Any]) -> None:
     import h5py
 
-    if array.nbytes >= _CHUNKED_FROM and compression != "none":
-        group.create_dataset(path, data=array, compression=compression)
+    if array.nbytes >= _CHUNKED_FROM:
+        group.create_dataset(path, data=array, compression="gzip")
         return
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    if array.nbytes < _CHUNKED_FROM:  # Stored inside its header.
-        settings.set_layout(h5py.h5d.COMPACT)
+    settings.set_layout(h5py.h5d.COMPACT)  # Inside its header.
     group.create_dataset(path, data=array, dcpl=settings)

@@ -1,7 +1,7 @@
 """Statistics of a dataset: returns, lengths, ranges and moments of keys."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
@@ -151,15 +151,6 @@ class Moments:
 
     mean: torch.Tensor
     std: torch.Tensor
-
-    def to_json(self) -> list[Any]:
-        """Return the moments as JSON values, which may be NaN."""
-        return [self.mean.tolist(), self.std.tolist()]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Self:
-        """Return the moments from the output of ``to_json``."""
-        return cls(*(torch.tensor(v, dtype=torch.float32, device="cpu") for v in data))
 
 
 def moments_of(

@@ -1,8 +1,7 @@
 """Complete episodes: read, sample, filter, split, save; sequences and n-step parts."""
 
 import operator
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, final, overload
@@ -15,13 +14,11 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
-from marl_collect.errors import warn
 from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
-from marl_collect.storage.columns import DONE, Column, flat_rows, to_table
+from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.files import BatchFile, file_name, new_run, write_table
 from marl_collect.storage.frames import (
     Frames,
     Transitions,
@@ -31,13 +28,12 @@ from marl_collect.storage.frames import (
     starts,
 )
 from marl_collect.storage.loading import Loadable
+from marl_collect.storage.writer import Writer
 
 _Chosen = NDArray[np.int64] | slice
 _ABOUT: Final = ("traj_id", "length", "terminated")
-_TOLERATED_SHARE: Final = 0.1
-"""Difference of a part from its share, of all episodes, that is no surprise."""
 _FILE_BYTES: Final = 2**26
-"""Decoded size of a saved file: what writing and reading one hold in memory."""
+"""Decoded size of a saved batch: what writing and reading one hold in memory."""
 
 
 @final
@@ -153,15 +149,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def first(self, key: Key) -> NDArray[Any]:
         """Return one key, or a KeyError, in the first frame of each episode."""
         numbers = self._frames.numbers(self._rows["first"], np.ones_like(self.lengths))
-        return self._frames.only(key).arrays(numbers)[key]
+        return self._frames.select(key).arrays(numbers)[key]
 
     def arrays(self, index: int) -> dict[Key, NDArray[Any]]:
         """Read an episode: every key ``[T, ...]``, float32 instead of bfloat16."""
         return self._frames.arrays(self._numbers(self._number(index)))
-
-    def cat(self) -> TensorDict:
-        """Read all episodes, back to back: ``[sum of lengths]``."""
-        return self._cat(slice(None))
 
     @property
     def transitions(self) -> Transitions:
@@ -197,14 +189,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
                 all agents.
 
         Raises:
-            TypeError: if ``quantiles`` is not a sequence.
             ValueError: if the quantiles do not ascend between 0 and 1.
             KeyError: if there is no such group.
         """
-        if not isinstance(quantiles, Iterable):
-            raise TypeError(
-                f"quantiles must be a sequence, such as [0.5], but is {quantiles!r}."
-            )
         edges = list(quantiles)
         if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
             raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
@@ -217,7 +204,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if not len(self):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
-        _warn_of_ties(part, edges, returns)
         return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
 
     def sample(
@@ -302,30 +288,19 @@ class Trajectories(Sequence[TensorDict], Loadable):
         if not len(self):
             raise ValueError(f"There are no episodes of {self.name} to save.")
         size = sum(column.nbytes for column in frames.keys)
-        description = self.description.to_json()
         with completed(target, "save", or_empty=True) as temporary:
-            temporary.mkdir()
-            folder = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            saved: list[BatchFile] = []
-            try:
-                for run in np.unique(self._rows["run"]).tolist():
-                    rows = self._rows[self._rows["run"] == run]
-                    # So files of several selections may be in one folder.
-                    saved.append(BatchFile(new_run(saved), 0, 0, target))
-                    run_about = self.runs[run].to_json()
-                    about = {"description": description, "run": run_about}
-                    ends = starts(rows["length"])[1:] * size // _FILE_BYTES
-                    cuts = np.flatnonzero(np.diff(ends)) + 1
-                    for number, part in enumerate(np.split(rows, cuts)):
-                        index = ranges(np.zeros(len(part), np.int64), part["length"])
+            for run in np.unique(self._rows["run"]).tolist():
+                rows = self._rows[self._rows["run"] == run]
+                ends = starts(rows["length"])[1:] * size // _FILE_BYTES
+                cuts = np.flatnonzero(np.diff(ends)) + 1
+                # New runs, so files of several selections may be in one folder.
+                with Writer(temporary, self.description, self.runs[run]) as writer:
+                    for part in np.split(rows, cuts):
                         numbers = frames.numbers(part["first"], part["length"])
-                        values = frames.stored(numbers)
-                        name = saved[-1].run
-                        table = to_table(values, name, index.astype(np.int32), about)
-                        file = file_name(name, number, number)
-                        write_table(table, file, folder, target)
-            finally:
-                os.close(folder)
+                        tensors = frames.read(numbers)
+                        values = {c: c.array(tensors[c.key]) for c in frames.keys}
+                        index = ranges(np.zeros(len(part), np.int64), part["length"])
+                        writer.write(values, index.astype(np.int32))
 
     def __repr__(self) -> str:
         return (
@@ -351,25 +326,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
     def _padded(self, chosen: _Chosen) -> TensorDict:
         first, lengths = self._rows["first"][chosen], self._rows["length"][chosen]
         return self._frames.padded(first, lengths, int(lengths.max(initial=0)))
-
-
-def _warn_of_ties(
-    part: NDArray[np.int64], edges: list[float], returns: NDArray[np.float64]
-) -> None:
-    """Warn if equal returns leave a part far from its share."""
-    n = len(part)
-    counts = np.bincount(part, minlength=len(edges) + 1)
-    shares = n * np.diff([0, *edges, 1])
-    if np.abs(counts - shares).max() <= max(1, _TOLERATED_SHARE * n):
-        return
-    values, ties = np.unique(returns, return_counts=True)
-    warn(
-        f"split_by_return makes parts of {counts.tolist()} episodes, but the quantiles "
-        f"{edges} ask for about {shares.round().astype(int).tolist()}: {ties.max()} "
-        f"of {n} episodes have the return {values[ties.argmax()]:g}, and equal returns "
-        "go into the same part. Other quantiles, another group, or "
-        "filter(lambda episode: ...) may fit better."
-    )
 
 
 @final

@@ -3,14 +3,8 @@
 A vault is a folder ``NAME/UID`` with ``metadata.json``, which names the arrays, and a
 key-value store of tensorstore with the arrays themselves. Each is ``[B, 10**13, ...]``
 in the layout of zarr 2, and ``vault_index`` says how many steps are written. Episodes
-lie one after the other along the second dimension. A step has the observation before an
-action, and what the action led to, but not the observation after it:
-
-- If every agent has terminated, the next observation and state of the last step are
-  zeros. The transition is terminated, so no value is read there.
-- Otherwise the last step only gives the last observation. Its action and reward are
-  left out, and the frame before it is truncated. So is an agent that is truncated
-  before the others, and an episode that the end of the vault cuts.
+lie one after the other along the second dimension. ``docs/storage.md`` says what
+becomes of their last steps, after which there is no observation.
 """
 
 import json

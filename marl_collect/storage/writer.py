@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from marl_collect.core.closing import Closing
@@ -14,6 +16,7 @@ from marl_collect.files.urls import local_folder
 from marl_collect.storage.arrow import pa
 from marl_collect.storage.columns import (
     Column,
+    Rows,
     columns_difference,
     columns_of,
     json_of,
@@ -129,6 +132,12 @@ class Writer(Closing):
         rows = rows_of(batch)
         tracker = self._tracker.copy()
         frame_index, ended = tracker.add(rows)
+        self.write(rows, frame_index)
+        self._tracker = tracker
+        return ended
+
+    def write(self, rows: Rows, frame_index: NDArray[np.int32]) -> None:
+        """Write frames, of which the number in their episode is known."""
         if self._columns:
             self._check("batch does", columns_difference(self._columns, rows))
         table = to_table(rows, self.run, frame_index, self._about)
@@ -142,14 +151,13 @@ class Writer(Closing):
                 self._part_bytes += table.nbytes
             self._batches += 1
             self.frames += len(table)
-            self._tracker, self._columns = tracker, tuple(rows)
+            self._columns = tuple(rows)
             if len(self._parts) >= _MOST_PARTS or self._part_bytes > _JOINED_BYTES:
                 self._join()
         except BaseException as error:
             self._error = error
             self.close()
             raise
-        return ended
 
     def close(self) -> None:
         """Join the last files; may be called twice. In a fork nothing happens.

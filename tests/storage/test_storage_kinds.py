@@ -85,6 +85,21 @@ def test_episodes_are_those_that_a_plain_loop_finds(
         assert trajectories.episodes[i].environment == key >> 32
 
 
+def test_an_episode_0_is_not_whole_if_another_environment_is_in_a_later_one(
+    tmp_path: Path,
+) -> None:
+    stream = Stream(n_envs=6)
+    stream.batch(3)  # The collector was running before.
+    batch = stream.batch(12)
+    numbers = batch["collector", "traj_ids"][:, 0] & 0xFFFFFFFF
+    assert 0 < (numbers == 0).sum() < 6
+    write(tmp_path, [batch])
+    trajectories = open_dataset(tmp_path).trajectories
+    assert len(trajectories) > 5
+    for episode in trajectories:
+        assert episode["frame"].tolist() == list(range(len(episode)))
+
+
 @pytest.mark.parametrize(
     "options",
     [

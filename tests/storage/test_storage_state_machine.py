@@ -249,9 +249,10 @@ class Folder(RuleBasedStateMachine):
         episodes = self.episodes()
         for reader in (dataset, fresh):
             assert len(reader.trajectories) == len(episodes)
+        runs = list(dataset.frames.cache.state.runs)
         for i, data in enumerate(dataset.trajectories):
             frames = flat_frames(data)
-            run = dataset.frames.cache.runs[dataset.trajectories.run_numbers[i]]
+            run = runs[dataset.trajectories.run_numbers[i]]
             assert frames == episodes[run, traj_id(frames[0])]
 
     @invariant()
