@@ -190,7 +190,7 @@ def sequences(_: ExitStack, task: str, frames: int) -> dict[str, Alternative]:
 
 def opening(_: ExitStack, task: str, frames: int) -> dict[str, Alternative]:
     """Return the opening of a dataset whose cache is complete, and of a new one."""
-    path = written(task, frames).path
+    path = Path(written(task, frames).name)
 
     def anew() -> None:
         shutil.rmtree(path / ".cache")
@@ -230,7 +230,7 @@ def collecting(stack: ExitStack) -> dict[str, Alternative]:
 def larger_than_memory(stack: ExitStack) -> dict[str, Alternative]:
     """Return the reading of random frames by a process with a limit of memory."""
     path = folder() / f"{LARGER_THAN_MEMORY}"
-    (part,) = list_files(written(SPREAD, COLLECTED).path)
+    (part,) = list_files(Path(written(SPREAD, COLLECTED).name))
     table = pq.read_table(part.path)
     path.mkdir()
     descriptor = os.open(path, os.O_RDONLY)
