@@ -40,14 +40,14 @@ class Lengths(ZooParallelEnv[str, Any, Any]):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         del seed, options
         self.agents, self.left = ["a"], self.length
-        return {"a": np.float32([self.left])}, {"a": {}}
+        return {"a": np.full(1, self.left, np.float32)}, {"a": {}}
 
     def step(self, actions: Any) -> Any:
         self.left -= 1
         over = {"a": self.left == 0}
         self.agents = [] if over["a"] else ["a"]
         no = {"a": False}
-        return {"a": np.float32([self.left])}, {"a": 1.0}, over, no, {"a": {}}
+        return {"a": np.full(1, self.left, np.float32)}, {"a": 1.0}, over, no, {"a": {}}
 
 
 @pytest.mark.processes
@@ -82,7 +82,7 @@ class Room(gym.Env[Any, Any]):
         return self._observed(), [0.0, 0.0], True, False, {}
 
     def _observed(self) -> Any:
-        return tuple(np.float32([self.task]) for _ in range(2))
+        return tuple(np.full(1, self.task, np.float32) for _ in range(2))
 
 
 class Tasks(gym.Wrapper[Any, Any, Any, Any]):
@@ -146,11 +146,11 @@ class Numbers(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.time, self.task = 0, (options or {"number": -1})["number"]
-        return np.float32([self.task]), {}
+        return np.full(1, self.task, np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.time += 1
-        return np.float32([self.task]), 0.0, self.time == 3, False, {}
+        return np.full(1, self.task, np.float32), 0.0, self.time == 3, False, {}
 
 
 def gymnasium(mode: AutoresetMode, *, seeds: bool) -> GymnasiumVectorEnv:
